@@ -1,0 +1,102 @@
+"""Names of subjects, streams, buckets and consumers. Nothing else in the code spells one out.
+
+Tokens are bounded on purpose: node ids and dataset names only, never a step or a uuid, because the server keeps an index
+entry per distinct subject in memory.
+"""
+
+from __future__ import annotations
+
+from shared.messages import SCHEMA_VERSION
+
+SWARM_ROLLOUTS = "SWARM_ROLLOUTS"
+SWARM_EVALS = "SWARM_EVALS"
+SWARM_NODES_BUCKET = "swarm_nodes"
+
+_ROLLOUTS_PREFIX = f"swarm.rollouts.v{SCHEMA_VERSION}"
+_EVALS_PREFIX = f"swarm.evals.v{SCHEMA_VERSION}"
+
+ALL_ROLLOUTS = "swarm.rollouts.>"
+ALL_EVALS = "swarm.evals.>"
+
+VERIFIER_CONSUMER = "verifier"
+"""Durable consumer on a node's rollouts; all verifier replicas share it."""
+
+
+def rollouts(node: str, dataset: str) -> str:
+    """Where `node` shares groups of `dataset` with the swarm."""
+    return f"{_ROLLOUTS_PREFIX}.{node}.{dataset}"
+
+
+def evals(node: str) -> str:
+    """Where `node` reports its held-out scores."""
+    return f"{_EVALS_PREFIX}.{node}"
+
+
+def rollouts_author(subject: str) -> str | None:
+    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this schema version."""
+    parts = subject.split(".")
+    if len(parts) == 5 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX:
+        return parts[3]
+    return None
+
+
+def node_rollouts(node: str) -> str:
+    """Generator to verifier."""
+    return f"node.{node}.rollouts"
+
+
+def node_scored(node: str) -> str:
+    """Verifier to sampler."""
+    return f"node.{node}.scored"
+
+
+def node_batches(node: str) -> str:
+    """Sampler to trainer."""
+    return f"node.{node}.batches"
+
+
+def node_rollouts_stream(node: str) -> str:
+    """Work queue of a node's unscored groups."""
+    return f"NODE_{node.upper()}_ROLLOUTS"
+
+
+def node_scored_stream(node: str) -> str:
+    """Log of a node's scored groups, local and external."""
+    return f"NODE_{node.upper()}_SCORED"
+
+
+def node_batches_stream(node: str) -> str:
+    """Log of a node's batches."""
+    return f"NODE_{node.upper()}_BATCHES"
+
+
+def node_dead_letters_stream(node: str) -> str:
+    """What was given up on, kept for inspection."""
+    return f"NODE_{node.upper()}_DEAD"
+
+
+def node_dead_letters(node: str) -> str:
+    """Subject of a node's dead letters."""
+    return f"node.{node}.dead"
+
+
+def node_bucket(node: str) -> str:
+    """Key-value bucket of a node's small state."""
+    return f"node_{node}"
+
+
+POLICY_KEY = "policy"
+TRAINER_KEY = "trainer"
+SAMPLER_KEY = "sampler"
+LEDGER_KEY = "ledger"
+INTAKE_KEY = "intake"
+
+
+def status_key(role: str, replica: str) -> str:
+    """Key of one process's status."""
+    return f"status.{role}.{replica}"
+
+
+def policy_objects_bucket(node: str) -> str:
+    """Object storage for policies when there is no shared volume."""
+    return f"policies_{node}"

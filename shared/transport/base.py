@@ -1,0 +1,264 @@
+"""The interface every service is written against: streams, work queues, direct reads and small shared state.
+
+Two implementations keep the same promises and pass the same tests (`tests/integration/test_transport_*.py`):
+`shared.transport.nats.NatsTransport` and `shared.transport.memory.MemoryTransport`.
+
+Large payloads: a payload above the server's message limit is stored in chunks in a companion stream (`<stream>_BLOBS`) and
+the message carries a reference (a claim check). On read, `StoredMessage.size_bytes` is known at once and `Transport.payload`
+assembles and checks the bytes, so that a receiver can refuse an over-large foreign message before fetching it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class TransportError(Exception):
+    """Something went wrong between this process and the server; the message names cause and remedy."""
+
+
+class NotConnected(TransportError):
+    """The server cannot be reached or no stream answers. The caller may try again later."""
+
+
+class Conflict(TransportError):
+    """A compare-and-set (`kv_update`, `expected_last_seq`) lost against another writer."""
+
+
+class StreamFull(TransportError):
+    """The stream refuses new messages (`discard: new` at its limit): the reader is behind. Wait and publish again."""
+
+
+class TooLarge(TransportError):
+    """The payload is larger than its stream will ever take."""
+
+
+class Retention(Enum):
+    """How long a stream keeps a message: until a limit (`LIMITS`) or until it is acknowledged (`WORK_QUEUE`)."""
+
+    LIMITS = "limits"
+    WORK_QUEUE = "workqueue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """A stream as its owner wants it. `ensure_stream` makes it so, also when it already exists with other settings."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Retention = Retention.LIMITS
+    discard_new: bool = False
+    """True: a full stream refuses (back-pressure). False: it forgets its oldest message."""
+    max_age_s: float = 0.0
+    max_bytes: int = -1
+    max_msgs: int = -1
+    max_msg_bytes: int = -1
+    """Largest payload a publisher may send, claim checks included. -1: no limit of its own."""
+    duplicate_window_s: float = 120.0
+    deny_delete: bool = False
+    deny_purge: bool = False
+    replicas: int = 1
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSpec:
+    """A durable pull consumer with explicit acknowledgement."""
+
+    name: str
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    filter_subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PubAck:
+    """The server has stored the message at `seq`, or had it already (`duplicate`)."""
+
+    seq: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Fill of a stream. `last_seq` counts every message it ever took; `first_seq` is the oldest kept."""
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """Lag of a consumer: `pending` not yet delivered, `ack_pending` delivered and not yet acknowledged."""
+
+    pending: int
+    ack_pending: int
+    redelivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in a stream. `inline` is None when the payload was stored as a blob; use `Transport.payload`."""
+
+    stream: str
+    seq: int
+    subject: str
+    size_bytes: int
+    stored_at: float
+    inline: bytes | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Delivery(Protocol):
+    """A message handed to one reader of a work queue. The first of `ack`, `nak`, `term` takes effect, later calls do nothing."""
+
+    @property
+    def message(self) -> StoredMessage:
+        """The message."""
+        ...
+
+    @property
+    def deliveries(self) -> int:
+        """How many times it was handed out, this time included (1 for the first)."""
+        ...
+
+    async def ack(self) -> None:
+        """Done. Returns after the server has confirmed (a double ack)."""
+        ...
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Give it back, to be handed out again after `delay_s`."""
+        ...
+
+    async def term(self) -> None:
+        """Never hand it out again."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Restart the acknowledgement clock."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvEntry:
+    """A value with the revision that a later `kv_update` must name."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class Transport(Protocol):
+    """One connection to one plane. Every call has a deadline; failures are `TransportError`s."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached now."""
+        ...
+
+    async def close(self) -> None:
+        """Flush what was published, then disconnect. Safe to call twice."""
+        ...
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Create the stream, or update it where it differs from `spec`. Idempotent, safe from several processes at once."""
+        ...
+
+    async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
+        """Create the durable consumer, or update it where it differs from `spec`."""
+        ...
+
+    async def ensure_bucket(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0) -> None:
+        """Create the key-value bucket if it is not there."""
+        ...
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        stream: str,
+        message_id: str,
+        expected_last_seq: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 5.0,
+    ) -> PubAck:
+        """Store a message in `stream` and wait for the acknowledgement.
+
+        A publish that timed out may have been stored: it is tried again with the same `message_id` inside the stream's duplicate
+        window, at most until `timeout_s` has passed.
+
+        Raises:
+            Conflict: the stream's last sequence is not `expected_last_seq`.
+            StreamFull: a `discard_new` stream is at its limit.
+            TooLarge: the payload exceeds the stream's `max_msg_bytes`.
+            NotConnected: no acknowledgement within `timeout_s`.
+        """
+        ...
+
+    async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
+        """Up to `max_messages` from a durable consumer. Empty when there are none within `timeout_s` (at most 5 s)."""
+        ...
+
+    async def payload(self, message: StoredMessage) -> bytes:
+        """The payload, fetched and checked against its hash when it was stored as a blob.
+
+        Raises:
+            TransportError: a chunk is gone or the hash differs.
+        """
+        ...
+
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made. Empty when there are none."""
+        ...
+
+    async def get(self, stream: str, seq: int) -> StoredMessage | None:
+        """The message at exactly `seq`, or None when it is gone or not yet there."""
+        ...
+
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+        """The newest message on `subject`."""
+        ...
+
+    async def stream_state(self, stream: str) -> StreamState:
+        """Fill of a stream. Not for hot loops."""
+        ...
+
+    async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
+        """Lag of a consumer. Not for hot loops."""
+        ...
+
+    async def purge(self, stream: str, up_to_seq: int) -> None:
+        """Forget messages with sequence <= `up_to_seq`."""
+        ...
+
+    async def delete(self, stream: str, seq: int) -> None:
+        """Forget one message (a work-queue message that nobody will take any more)."""
+        ...
+
+    async def kv_get(self, bucket: str, key: str) -> KvEntry | None:
+        """The newest value of `key`."""
+        ...
+
+    async def kv_put(self, bucket: str, key: str, value: bytes) -> int:
+        """Write, last writer wins. Returns the new revision."""
+        ...
+
+    async def kv_update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
+        """Write if the newest revision is still `last_revision` (0: the key must not exist). Raises Conflict otherwise."""
+        ...
+
+    async def kv_all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
+        """Newest value of every key that starts with `prefix`."""
+        ...
+
+    def kv_watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
+        """Each new value of `key`, the present one first. Pushes when the server does and polls every `poll_s` besides, because a
+        watch can die without a word. Values may be skipped; the newest is never missed. Ends only by cancellation."""
+        ...
