@@ -1,0 +1,163 @@
+"""Load a node's configuration: TOML file, then environment (`SWARM_TRAINER__LEARNING_RATE=1e-5`), then explicit overrides."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from shared.config.sections import (
+    EvalSection,
+    GeneratorSection,
+    HttpSection,
+    LogSection,
+    ModelSection,
+    NatsSection,
+    NodeSection,
+    PolicyStoreSection,
+    SamplerSection,
+    TaskSpec,
+    TrainerSection,
+    VerifierSection,
+)
+
+ENV_PREFIX = "SWARM_"
+CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names each field, what is wrong with it and where it came from."""
+
+
+class NodeConfig(BaseSettings):
+    """Everything the four services of one node are told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+    )
+
+    node: NodeSection = Field(default_factory=NodeSection)
+    nats: NatsSection = Field(default_factory=NatsSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    tasks: list[TaskSpec] = Field(default_factory=list)
+    generator: GeneratorSection = Field(default_factory=GeneratorSection)
+    eval: EvalSection = Field(default_factory=EvalSection)
+    verifier: VerifierSection = Field(default_factory=VerifierSection)
+    sampler: SamplerSection = Field(default_factory=SamplerSection)
+    trainer: TrainerSection = Field(default_factory=TrainerSection)
+    policy_store: PolicyStoreSection = Field(default_factory=PolicyStoreSection)
+    http: HttpSection = Field(default_factory=HttpSection)
+    log: LogSection = Field(default_factory=LogSection)
+
+    @model_validator(mode="after")
+    def _combinations(self) -> NodeConfig:
+        if not self.tasks:
+            raise ValueError("tasks: at least one [[tasks]] entry is needed; see `swarm task list` for dataset names")
+        if self.sampler.local + self.sampler.external == 0:
+            raise ValueError("sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0")
+        if self.sampler.external and self.nats.swarm_url is None:
+            raise ValueError(
+                f"sampler.external is {self.sampler.external} but nats.swarm_url is none: a node alone has no groups of others; "
+                "set sampler.external = 0 or give nats.swarm_url"
+            )
+        if self.generator.engine == "openai" and not self.generator.openai_url:
+            raise ValueError("generator.engine is openai: set generator.openai_url to the server's base URL")
+        if self.trainer.objective == "rloo" and self.trainer.advantage_scale == "batch":
+            raise ValueError("trainer.objective rloo centres each group on the others' mean: use advantage_scale none or group")
+        return self
+
+    @property
+    def policy_store_uri(self) -> str:
+        """The policy store's URI, the run's own folder by default."""
+        return self.policy_store.uri or (self.node.run_dir / "policies").absolute().as_uri()
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups in a full batch, I + J."""
+        return self.sampler.local + self.sampler.external
+
+    def http_port(self, role: str) -> int:
+        """Port of a role's /metrics; 0 lets the system choose."""
+        if self.http.port is not None:
+            return self.http.port
+        offset = ("generator", "verifier", "sampler", "trainer").index(role)
+        return self.http.base_port + offset if self.http.base_port else 0
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Overrides, then environment, then the TOML file that `load_config` chose."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _current_file)
+
+
+_current_file: Path | None = None
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
+    """Load and check a node's configuration.
+
+    Args:
+        path: TOML file; None takes the one named by `SWARM_CONFIG`, or none at all.
+        overrides: Nested values that win over everything, e.g. `{"node": {"id": "beta"}}`.
+
+    Raises:
+        ConfigError: with one line per problem: field, what is wrong, what was given.
+    """
+    global _current_file
+    chosen = path or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
+    source = str(chosen) if chosen else "the environment"
+    if chosen is not None:
+        _check_toml(chosen)
+    _check_environment()
+    _current_file = chosen
+    try:
+        return NodeConfig(**dict(overrides or {}))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source)) from None
+    finally:
+        _current_file = None
+
+
+def _check_toml(path: Path) -> None:
+    try:
+        tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
+
+
+def _check_environment() -> None:
+    known = {name.upper() for name in NodeConfig.model_fields} | {"CONFIG"}
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX):
+            section = variable[len(ENV_PREFIX) :].split("__")[0].upper()
+            if section not in known:
+                names = ", ".join(sorted(name.lower() for name in known))
+                raise ConfigError(f"environment variable {variable}: no section {section.lower()!r}; sections are {names}")
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; remove it or correct its spelling (`swarm config show` lists all keys)"
+        elif field and problem["type"] not in {"value_error", "missing"}:
+            message += f", got {problem['input']!r}"
+        lines.append(f"  {field}: {message}" if field else f"  {message}")
+    return f"configuration from {source} cannot be used:\n" + "\n".join(lines)

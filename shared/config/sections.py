@@ -1,0 +1,232 @@
+"""The sections of a node's configuration. Every field says what it is, in which unit, and why its default is what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NodeSection(Section):
+    """Who this node is."""
+
+    id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="Name of the node in the swarm; unique in it.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Root of every random choice; combined with the node's id.")
+    run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run; names its folder.")
+    var_dir: Path = Field(Path("var"), description="Where everything that is written goes.")
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this node in this run: metrics, evaluations, checkpoints, policies."""
+        return self.var_dir / "runs" / self.run / self.id
+
+
+class NatsSection(Section):
+    """The two planes. They may be the same server."""
+
+    node_url: str = Field("nats://127.0.0.1:4222", description="Server of this node's own streams.")
+    swarm_url: str | None = Field("nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node alone.")
+    connect_timeout_s: float = Field(20.0, gt=0, le=600, description="How long a starting process waits for the server.")
+    replicas: Literal[1, 3, 5] = Field(1, description="Copies of each of the node's streams; 3 in a cluster.")
+    swarm_replicas: Literal[1, 3, 5] = Field(1, description="Copies of the swarm's streams, if this node creates them.")
+
+    @field_validator("swarm_url", mode="before")
+    @classmethod
+    def _none_means_alone(cls, value: Any) -> Any:
+        return None if isinstance(value, str) and value.strip().lower() in {"", "none"} else value
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: str = Field("models/base", description="Folder or hub name of any causal LM that `transformers` loads.")
+    name: str = Field("", max_length=512, description="Public name in the swarm; empty: the path.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
+    max_length: int = Field(0, ge=0, description="Longest prompt + completion in tokens; 0: what the model's config says.")
+    system_prompt: str = Field("", description="Put before each question when not empty.")
+
+    @property
+    def public_name(self) -> str:
+        """Name under which other nodes know this model."""
+        return self.name or self.path
+
+
+class TaskSpec(Section):
+    """A source of tasks: one reasoning-gym dataset under one configuration."""
+
+    dataset: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$", description="Dataset name, see `swarm task list`.")
+    weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
+    config: dict[str, Any] = Field(default_factory=dict, description="The dataset's own settings; not `seed`.")
+
+    @property
+    def canonical_config(self) -> str:
+        """The configuration as it travels in a task reference: JSON with sorted keys and no spaces."""
+        return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+
+    @field_validator("config")
+    @classmethod
+    def _no_seed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "seed" in value:
+            raise ValueError("`seed` is chosen per task draw; remove it from the dataset's config")
+        return value
+
+
+class GeneratorSection(Section):
+    """Sampling of rollout groups."""
+
+    engine: Literal["auto", "vllm", "transformers", "openai"] = Field(
+        "auto", description="auto: vllm on a GPU when installed, else transformers."
+    )
+    openai_url: str = Field("", description="Base URL of an OpenAI-compatible server, for engine openai.")
+    completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
+    groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
+    temperature: float = Field(1.0, gt=0, le=10)
+    top_p: float = Field(1.0, gt=0, le=1, description="Below 1, tokens outside the nucleus get no gradient from being avoided.")
+    top_k: int = Field(0, ge=0, description="0: off.")
+    max_new_tokens: int = Field(256, ge=1, le=1_048_576)
+    lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
+    policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
+    gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+
+
+class EvalSection(Section):
+    """Held-out evaluation, done by the generator on tasks that never enter training."""
+
+    tasks: int = Field(200, ge=0, le=100_000, description="Size of the fixed held-out set over all sources; 0: off.")
+    every_versions: int = Field(25, ge=1, description="Evaluate when the policy is this many versions on.")
+    temperature: float = Field(0.0, ge=0, le=10, description="0: greedy.")
+
+
+class VerifierSection(Section):
+    """The border of the node."""
+
+    share: Literal["all", "informative", "none"] = Field(
+        "all", description="Which own groups the swarm gets; informative: those whose rewards differ. The paper shares all."
+    )
+    share_tokens: bool = Field(True, description="Send token ids and behaviour logprobs too; of use under the same tokenizer.")
+    workers: int = Field(1, ge=1, le=256, description="Scorer processes.")
+    answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one answer; after it the worker is killed.")
+    worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process.")
+    max_deliver: int = Field(5, ge=1, le=100, description="Tries to score a group before it goes to the dead letters.")
+    ack_wait_s: float = Field(60.0, ge=5, description="A group in work this long goes to another replica.")
+    intake_groups_per_s: float = Field(20.0, gt=0, description="Foreign groups looked at per second, whatever the swarm's size.")
+    intake_poll_s: float = Field(0.5, gt=0, le=60)
+    accept: Literal["same", "dataset", "any"] = Field(
+        "dataset", description="Foreign tasks taken in: the same dataset and config as an own source, the same dataset, or any."
+    )
+    max_age_s: float = Field(1800.0, gt=0, description="Oldest foreign group taken in.")
+    max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
+    max_foreign_bytes: int = Field(8 * 2**20, ge=1024, description="Largest foreign message looked at.")
+    max_foreign_completions: int = Field(64, ge=1, le=1024)
+    max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text taken in.")
+    replay_memory: int = Field(200_000, ge=1000, description="Foreign group ids remembered so that none counts twice.")
+    trust: Literal["open"] = Field("open", description="open: a name belongs to the first key seen with it.")
+
+
+class SamplerSection(Section):
+    """Which groups become a batch."""
+
+    local: int = Field(4, ge=0, le=65_536, description="I: own groups a batch.")
+    external: int = Field(4, ge=0, le=65_536, description="J: other nodes' groups a batch; 0: ordinary RL.")
+    strategy: str = Field("uniform", description="How external groups are drawn; uniform is the paper's.")
+    shortage: Literal["wait", "fill_local", "short"] = Field(
+        "fill_local",
+        description="Too few external groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
+    )
+    shortage_wait_s: float = Field(5.0, ge=0, le=3600)
+    max_staleness: int = Field(1, ge=0, le=1024, description="Optimiser steps between sampling and use; also paces the generator.")
+    max_external_age_s: float = Field(600.0, gt=0, description="Older foreign groups leave the pool.")
+    pool_local: int = Field(1024, ge=1, le=1_000_000)
+    pool_external: int = Field(1024, ge=1, le=1_000_000)
+    prefetch: int = Field(1, ge=1, le=64, description="Batches built ahead of the trainer.")
+
+
+class LoraSection(Section):
+    """Low-rank adapters through peft; rank 0: full fine-tuning."""
+
+    rank: int = Field(0, ge=0, le=4096)
+    alpha: float = Field(16.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+
+
+class TrainerSection(Section):
+    """Advantages, loss, optimiser, checkpoints."""
+
+    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"] = "dapo"
+    advantage_scale: Literal["group", "batch", "none"] = "group"
+    clip_low: float = Field(0.2, ge=0, le=1)
+    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
+    dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
+    cispo_min: float = Field(0.0, ge=0)
+    cispo_max: float = Field(5.0, gt=0)
+    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
+    importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
+    sequence_mask: tuple[float, float] | None = Field(
+        None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
+    )
+    external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
+    learning_rate: float = Field(1e-6, gt=0, le=1)
+    betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimiser updates on each batch; clipping acts above 1.")
+    token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
+    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
+    gradient_checkpointing: bool = False
+    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1)
+    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+    lora: LoraSection = Field(default_factory=LoraSection)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> TrainerSection:
+        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        if self.cispo_min >= self.cispo_max:
+            raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
+        if self.sequence_mask and not 0 <= self.sequence_mask[0] < self.sequence_mask[1]:
+            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < high")
+        if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
+            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
+        return self
+
+
+class PolicyStoreSection(Section):
+    """How policies get from the trainer to the generators."""
+
+    uri: str = Field("", description="file:///shared/folder or nats:// (JetStream object storage); empty: the run's folder.")
+    keep: int = Field(3, ge=2, description="Newest policies kept.")
+
+
+class HttpSection(Section):
+    """Each process serves /metrics, /livez and /readyz."""
+
+    host: str = Field("127.0.0.1", description="0.0.0.0 in a container.")
+    base_port: int = Field(9400, ge=0, le=65_500, description="generator +0, verifier +1, sampler +2, trainer +3; 0: any free.")
+    port: int | None = Field(None, ge=0, le=65_535, description="Exact port, where each role has its own machine.")
+
+
+class LogSection(Section):
+    """Logging to standard output."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON otherwise.")
