@@ -1,0 +1,93 @@
+"""`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a busy event loop can be seen as busy.
+
+Liveness means that the event loop has turned lately and says nothing about NATS: a server that is away must not restart
+a process that holds a model. Readiness means connected and set up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from shared.runtime.errors import FatalError
+
+_LOOP_STALL_S = 30.0
+
+
+class Heartbeat:
+    """Time since the event loop last turned."""
+
+    def __init__(self) -> None:
+        self._beat = time.monotonic()
+
+    async def beat(self) -> None:
+        """Loop for ever, marking that the event loop is alive."""
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(1.0)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last mark."""
+        return time.monotonic() - self._beat
+
+
+class HealthServer:
+    """HTTP server of one process. `port` is the one really bound."""
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, heartbeat: Heartbeat, not_ready_because: Callable[[], str | None]
+    ) -> None:
+        self._metrics = make_wsgi_app(registry)
+        self._heartbeat = heartbeat
+        self._not_ready_because = not_ready_because
+        try:
+            self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_QuietHandler)
+        except OSError as error:
+            raise FatalError(
+                f"metrics port {host}:{port} cannot be opened ({error.strerror}): "
+                "another process has it; set http.base_port (SWARM_HTTP__BASE_PORT) to a free range"
+            ) from None
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            answer: Iterable[bytes] = self._metrics(environ, start_response)
+            return answer
+        if path == "/livez":
+            age_s = self._heartbeat.age_s
+            problem = f"event loop stalled for {age_s:.0f} s" if age_s > _LOOP_STALL_S else None
+        elif path == "/readyz":
+            problem = self._not_ready_because()
+        else:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"try /metrics, /livez or /readyz\n"]
+        start_response("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{problem or 'ok'}\n".encode()]
+
+
+class _Server(WSGIServer):
+    # A port that another process listens on must be an error, also where SO_REUSEADDR would let both bind.
+    allow_reuse_address = True
+    daemon_threads = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 5
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes every few seconds are not worth a line."""

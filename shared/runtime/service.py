@@ -1,0 +1,183 @@
+"""The life of a service process: configuration, logs, health port, NATS, work, orderly end.
+
+Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) cannot go on and a restart would not help; 1 crashed.
+Streams are set up by every process as it starts (idempotent), because nothing guarantees who starts first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
+
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.runtime.errors import EXIT_CONFIG, FatalError
+from shared.runtime.health import HealthServer, Heartbeat
+from shared.runtime.logs import configure_logging
+from shared.runtime.status import StatusBoard
+from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.transport.base import NotConnected, Transport
+from shared.transport.connect import connect
+from shared.version import VERSION
+
+
+@dataclass
+class ServiceContext:
+    """What a service is given to work with."""
+
+    config: NodeConfig
+    role: str
+    replica: str
+    node: Transport
+    """Node plane: connected, the node's streams exist."""
+    swarm: Transport | None
+    """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is alone."""
+    log: Any
+    registry: CollectorRegistry
+    status: StatusBoard
+    stopping: asyncio.Event
+    ready: bool = field(default=False)
+
+    def mark_ready(self, ready: bool = True) -> None:
+        """Say that set-up is complete (`/readyz`)."""
+        self.ready = ready
+
+
+class Service(Protocol):
+    """The work of one role."""
+
+    async def run(self, context: ServiceContext) -> None:
+        """Do all the work; return soon after `context.stopping` is set, or when finished for good.
+
+        Raises:
+            FatalError: cannot go on, and a restart would not help.
+        """
+        ...
+
+
+def main(role: str, build: Callable[[NodeConfig], Service]) -> NoReturn:
+    """Run one service as a process of its own: `python -m services.<role> [--config FILE]`."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"The {role} of one swarm node.")
+    parser.add_argument("--config", type=Path, help="the node's TOML file (default: the file named by SWARM_CONFIG)")
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.config)
+    except ConfigError as error:
+        print(f"{role}: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+    configure_logging(level=config.log.level, log_format=config.log.format, file=config.node.run_dir / f"{role}.log")
+    log = structlog.get_logger(role).bind(node=config.node.id, role=role)
+    try:
+        asyncio.run(_live(role, config, build, log))
+    except FatalError as error:
+        log.error("cannot_go_on", reason=str(error))
+        sys.exit(EXIT_CONFIG)
+    except KeyboardInterrupt:
+        sys.exit(0)
+    except Exception:
+        log.exception("crashed")
+        sys.exit(1)
+    sys.exit(0)
+
+
+async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Any) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    started = time.monotonic()
+    replica = f"{socket.gethostname()[:40]}-{os.getpid()}"
+    registry = CollectorRegistry()
+    _common_metrics(registry, role)
+    heartbeat = Heartbeat()
+    context: ServiceContext | None = None
+
+    def not_ready_because() -> str | None:
+        if context is None:
+            return "starting"
+        if not context.node.connected:
+            return "not connected to NATS"
+        return None if context.ready else "setting up"
+
+    health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
+    beating = asyncio.create_task(heartbeat.beat())
+    node: Transport | None = None
+    swarm: Transport | None = None
+    try:
+        node = await _connect_node_plane(config, role, stopping)
+        if node is None:
+            return
+        if role == "verifier" and config.nats.swarm_url is not None:
+            swarm = await _connect_swarm_plane(config, log)
+        context = ServiceContext(
+            config, role, replica, node, swarm, log, registry, StatusBoard(config.node.id, role, replica), stopping
+        )
+        log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
+        service = await asyncio.to_thread(build, config)
+        reporting = asyncio.create_task(context.status.report(node))
+        try:
+            await service.run(context)
+        finally:
+            reporting.cancel()
+        context.status.state("stopped")
+        await context.status.report_once(node)
+        log.info("stopped")
+    finally:
+        beating.cancel()
+        for plane in (node, swarm):
+            if plane is not None:
+                await plane.close()
+        health.close()
+
+
+async def _connect_node_plane(config: NodeConfig, role: str, stopping: asyncio.Event) -> Transport | None:
+    attempt = asyncio.create_task(_open_node_plane(config, role))
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({attempt, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not attempt.done():
+        attempt.cancel()
+        return None
+    try:
+        return attempt.result()
+    except NotConnected as error:
+        raise FatalError(str(error)) from None
+
+
+async def _open_node_plane(config: NodeConfig, role: str) -> Transport:
+    name = f"{config.node.id}-{role}"
+    transport = await connect(config.nats.node_url, name=name, timeout_s=config.nats.connect_timeout_s)
+    await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas)
+    return transport
+
+
+async def _connect_swarm_plane(config: NodeConfig, log: Any) -> Transport | None:
+    assert config.nats.swarm_url is not None
+    try:
+        swarm = await connect(
+            config.nats.swarm_url, name=f"{config.node.id}-border", timeout_s=min(5.0, config.nats.connect_timeout_s)
+        )
+        await ensure_swarm_streams(swarm, replicas=config.nats.swarm_replicas)
+    except NotConnected as error:
+        log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
+        return None
+    return swarm
+
+
+def _common_metrics(registry: CollectorRegistry, role: str) -> None:
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    Gauge("swarm_build_info", "Version of the software; always 1.", ["version", "role"], registry=registry).labels(
+        VERSION, role
+    ).set(1)

@@ -1,0 +1,72 @@
+"""What a process says of itself in the node's key-value bucket, for `swarm status` and the progress view."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from typing import Literal, cast
+
+from shared.messages import ServiceStatus, encode
+from shared.subjects import node_bucket, status_key
+from shared.transport.base import Transport, TransportError
+
+Role = Literal["generator", "verifier", "sampler", "trainer"]
+STATUS_INTERVAL_S = 2.0
+"""A status older than a few of these belongs to a process that is gone."""
+
+
+class StatusBoard:
+    """Named figures of one process. Figures are plain numbers; names are listed in `docs/operations.md`."""
+
+    def __init__(self, node: str, role: str, replica: str) -> None:
+        self._node = node
+        self._role = cast(Role, role)
+        self._replica = replica
+        self._state = "starting"
+        self._figures: dict[str, float] = {}
+        self._started_at = time.time()
+
+    def set(self, name: str, value: float) -> None:
+        """Set a figure."""
+        self._figures[name] = float(value)
+
+    def add(self, name: str, amount: float = 1.0) -> None:
+        """Count something."""
+        self._figures[name] = self._figures.get(name, 0.0) + amount
+
+    def state(self, text: str) -> None:
+        """One or two words on what the process does now."""
+        self._state = text
+
+    def get(self, name: str) -> float:
+        """A figure's value, 0 if it was never set."""
+        return self._figures.get(name, 0.0)
+
+    def snapshot(self) -> ServiceStatus:
+        """The status as a message."""
+        return ServiceStatus(
+            node=self._node,
+            role=self._role,
+            replica=self._replica,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state=self._state,
+            started_at=self._started_at,
+            updated_at=time.time(),
+            figures=dict(self._figures),
+        )
+
+    async def report(self, transport: Transport) -> None:
+        """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is somebody else's news."""
+        while True:
+            await self.report_once(transport)
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+    async def report_once(self, transport: Transport) -> None:
+        """Write the status now; failures are ignored."""
+        try:
+            await transport.kv_put(node_bucket(self._node), status_key(self._role, self._replica), encode(self.snapshot()))
+        except TransportError:
+            return

@@ -1,0 +1,84 @@
+"""Keep one child process running: `python -m shared.runtime.supervise -- python -m services.trainer`.
+
+honcho ends everything when one process ends, so each service runs under this supervisor: a child that crashes or is killed is
+started again after a back-off, a child that finished (0) or cannot go on (78) ends the supervisor with the same code.
+Too many crashes in a short time end it too, with the child's code: something is wrong that restarting will not mend.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from types import FrameType
+
+from shared.runtime.errors import EXIT_CONFIG
+
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+CRASH_WINDOW_S = 120.0
+MAX_CRASHES = 8
+
+
+class RestartPolicy:
+    """Decides from exit codes and times whether and when to start again. Pure: time is an argument."""
+
+    def __init__(self, max_crashes: int = MAX_CRASHES, window_s: float = CRASH_WINDOW_S) -> None:
+        self._crashes: deque[float] = deque()
+        self._max_crashes = max_crashes
+        self._window_s = window_s
+
+    def after_exit(self, code: int, now_s: float) -> float | None:
+        """Seconds to wait before the next start, or None to give up."""
+        if code in (0, EXIT_CONFIG):
+            return None
+        self._crashes.append(now_s)
+        while self._crashes and self._crashes[0] < now_s - self._window_s:
+            self._crashes.popleft()
+        if len(self._crashes) >= self._max_crashes:
+            return None
+        return BACKOFF_S[min(len(self._crashes), len(BACKOFF_S)) - 1]
+
+
+def supervise(command: list[str]) -> int:
+    """Run `command` until it finishes for good; returns its exit code. SIGTERM and SIGINT are passed on."""
+    policy = RestartPolicy()
+    child: subprocess.Popen[bytes] | None = None
+    stop_signal: int | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal stop_signal
+        stop_signal = number
+        if child is not None and child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    while stop_signal is None:
+        child = subprocess.Popen(command)
+        if stop_signal is not None:  # it came while the child was being started
+            child.terminate()
+        code = child.wait()
+        if stop_signal is not None:
+            return 0 if code in (0, -signal.SIGTERM) else code
+        delay_s = policy.after_exit(code, time.monotonic())
+        described = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        if delay_s is None:
+            if code not in (0, EXIT_CONFIG):
+                print(f"{' '.join(command)} {described} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s: giving up", file=sys.stderr)
+            return code if code >= 0 else 128 - code
+        print(f"{' '.join(command)} {described}: starting it again in {delay_s:g} s", file=sys.stderr, flush=True)
+        deadline = time.monotonic() + delay_s
+        while stop_signal is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return 0
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--"]:
+        arguments = arguments[1:]
+    if not arguments:
+        sys.exit("usage: python -m shared.runtime.supervise -- COMMAND [ARGUMENT ...]")
+    sys.exit(supervise(arguments))
