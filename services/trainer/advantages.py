@@ -1,0 +1,117 @@
+"""Advantages of a batch of rollout groups, from rewards alone.
+
+The divisor differs between every published system; the one used here (sample standard deviation, plus 1e-4) is the
+convention of TRL's GRPO trainer. Two things hold that hold in few of them: a group of one has advantage 0, not its
+raw reward, and a group without spread has advantage exactly 0, not what rounding leaves over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+AdvantageKind = Literal["group_normalised", "leave_one_out"]
+AdvantageScale = Literal["group", "batch", "none"]
+
+_SPREAD_RTOL = 1e-9
+_SPREAD_ATOL = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageConfig:
+    """How rewards become advantages.
+
+    kind: `group_normalised` (GRPO) or `leave_one_out` (RLOO; `scale`, `std_ddof`, `std_eps` are then not used).
+    scale: divide by the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
+    std_ddof: 1 for the sample standard deviation, 0 for the population's.
+    std_eps: added to the standard deviation.
+    """
+
+    kind: AdvantageKind = "group_normalised"
+    scale: AdvantageScale = "group"
+    std_ddof: int = 1
+    std_eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be computed."""
+        if self.kind not in ("group_normalised", "leave_one_out"):
+            raise ValueError(f"advantage kind {self.kind!r} is unknown: use group_normalised or leave_one_out")
+        if self.scale not in ("group", "batch", "none"):
+            raise ValueError(f"advantage scale {self.scale!r} is unknown: use group, batch or none")
+        if self.std_ddof not in (0, 1):
+            raise ValueError(f"std_ddof is {self.std_ddof}: use 1 (sample) or 0 (population)")
+        if not self.std_eps >= 0.0:
+            raise ValueError(f"std_eps is {self.std_eps}: it must be 0 or more")
+
+
+def batch_advantages(group_rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
+    """Advantages of every completion of every group; groups may differ in size.
+
+    Raises ValueError when a reward is not finite.
+
+    Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is `[[0.5, -0.5], [0.0]]`.
+    """
+    _check_finite(group_rewards)
+    if config.kind == "leave_one_out":
+        return [leave_one_out(rewards) for rewards in group_rewards]
+    return group_normalised(group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps)
+
+
+def group_normalised(
+    group_rewards: Sequence[Sequence[float]],
+    *,
+    scale: AdvantageScale = "group",
+    std_ddof: int = 1,
+    std_eps: float = 1e-4,
+) -> list[list[float]]:
+    """`(r - mean of the group) / (std + std_eps)`, with the divisor that `scale` names (arXiv 2402.03300, eq. 3)."""
+    batch_std = 0.0
+    if scale == "batch":
+        batch_std = _standard_deviation([reward for rewards in group_rewards for reward in rewards], std_ddof)
+    advantages: list[list[float]] = []
+    for rewards in group_rewards:
+        if not has_spread(rewards):
+            advantages.append([0.0] * len(rewards))
+            continue
+        mean = math.fsum(rewards) / len(rewards)
+        divisor = 1.0
+        if scale == "group":
+            divisor = _standard_deviation(rewards, std_ddof) + std_eps
+        elif scale == "batch":
+            divisor = batch_std + std_eps
+        advantages.append([(reward - mean) / divisor for reward in rewards])
+    return advantages
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """`r_i - mean of the others' rewards`: an unbiased baseline (RLOO, arXiv 2402.14740)."""
+    if not has_spread(rewards):
+        return [0.0] * len(rewards)
+    total = math.fsum(rewards)
+    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+
+
+def has_spread(rewards: Sequence[float]) -> bool:
+    """Whether rewards differ by more than float rounding, so that a comparison between completions can teach."""
+    if len(rewards) < 2:
+        return False
+    largest = max(abs(reward) for reward in rewards)
+    return max(rewards) - min(rewards) > max(_SPREAD_ATOL, _SPREAD_RTOL * largest)
+
+
+def _standard_deviation(values: Sequence[float], ddof: int) -> float:
+    if len(values) <= ddof:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+
+
+def _check_finite(group_rewards: Sequence[Sequence[float]]) -> None:
+    for index, rewards in enumerate(group_rewards):
+        if not all(math.isfinite(reward) for reward in rewards):
+            raise ValueError(
+                f"group {index} has a reward that is not finite ({list(rewards)}): "
+                "the verifier must refuse such scores before they reach the trainer"
+            )

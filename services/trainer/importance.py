@@ -1,0 +1,93 @@
+"""Importance weights: the policy that sampled a token is not quite the one that trains on it.
+
+Decoupled (AReaL, arXiv 2505.24298): clipping acts on policy / proximal, and this weight, proximal / behaviour, corrects
+for staleness and for the inference engine's own numerics. It is a constant, never a path for gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceConfig:
+    """cap: truncate a token's weight to this (TIS); None: never.
+
+    sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep all.
+    log_ratio_bound: log weights are clamped to +- this before exp.
+    """
+
+    cap: float | None = 2.0
+    sequence_bounds: tuple[float, float] | None = None
+    log_ratio_bound: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that would drop everything."""
+        if self.cap is not None and not self.cap > 0.0:
+            raise ValueError(f"importance cap is {self.cap}: it must be more than 0, or None for no cap")
+        if self.sequence_bounds is not None:
+            low, high = self.sequence_bounds
+            if not 0.0 <= low < 1.0 < high:
+                raise ValueError(f"sequence_bounds are {self.sequence_bounds}: need 0 <= low < 1 < high")
+        if not self.log_ratio_bound > 0.0:
+            raise ValueError(f"log_ratio_bound is {self.log_ratio_bound}: it must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceWeights:
+    """weights: (N, T), 1 where there is nothing to correct, 0 on padding. keep: (N, T) bool, False drops the token.
+
+    known: (N, T) bool, tokens with a finite behaviour logprob. behaviour_kl: (N, T), k3 sample of
+    KL(behaviour || proximal) on those. truncated: (N, T) bool, the cap acted.
+    """
+
+    weights: Tensor
+    keep: Tensor
+    known: Tensor
+    behaviour_kl: Tensor
+    truncated: Tensor
+
+
+def importance_weights(
+    config: ImportanceConfig,
+    *,
+    proximal_logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    has_behaviour: Tensor,
+    mask: Tensor,
+) -> ImportanceWeights:
+    """Weights `min(exp(proximal - behaviour), cap)` per token, detached.
+
+    proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without (another tokenizer
+    sampled it) is trained as if the proximal policy had sampled it, weight 1. mask: (N, T) bool, completion tokens.
+    A token whose behaviour logprob is not finite is dropped, because nothing says how likely it was.
+    """
+    proximal = proximal_logprobs.detach()
+    expected = mask & has_behaviour.unsqueeze(1)
+    known = expected & torch.isfinite(behaviour_logprobs)
+    log_weight = (proximal - behaviour_logprobs).masked_fill(~known, 0.0)
+    log_weight = log_weight.clamp(-config.log_ratio_bound, config.log_ratio_bound)
+    weight = log_weight.exp()
+
+    keep = mask & (known | ~expected)
+    if config.sequence_bounds is not None:
+        low, high = config.sequence_bounds
+        geometric_mean = (log_weight.sum(dim=1) / known.sum(dim=1).clamp(min=1)).exp()
+        inside = (geometric_mean >= low) & (geometric_mean <= high)
+        keep = keep & inside.unsqueeze(1)
+
+    truncated = torch.zeros_like(mask)
+    capped = weight
+    if config.cap is not None:
+        truncated = known & (weight > config.cap)
+        capped = weight.clamp(max=config.cap)
+    return ImportanceWeights(
+        weights=capped.masked_fill(~mask, 0.0),
+        keep=keep,
+        known=known,
+        behaviour_kl=(weight - log_weight - 1.0).masked_fill(~known, 0.0),
+        truncated=truncated,
+    )

@@ -1,0 +1,171 @@
+"""Token rows: how the prompt and the completions of rollout groups are laid out for the model.
+
+A row holds one prompt and one or more of its completions: `prompt, completion, completion, ...`. Every completion sees
+the prompt and itself, and its positions go on where the prompt ends, so that each is computed as if it stood alone and
+the prompt is computed once. A row with one completion is an ordinary causal row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+PADDING_SEGMENT = -1
+PROMPT_SEGMENT = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGroup:
+    """A rollout group in the trainer's own tokens.
+
+    prompt_ids: at least one token. completions: token ids of each, end token included, at least one token.
+    behaviour_logprobs: per completion, one per token, or None when it was sampled with another tokenizer. Not finite
+    is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
+    Raises ValueError when lengths disagree.
+    """
+
+    prompt_ids: Sequence[int]
+    completions: Sequence[Sequence[int]]
+    behaviour_logprobs: Sequence[Sequence[float] | None]
+    advantages: Sequence[float]
+    is_local: bool = True
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a group whose parts do not fit each other."""
+        count = len(self.completions)
+        if not self.prompt_ids:
+            raise ValueError("a group's prompt is empty: nothing predicts the first completion token")
+        if len(self.behaviour_logprobs) != count or len(self.advantages) != count:
+            raise ValueError(
+                f"a group has {count} completions, {len(self.behaviour_logprobs)} lists of behaviour logprobs and "
+                f"{len(self.advantages)} advantages: give one of each per completion"
+            )
+        for index, (tokens, logprobs) in enumerate(zip(self.completions, self.behaviour_logprobs, strict=True)):
+            if not tokens:
+                raise ValueError(f"completion {index} has no tokens: keep its end token, or leave it out")
+            if logprobs is not None and len(logprobs) != len(tokens):
+                raise ValueError(f"completion {index} has {len(tokens)} tokens but {len(logprobs)} behaviour logprobs")
+
+    @property
+    def completion_lengths(self) -> list[int]:
+        """Tokens of each completion."""
+        return [len(tokens) for tokens in self.completions]
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether the group moves the policy: some advantage is not 0, and neither is its weight."""
+        return self.weight != 0.0 and any(advantage != 0.0 for advantage in self.advantages)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowSlice:
+    """Completions `start` to `stop` of group number `group`, as one row of `width` tokens. Sorts by width."""
+
+    width: int
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows:
+    """R rows of W tokens, right-padded, that hold N completions of at most T tokens, in the order of `sequences`.
+
+    input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for completions, -1 for
+    padding. predicted_from: (N, T) int64, index into the R x W flattened positions of the token before, whose hidden
+    state predicts this one. targets: (N, T) int64. mask: (N, T) bool, True on completion tokens.
+    sequences: (group, completion) of each of the N. shared: whether any row holds more than one completion.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    segment_ids: Tensor
+    predicted_from: Tensor
+    targets: Tensor
+    mask: Tensor
+    sequences: list[tuple[int, int]]
+    shared: bool
+
+    def to(self, device: torch.device | str) -> TokenRows:
+        """The same rows on another device."""
+        moved = {
+            field.name: getattr(self, field.name).to(device)
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def pad(
+        self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and for None."""
+        padded = torch.zeros(self.mask.shape, dtype=dtype)
+        for row, (group, completion) in enumerate(self.sequences):
+            numbers = values[group][completion]
+            if numbers is not None:
+                padded[row, : len(numbers)] = torch.as_tensor(numbers, dtype=dtype)
+        return padded.to(self.mask.device)
+
+
+def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> TokenRows:
+    """Lays out the sliced completions of `groups`, one row per slice, as CPU tensors."""
+    width = max(piece.width for piece in slices)
+    longest = max(
+        len(tokens) for piece in slices for tokens in groups[piece.group].completions[piece.start : piece.stop]
+    )
+    count = sum(piece.stop - piece.start for piece in slices)
+    input_ids = torch.zeros(len(slices), width, dtype=torch.int64)
+    position_ids = torch.zeros_like(input_ids)
+    segment_ids = torch.full_like(input_ids, PADDING_SEGMENT)
+    predicted_from = torch.zeros(count, longest, dtype=torch.int64)
+    targets = torch.zeros_like(predicted_from)
+    mask = torch.zeros(count, longest, dtype=torch.bool)
+    sequences: list[tuple[int, int]] = []
+    for row, piece in enumerate(slices):
+        group = groups[piece.group]
+        prompt_length = len(group.prompt_ids)
+        input_ids[row, :prompt_length] = torch.tensor(list(group.prompt_ids))
+        position_ids[row, :prompt_length] = torch.arange(prompt_length)
+        segment_ids[row, :prompt_length] = PROMPT_SEGMENT
+        begin = prompt_length
+        for segment, completion in enumerate(range(piece.start, piece.stop), start=1):
+            tokens = torch.tensor(list(group.completions[completion]))
+            length = len(tokens)
+            input_ids[row, begin : begin + length] = tokens
+            position_ids[row, begin : begin + length] = torch.arange(prompt_length, prompt_length + length)
+            segment_ids[row, begin : begin + length] = segment
+            sequence = len(sequences)
+            predicted_from[sequence, 0] = row * width + prompt_length - 1
+            predicted_from[sequence, 1:length] = row * width + torch.arange(begin, begin + length - 1)
+            targets[sequence, :length] = tokens
+            mask[sequence, :length] = True
+            sequences.append((piece.group, completion))
+            begin += length
+    return TokenRows(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        segment_ids=segment_ids,
+        predicted_from=predicted_from,
+        targets=targets,
+        mask=mask,
+        sequences=sequences,
+        shared=any(piece.stop - piece.start > 1 for piece in slices),
+    )
+
+
+def block_causal_mask(segment_ids: Tensor) -> Tensor:
+    """(R, 1, W, W) bool, True where a query (dim 2) sees a key (dim 3), from segments (R, W).
+
+    A token sees what precedes it in the prompt and in its own completion. Padding sees itself, because a softmax over
+    nothing is NaN; nothing else sees it.
+    """
+    width = segment_ids.shape[1]
+    queries, keys = segment_ids.unsqueeze(2), segment_ids.unsqueeze(1)
+    causal = torch.ones(width, width, dtype=torch.bool, device=segment_ids.device).tril()
+    itself = torch.eye(width, dtype=torch.bool, device=segment_ids.device)
+    related = ((keys == PROMPT_SEGMENT) | (keys == queries)) & (keys != PADDING_SEGMENT) & (queries != PADDING_SEGMENT)
+    return ((related & causal) | itself).unsqueeze(1)

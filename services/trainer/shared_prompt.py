@@ -1,0 +1,76 @@
+"""Whether a model computes completions that share a row exactly as if each stood alone: asked of the model itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.forward import attention_implementation, completion_logprobs, text_config
+from services.trainer.micro_batches import plan_rows
+from services.trainer.rows import TokenGroup, build_rows
+
+# Relative to 1 + |logprob|; bfloat16 resolves a logit of 20 to 0.125.
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+_HALF_TOLERANCE = 0.05
+_LEAK_TOLERANCE = 1e-6
+
+
+def supports_shared_prompt(model: nn.Module) -> bool:
+    """Whether shared-prompt rows may be used. Needs sdpa or eager attention over the full context in every layer.
+
+    What the configuration does not rule out is tried on a few tokens: shared rows must give the logprobs of plain
+    rows, and a completion's logprobs must not move when its neighbour's tokens do. The model's mode is left as it was.
+    """
+    if attention_implementation(model) not in ("sdpa", "eager") or not _attends_everywhere(model):
+        return False
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _probe(model)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
+        # A model that cannot take the mask says so in its own way; whichever way that is, the answer is no.
+        return False
+    finally:
+        model.train(was_training)
+
+
+def _attends_everywhere(model: nn.Module) -> bool:
+    config = text_config(model)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return all(kind == "full_attention" for kind in layer_types)
+    if getattr(config, "use_sliding_window", True) is False:
+        return True
+    return getattr(config, "sliding_window", None) is None
+
+
+def _probe(model: nn.Module) -> bool:
+    vocabulary = int(getattr(text_config(model), "vocab_size", 0))
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(vocabulary, (count,), generator=generator).tolist()
+
+    prompt, first, second, third = tokens(5), tokens(4), tokens(6), tokens(3)
+    other = [(token + 1) % vocabulary for token in first]
+    plain = _logprobs(model, prompt, [first, second, third], shared=False)
+    shared = _logprobs(model, prompt, [first, second, third], shared=True)
+    moved = _logprobs(model, prompt, [other, second, third], shared=True)
+    tolerance = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
+    same_as_plain = bool(((shared - plain).abs() <= tolerance * (1.0 + plain.abs())).all())
+    blind_to_neighbours = bool(((shared[1:] - moved[1:]).abs() <= _LEAK_TOLERANCE).all())
+    return same_as_plain and blind_to_neighbours
+
+
+def _logprobs(model: nn.Module, prompt: list[int], completions: list[list[int]], *, shared: bool) -> Tensor:
+    group = TokenGroup(
+        prompt_ids=prompt,
+        completions=completions,
+        behaviour_logprobs=[None] * len(completions),
+        advantages=[0.0] * len(completions),
+    )
+    # With a hidden size this large attention is free, so the plan puts all completions into one row.
+    rows = plan_rows([group], shared_prompt=shared, budget_tokens=1 << 30, hidden_size=1 << 20)
+    device = next(model.parameters()).device
+    return completion_logprobs(model, build_rows([group], rows).to(device)).logprobs

@@ -1,0 +1,197 @@
+"""The gradient of one optimiser step, over as many micro-batches as the token budget asks for.
+
+The usual order in a service, with `config` an `UpdateConfig`:
+
+    proximal = batch_logprobs(model, groups, config) if updates_per_batch > 1 else None
+    for _ in range(updates_per_batch):
+        optimiser.zero_grad()
+        stats = accumulate_gradients(model, groups, config, proximal=proximal)
+        if stats.groups:
+            clip_grad_norm_(...); optimiser.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.forward import completion_logprobs
+from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
+from services.trainer.micro_batches import plan_micro_batches, plan_rows
+from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
+from services.trainer.rows import RowSlice, TokenGroup, TokenRows, build_rows
+from services.trainer.update_stats import UpdateStats
+
+BatchLogprobs = list[list[Tensor]]
+"""`[group][completion]` -> (tokens,) on the CPU; an empty list for a group that takes no part in the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """How a step's gradient is computed. Only the first four fields change its value.
+
+    temperature: the one the completions were sampled at.
+    count_uninformative: whether groups without advantage count in the means. False (DAPO's dynamic sampling): such a
+    group changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
+    budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once; only where
+    `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32 weights, logprobs and loss.
+    """
+
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    temperature: float = 1.0
+    count_uninformative: bool = False
+    budget_tokens: int = 16_384
+    shared_prompt: bool = False
+    autocast_bf16: bool = False
+
+    def takes_part(self, group: TokenGroup) -> bool:
+        """Whether the group must be computed: it moves the policy, or holds it to the reference."""
+        return group.is_informative or (self.objective.needs_reference and group.weight != 0.0)
+
+
+def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig) -> Normaliser:
+    """The counts that a step over `groups` divides by; add those of other processes that share the step."""
+    counted = [group for group in groups if config.count_uninformative or config.takes_part(group)]
+    return Normaliser.count([length for group in counted for length in group.completion_lengths])
+
+
+def batch_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig) -> BatchLogprobs:
+    """Logprobs of every completion under `model` as it is now, without gradient.
+
+    Once at the start of a batch it gives the proximal policy; with a frozen model, the reference.
+    """
+    logprobs: BatchLogprobs = [
+        [torch.empty(0)] * len(group.completions) if config.takes_part(group) else [] for group in groups
+    ]
+    for rows in _micro_batches(model, groups, config):
+        with torch.no_grad(), _autocast(rows, config):
+            scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
+        for row, (group, completion) in enumerate(rows.sequences):
+            logprobs[group][completion] = scored[row, : len(groups[group].completions[completion])].clone()
+    return logprobs
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    groups: Sequence[TokenGroup],
+    config: UpdateConfig,
+    *,
+    proximal: BatchLogprobs | None = None,
+    reference: BatchLogprobs | None = None,
+    normaliser: Normaliser | None = None,
+    loss_scale: float = 1.0,
+) -> UpdateStats:
+    """Adds the gradient of one step over `groups` to the parameters' `.grad`; takes no step and clears nothing.
+
+    proximal: from `batch_logprobs` at the start of the batch; None: the policy as it is now, so every ratio is 1.
+    reference: from `batch_logprobs` of the reference model; needed when `kl_coefficient` is not 0.
+    normaliser: the counts over all processes that share the step; None: those of `groups`.
+    loss_scale: factor on the gradient, such as the number of processes whose gradients are averaged.
+    Groups that take no part are left out before any compute; when none is left no gradient is touched.
+    """
+    if normaliser is None:
+        normaliser = step_normaliser(groups, config)
+    device = next(model.parameters()).device
+    sums = LossSums.zero(device)
+    micro_batches = padded_tokens = 0
+    for rows in _micro_batches(model, groups, config):
+        loss, part = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
+        (loss * loss_scale).backward()  # type: ignore[no-untyped-call]
+        sums = sums + part
+        micro_batches += 1
+        padded_tokens += rows.input_ids.numel()
+    taking_part = [group for group in groups if config.takes_part(group)]
+    return UpdateStats.of(
+        sums,
+        groups=len(taking_part),
+        groups_left_out=len(groups) - len(taking_part),
+        sequences=sum(len(group.completions) for group in taking_part),
+        micro_batches=micro_batches,
+        padded_tokens=padded_tokens,
+    )
+
+
+def _micro_batch_loss(
+    model: nn.Module,
+    groups: Sequence[TokenGroup],
+    rows: TokenRows,
+    config: UpdateConfig,
+    normaliser: Normaliser,
+    proximal: BatchLogprobs | None,
+    reference: BatchLogprobs | None,
+) -> tuple[Tensor, LossSums]:
+    device = rows.mask.device
+    with _autocast(rows, config):
+        scored = completion_logprobs(model, rows, temperature=config.temperature)
+    dtype = scored.logprobs.dtype
+    proximal_logprobs = scored.logprobs.detach() if proximal is None else rows.pad(proximal, dtype)
+    correction = importance_weights(
+        config.importance,
+        proximal_logprobs=proximal_logprobs,
+        behaviour_logprobs=rows.pad([group.behaviour_logprobs for group in groups], dtype),
+        has_behaviour=torch.tensor(
+            [groups[group].behaviour_logprobs[completion] is not None for group, completion in rows.sequences],
+            device=device,
+        ),
+        mask=rows.mask,
+    )
+    per_token = token_loss(
+        config.objective,
+        logprobs=scored.logprobs,
+        proximal_logprobs=proximal_logprobs,
+        advantages=torch.tensor([groups[g].advantages[c] for g, c in rows.sequences], dtype=dtype, device=device),
+        mask=rows.mask,
+        importance_weights=correction.weights,
+        keep=correction.keep,
+        reference_logprobs=None if reference is None else rows.pad(reference, dtype),
+    )
+    group_weights = torch.tensor(
+        [groups[group].weight for group, _ in rows.sequences], dtype=torch.float64, device=device
+    )
+    weights = token_weights(config.objective, rows.mask, normaliser) * group_weights.unsqueeze(1)
+    loss = (weights * per_token.loss).sum()
+    return loss, _sums(loss, per_token, correction, scored.entropy, rows.mask)
+
+
+def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:
+    def total(values: Tensor) -> Tensor:
+        return values.detach().sum(dtype=torch.float64)
+
+    return LossSums(
+        loss=total(loss),
+        tokens=total(mask),
+        dropped=total(mask & ~correction.keep),
+        clipped=total(per_token.clipped),
+        ratio=total(per_token.ratio),
+        ratio_max=per_token.ratio.max().to(torch.float64),
+        reference_kl=total(per_token.reference_kl),
+        entropy=total(entropy),
+        importance_weight=total(correction.weights),
+        behaviour_tokens=total(correction.known),
+        behaviour_kl=total(correction.behaviour_kl),
+        truncated=total(correction.truncated),
+    )
+
+
+def _micro_batches(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig) -> Iterator[TokenRows]:
+    """Rows of the groups that take part, one micro-batch at a time, on the model's device."""
+    hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
+    device = next(model.parameters()).device
+    numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
+    planned = plan_rows(
+        [groups[number] for number in numbers],
+        shared_prompt=config.shared_prompt,
+        budget_tokens=config.budget_tokens,
+        hidden_size=hidden_size,
+    )
+    rows = [RowSlice(row.width, numbers[row.group], row.start, row.stop) for row in planned]
+    for slices in plan_micro_batches(rows, config.budget_tokens):
+        yield build_rows(groups, slices).to(device)
+
+
+def _autocast(rows: TokenRows, config: UpdateConfig) -> torch.autocast:
+    return torch.autocast(rows.mask.device.type, dtype=torch.bfloat16, enabled=config.autocast_bf16)

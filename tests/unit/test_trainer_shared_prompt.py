@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from services.trainer.forward import completion_logprobs
+from services.trainer.micro_batches import plan_rows
+from services.trainer.objectives import ObjectiveConfig
+from services.trainer.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
+from services.trainer.shared_prompt import supports_shared_prompt
+from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from tests.unit.trainer_models import VOCABULARY, gradients, ragged_groups, small_model
+
+MODELS = [("qwen2", "sdpa"), ("qwen2", "eager"), ("llama", "sdpa"), ("llama", "eager")]
+
+
+def step(model, groups, config, **arguments):
+    model.zero_grad()
+    stats = accumulate_gradients(model, groups, config, **arguments)
+    return stats, gradients(model)
+
+
+@pytest.mark.parametrize(("family", "attention"), MODELS)
+def test_shared_and_plain_rows_give_the_same_loss_and_gradient(family: str, attention: str) -> None:
+    model = small_model(family, attention=attention)
+    groups = ragged_groups(5)
+    plain_stats, plain = step(model, groups, UpdateConfig(shared_prompt=False))
+    shared_stats, shared = step(model, groups, UpdateConfig(shared_prompt=True))
+    assert shared_stats.padded_tokens < plain_stats.padded_tokens
+    assert abs(shared_stats.loss - plain_stats.loss) < 1e-6
+    assert plain.norm() > 1e-2
+    assert (shared - plain).abs().max() < 1e-5
+
+
+def test_in_double_precision_shared_and_plain_rows_agree_as_far_as_the_models_own_float32_norms_allow() -> None:
+    model = small_model(dtype=torch.float64)
+    groups = ragged_groups(5)
+    plain_stats, plain = step(model, groups, UpdateConfig(shared_prompt=False))
+    shared_stats, shared = step(model, groups, UpdateConfig(shared_prompt=True))
+    assert abs(shared_stats.loss - plain_stats.loss) < 1e-12
+    assert (shared - plain).abs().max() < 2e-7
+
+
+def test_shared_and_plain_rows_agree_when_ratios_clip_and_a_reference_holds_the_policy() -> None:
+    model, reference_model = small_model(), small_model(hidden_size=16)
+    groups = ragged_groups(4)
+    config = UpdateConfig(objective=ObjectiveConfig(name="grpo", kl_coefficient=0.05))
+    proximal = batch_logprobs(model, groups, config)
+    reference = batch_logprobs(reference_model, groups, config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.03)
+    results = [
+        step(model, groups, replace(config, shared_prompt=shared), proximal=proximal, reference=reference)
+        for shared in (False, True)
+    ]
+    assert results[0][0].clip_fraction > 0.05
+    assert results[0][0].kl_reference > 0.05
+    assert abs(results[0][0].loss - results[1][0].loss) < 1e-6
+    assert (results[0][1] - results[1][1]).abs().max() < 1e-5
+
+
+def test_the_mask_shows_a_token_its_prompt_and_its_own_completion_only() -> None:
+    segments = torch.tensor([[0, 0, 1, 1, 2, -1]])
+    expected = [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    assert block_causal_mask(segments)[0, 0].int().tolist() == expected
+
+
+def test_positions_of_every_completion_go_on_where_the_prompt_ends() -> None:
+    group = TokenGroup(
+        prompt_ids=[5, 6, 7], completions=[[1, 2], [3]], behaviour_logprobs=[None, None], advantages=[1.0, -1.0]
+    )
+    rows = build_rows([group], [RowSlice(width=6, group=0, start=0, stop=2)])
+    assert rows.input_ids.tolist() == [[5, 6, 7, 1, 2, 3]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert rows.predicted_from.tolist() == [[2, 3], [2, 0]]
+    assert rows.mask.tolist() == [[True, True], [True, False]]
+    assert rows.targets.tolist() == [[1, 2], [3, 0]]
+
+
+@pytest.mark.parametrize(("family", "attention"), MODELS)
+def test_full_attention_models_are_found_able_to_share_a_prompt(family: str, attention: str) -> None:
+    model = small_model(family, attention=attention).train()
+    assert supports_shared_prompt(model)
+    assert model.training
+
+
+def test_a_bfloat16_model_is_found_able_to_share_a_prompt() -> None:
+    assert supports_shared_prompt(small_model(dtype=torch.bfloat16))
+
+
+def test_a_sliding_window_model_is_trained_on_plain_rows() -> None:
+    model = small_model(use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    assert "sliding_attention" in model.config.layer_types
+    assert not supports_shared_prompt(model)
+
+
+def test_attention_without_a_mask_of_ones_own_is_trained_on_plain_rows() -> None:
+    model = small_model()
+    model.config._attn_implementation = "flash_attention_2"
+    assert not supports_shared_prompt(model)
+    shared = plan_rows(ragged_groups(1), shared_prompt=True, budget_tokens=1000, hidden_size=10_000)
+    with pytest.raises(ValueError, match="use sdpa"):
+        completion_logprobs(model, build_rows(ragged_groups(1), shared))
+
+
+@pytest.mark.parametrize("lost", ["attention_mask", "position_ids"])
+def test_the_probe_notices_a_model_that_loses_the_mask_or_the_positions(lost: str) -> None:
+    model = small_model()
+    forward = model.model.forward
+
+    def deaf_forward(**arguments: object) -> object:
+        return forward(**{**arguments, lost: None})
+
+    model.model.forward = deaf_forward
+    assert not supports_shared_prompt(model)
+
+
+def test_a_model_that_cannot_run_the_probe_is_trained_on_plain_rows() -> None:
+    model = small_model()
+
+    def refuse(**_arguments: object) -> object:
+        raise RuntimeError("custom masks are not supported")
+
+    model.model.forward = refuse
+    assert not supports_shared_prompt(model)
+    assert VOCABULARY == model.config.vocab_size
