@@ -21,6 +21,9 @@ class NodeSection(Section):
     id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="Name of the node in the swarm; unique in it.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Root of every random choice; combined with the node's id.")
     run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run; names its folder.")
+    replica: str = Field(
+        "0", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$", description="This process among the replicas of its role; the pod's name."
+    )
     var_dir: Path = Field(Path("var"), description="Where everything that is written goes.")
 
     @property
@@ -91,10 +94,11 @@ class GeneratorSection(Section):
     openai_url: str = Field("", description="Base URL of an OpenAI-compatible server, for engine openai.")
     completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
     groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
-    temperature: float = Field(1.0, gt=0, le=10)
+    calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 4 for vllm (continuous batching), else 1.")
+    temperature: float = Field(1.0, gt=0, le=10, description="Of sampling; the trainer scores under the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Below 1, tokens outside the nucleus get no gradient from being avoided.")
     top_k: int = Field(0, ge=0, description="0: off.")
-    max_new_tokens: int = Field(256, ge=1, le=1_048_576)
+    max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, end token included.")
     lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
     policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
     gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")
@@ -122,14 +126,14 @@ class VerifierSection(Section):
     max_deliver: int = Field(5, ge=1, le=100, description="Tries to score a group before it goes to the dead letters.")
     ack_wait_s: float = Field(60.0, ge=5, description="A group in work this long goes to another replica.")
     intake_groups_per_s: float = Field(20.0, gt=0, description="Foreign groups looked at per second, whatever the swarm's size.")
-    intake_poll_s: float = Field(0.5, gt=0, le=60)
+    intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
     accept: Literal["same", "dataset", "any"] = Field(
         "dataset", description="Foreign tasks taken in: the same dataset and config as an own source, the same dataset, or any."
     )
     max_age_s: float = Field(1800.0, gt=0, description="Oldest foreign group taken in.")
     max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
     max_foreign_bytes: int = Field(8 * 2**20, ge=1024, description="Largest foreign message looked at.")
-    max_foreign_completions: int = Field(64, ge=1, le=1024)
+    max_foreign_completions: int = Field(64, ge=1, le=1024, description="Largest foreign group taken in.")
     max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text taken in.")
     replay_memory: int = Field(200_000, ge=1000, description="Foreign group ids remembered so that none counts twice.")
     trust: Literal["open"] = Field("open", description="open: a name belongs to the first key seen with it.")
@@ -145,54 +149,58 @@ class SamplerSection(Section):
         "fill_local",
         description="Too few external groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
     )
-    shortage_wait_s: float = Field(5.0, ge=0, le=3600)
+    shortage_wait_s: float = Field(5.0, ge=0, le=3600, description="Patience before `shortage` decides.")
     max_staleness: int = Field(1, ge=0, le=1024, description="Optimiser steps between sampling and use; also paces the generator.")
     max_external_age_s: float = Field(600.0, gt=0, description="Older foreign groups leave the pool.")
-    pool_local: int = Field(1024, ge=1, le=1_000_000)
-    pool_external: int = Field(1024, ge=1, le=1_000_000)
+    pool_local: int = Field(1024, ge=1, le=1_000_000, description="Own groups kept waiting at most.")
+    pool_external: int = Field(1024, ge=1, le=1_000_000, description="Foreign groups kept waiting at most.")
     prefetch: int = Field(1, ge=1, le=64, description="Batches built ahead of the trainer.")
 
 
 class LoraSection(Section):
     """Low-rank adapters through peft; rank 0: full fine-tuning."""
 
-    rank: int = Field(0, ge=0, le=4096)
-    alpha: float = Field(16.0, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    rank: int = Field(0, ge=0, le=4096, description="0: full fine-tuning.")
+    alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
+    target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="Names of the layers to adapt.")
 
 
 class TrainerSection(Section):
     """Advantages, loss, optimiser, checkpoints."""
 
-    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"] = "dapo"
-    advantage_scale: Literal["group", "batch", "none"] = "group"
-    clip_low: float = Field(0.2, ge=0, le=1)
+    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"] = Field(
+        "dapo", description="The loss; exact conventions in `services.trainer.objectives`. dapo: token mean over the whole batch."
+    )
+    advantage_scale: Literal["group", "batch", "none"] = Field(
+        "group", description="What a group-centred reward is divided by: its group's deviation (GRPO), the batch's, or nothing."
+    )
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
     clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
     dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
-    cispo_min: float = Field(0.0, ge=0)
-    cispo_max: float = Field(5.0, gt=0)
+    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
+    cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
     importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
     sequence_mask: tuple[float, float] | None = Field(
         None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
     )
     external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
-    learning_rate: float = Field(1e-6, gt=0, le=1)
-    betas: tuple[float, float] = (0.9, 0.95)
-    adam_eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled.")
     grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
-    warmup_steps: int = Field(0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
     schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimiser updates on each batch; clipping acts above 1.")
     token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
     max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
     lora: LoraSection = Field(default_factory=LoraSection)
@@ -228,5 +236,7 @@ class HttpSection(Section):
 class LogSection(Section):
     """Logging to standard output."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Of standard output; the run's log files always hold info and above."
+    )
     format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON otherwise.")

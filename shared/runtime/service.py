@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -97,7 +96,6 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     started = time.monotonic()
-    replica = f"{socket.gethostname()[:40]}-{os.getpid()}"
     registry = CollectorRegistry()
     _common_metrics(registry, role)
     heartbeat = Heartbeat()
@@ -121,7 +119,7 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         if role == "verifier" and config.nats.swarm_url is not None:
             swarm = await _connect_swarm_plane(config, log)
         context = ServiceContext(
-            config, role, replica, node, swarm, log, registry, StatusBoard(config.node.id, role, replica), stopping
+            config, role, config.node.replica, node, swarm, log, registry, StatusBoard(config.node.id, role, config.node.replica), stopping
         )
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)

@@ -1,0 +1,82 @@
+"""The shared ledger in the node's key-value bucket, changed by compare-and-set."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from services.generator import ledger as rules
+from shared.messages import DrawLease, TaskLedger, decode, encode
+from shared.subjects import LEDGER_KEY, node_bucket
+from shared.transport.base import Conflict, NotConnected, Transport
+
+
+class DrawLedger:
+    """Takes and finishes ranges of task draws on behalf of one generator replica."""
+
+    def __init__(self, transport: Transport, node: str, replica: str, lease_s: float) -> None:
+        self._transport = transport
+        self._bucket = node_bucket(node)
+        self._replica = replica
+        self._lease_s = lease_s
+
+    async def release_own(self) -> None:
+        """Give back what a former life of this replica had taken."""
+        await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
+
+    async def claim(
+        self, max_count: int, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int
+    ) -> DrawLease | None:
+        """Take the next range, or None when the trainer has to catch up first."""
+        taken: DrawLease | None = None
+
+        def step(ledger: TaskLedger) -> TaskLedger | None:
+            nonlocal taken
+            allowed = rules.draws_allowed(
+                ledger,
+                groups_per_step=groups_per_step,
+                max_staleness=max_staleness,
+                consumed_local=consumed_local,
+                dropped_local=dropped_local,
+            )
+            claimed = rules.claim(
+                ledger, replica=self._replica, max_count=max_count, allowed=allowed, now_s=time.time(), lease_s=self._lease_s
+            )
+            if claimed is None:
+                taken = None
+                return None
+            changed, taken = claimed
+            return changed
+
+        await self._change(step)
+        return taken
+
+    async def renew(self, first: int) -> None:
+        """Keep a range that is still being worked on."""
+        await self._change(
+            lambda ledger: rules.renew(ledger, replica=self._replica, first=first, now_s=time.time(), lease_s=self._lease_s)
+        )
+
+    async def finish(self, first: int) -> None:
+        """Mark a range as stored."""
+        await self._change(lambda ledger: rules.finish(ledger, first=first))
+
+    async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            entry = await self._transport.kv_get(self._bucket, LEDGER_KEY)
+            ledger = TaskLedger() if entry is None else decode(entry.value, TaskLedger)
+            changed = step(ledger)
+            if changed is None or changed == ledger:
+                return
+            try:
+                revision = 0 if entry is None else entry.revision
+                await self._transport.kv_update(self._bucket, LEDGER_KEY, encode(changed), last_revision=revision)
+            except Conflict:
+                if time.monotonic() > deadline:
+                    raise NotConnected(f"ledger of task draws: lost every compare-and-set for {timeout_s:.0f} s") from None
+                await asyncio.sleep(random.uniform(0.0, 0.02))
+            else:
+                return

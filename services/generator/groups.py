@@ -1,0 +1,51 @@
+"""Rollout groups from an engine's samples. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from services.generator.engines.base import Sample, SamplingParams
+from services.generator.tasks import PromptedTask
+from shared.messages import Completion, ModelIdentity, RolloutGroup, Sampling, pack_ids, pack_logprobs
+
+
+def rollout_group(
+    prompted: PromptedTask,
+    samples: Sequence[Sample],
+    *,
+    node: str,
+    draw: int,
+    model: ModelIdentity,
+    params: SamplingParams,
+    created_at: float,
+) -> RolloutGroup:
+    """The group of all `samples` of one task; its version is the oldest that sampled any of them."""
+    return RolloutGroup(
+        node=node,
+        created_at=created_at,
+        draw=draw,
+        task=prompted.task,
+        completions=[
+            Completion(
+                text=sample.text,
+                finish_reason=sample.finish_reason,
+                token_count=len(sample.token_ids),
+                token_ids=pack_ids(sample.token_ids),
+                behaviour_logprobs=pack_logprobs(sample.logprobs),
+            )
+            for sample in samples
+        ],
+        model=model,
+        policy_version=min(sample.policy_version for sample in samples),
+        sampling=Sampling(
+            temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_new_tokens=params.max_new_tokens
+        ),
+        prompt_ids=pack_ids(prompted.prompt_ids),
+    )
+
+
+def call_seed(node: str, node_seed: int, first_draw: int) -> int:
+    """Seed of the call that makes the draws from `first_draw` on: different for every node and call, the same on every try."""
+    digest = hashlib.sha256(f"generate/{node}/{node_seed}/{first_draw}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF

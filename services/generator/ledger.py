@@ -1,0 +1,75 @@
+"""Who makes which task draw, and how far ahead of the trainer: pure functions over the shared ledger.
+
+A node numbers its task draws 0, 1, 2, ...; a draw's number decides its task. Replicas of the generator take ranges of draws
+from one ledger by compare-and-set, so no draw is made twice. A range that was taken and never finished (its replica died) is
+handed out again, so none is missing either: that is what lets `next_draw` stand for *accepted + running* in the admission rule.
+
+Admission (after AReaL's staleness manager): with I own groups a step, bound S on staleness and policy version v,
+`(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is the number of own groups in all batches up to the
+trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added back
+(`dropped_local`), or they would be waited for for ever.
+
+Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and while it trains 4..7
+wait for batch 2, which trains on version 1: staleness 1. After version 1 is published draws 8..11 may start.
+"""
+
+from __future__ import annotations
+
+from shared.messages import DrawLease, TaskLedger
+
+
+def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int) -> int:
+    """How many more draws may be handed out now (never negative)."""
+    limit = (max_staleness + 1) * groups_per_step + consumed_local + dropped_local
+    return max(0, limit - ledger.next_draw)
+
+
+def claim(
+    ledger: TaskLedger, *, replica: str, max_count: int, allowed: int, now_s: float, lease_s: float
+) -> tuple[TaskLedger, DrawLease] | None:
+    """Take a range of draws: first one that was left behind, else up to `min(max_count, allowed)` new ones.
+
+    A range was left behind when its lease ran out; callers therefore `renew` the ranges they work on.
+
+    Returns:
+        The new ledger and the lease, or None when there is nothing to take.
+    """
+    for position, lease in enumerate(ledger.leases):
+        if lease.expires_at <= now_s:
+            taken = DrawLease(first=lease.first, count=lease.count, replica=replica, expires_at=now_s + lease_s)
+            leases = [*ledger.leases[:position], taken, *ledger.leases[position + 1 :]]
+            return TaskLedger(next_draw=ledger.next_draw, leases=leases), taken
+    count = min(max_count, allowed)
+    if count <= 0:
+        return None
+    taken = DrawLease(first=ledger.next_draw, count=count, replica=replica, expires_at=now_s + lease_s)
+    return TaskLedger(next_draw=ledger.next_draw + count, leases=[*ledger.leases, taken]), taken
+
+
+def release_own(ledger: TaskLedger, *, replica: str, now_s: float) -> TaskLedger:
+    """At start: the leases a former life of this replica left behind run out at once."""
+    return TaskLedger(
+        next_draw=ledger.next_draw,
+        leases=[
+            DrawLease(first=e.first, count=e.count, replica=e.replica, expires_at=now_s) if e.replica == replica else e
+            for e in ledger.leases
+        ],
+    )
+
+
+def renew(ledger: TaskLedger, *, replica: str, first: int, now_s: float, lease_s: float) -> TaskLedger:
+    """Move the end of a running lease; unchanged if another replica has it by now."""
+    return TaskLedger(
+        next_draw=ledger.next_draw,
+        leases=[
+            DrawLease(first=e.first, count=e.count, replica=e.replica, expires_at=now_s + lease_s)
+            if (e.replica, e.first) == (replica, first)
+            else e
+            for e in ledger.leases
+        ],
+    )
+
+
+def finish(ledger: TaskLedger, *, first: int) -> TaskLedger:
+    """All groups of the range that starts at `first` are stored. Safe to call twice."""
+    return TaskLedger(next_draw=ledger.next_draw, leases=[e for e in ledger.leases if e.first != first])

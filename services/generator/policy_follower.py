@@ -1,0 +1,109 @@
+"""Keeps the engine on the newest policy: watches the pointer, fetches, checks, swaps, reads the version back.
+
+A swap that fails or outlives its deadline leaves the old policy answering, is counted and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from prometheus_client import Counter, Gauge, Histogram
+from shared.policy_store import PolicyStoreError, open_policy_store
+
+from services.generator.engines.base import Engine, PolicyLoadError
+from shared.messages import MessageError, PolicyPointer, decode
+from shared.runtime import ServiceContext
+from shared.subjects import POLICY_KEY, node_bucket
+
+_RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class PolicyFollower:
+    """Follows one node's policy pointer on behalf of one engine."""
+
+    def __init__(self, context: ServiceContext, engine: Engine) -> None:
+        self._context = context
+        self._engine = engine
+        config = context.config
+        self._store = open_policy_store(config.policy_store_uri, context.node, config.node.id)
+        self._folder = config.node.run_dir / f"generator-{config.node.replica}"
+        self._timeout_s = config.generator.policy_load_timeout_s
+        self._loaded = asyncio.Event()
+        self.pointer: PolicyPointer | None = None
+        """The newest pointer seen; the engine may still be on an older policy."""
+        registry = context.registry
+        self._version = Gauge("swarm_policy_version", "Policy version that answers now.", registry=registry)
+        self._failures = Counter("swarm_policy_load_failures", "Weight swaps that failed.", registry=registry)
+        self._seconds = Histogram("swarm_policy_load_seconds", "From pointer seen to policy loaded.", registry=registry)
+
+    async def follow(self) -> None:
+        """Loop for ever over new pointers."""
+        newest: PolicyPointer | None = None
+        changed = asyncio.Event()
+
+        async def watch() -> None:
+            nonlocal newest
+            async for entry in self._context.node.kv_watch(node_bucket(self._context.config.node.id), POLICY_KEY):
+                try:
+                    newest = decode(entry.value, PolicyPointer)
+                except MessageError as error:
+                    self._context.log.error("policy_pointer_unreadable", reason=str(error), consequence="staying on the old policy")
+                    continue
+                self.pointer = newest
+                changed.set()
+
+        watching = asyncio.create_task(watch())
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                failures = 0
+                while newest is not None and newest.version != self._engine.policy_version:
+                    if await self._load(newest):
+                        failures = 0
+                    else:
+                        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                        failures += 1
+        finally:
+            watching.cancel()
+
+    async def wait_for_first(self, timeout_s: float) -> None:
+        """Return when a published policy answers, or after `timeout_s` when there is none yet (the base policy answers)."""
+        try:
+            await asyncio.wait_for(self._loaded.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    async def _load(self, pointer: PolicyPointer) -> bool:
+        started = time.monotonic()
+        log = self._context.log.bind(policy_version=pointer.version)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                weights = await self._store.fetch(pointer, self._folder)
+                await self._engine.load_policy(weights, pointer.version)
+        except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
+            reason = str(error) or f"not done within {self._timeout_s:.0f} s"
+            log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
+            self._failures.inc()
+            self._context.status.add("policy_load_failures")
+            return False
+        if self._engine.policy_version != pointer.version:
+            log.error("policy_swap_not_taken", engine_says=self._engine.policy_version)
+            self._failures.inc()
+            return False
+        _forget_others(self._folder, weights)
+        self._version.set(pointer.version)
+        self._seconds.observe(time.monotonic() - started)
+        self._context.status.set("policy_version", pointer.version)
+        self._loaded.set()
+        log.debug("policy_loaded", seconds=round(time.monotonic() - started, 4))
+        return True
+
+
+def _forget_others(folder: Path, keep: Path) -> None:
+    if folder.is_dir():
+        for file in folder.glob("*.safetensors"):
+            if file != keep:
+                file.unlink(missing_ok=True)

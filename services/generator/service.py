@@ -1,0 +1,210 @@
+"""The generator: draws tasks, samples groups, publishes them to the node plane, and stays within the staleness bound.
+
+Admission first, dropping second: a range of draws is taken only when the rule of `services.generator.ledger` allows it, so a
+slow trainer stops the generator instead of filling a queue with stale groups. `calls` engine calls run side by side, which keeps a
+continuous-batching engine busy while some of its groups are long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+
+from prometheus_client import Counter, Histogram
+
+from services.generator.draws import DrawLedger
+from services.generator.engines import create_engine
+from services.generator.engines.base import Engine, EngineError, SamplingParams
+from services.generator.evaluation import Evaluator
+from services.generator.groups import call_seed, rollout_group
+from services.generator.policy_follower import PolicyFollower
+from services.generator.tasks import Prompter
+from shared.config import NodeConfig
+from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, decode, encode
+from shared.model.loading import load_tokenizer, model_max_length
+from shared.model.tokenizer_hash import tokenizer_hash
+from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
+from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
+from shared.transport.base import NotConnected, StreamFull, TransportError
+
+_IDLE_S = 0.02
+_SAMPLER_POLL_S = 1.0
+
+
+class GeneratorService:
+    """One generator replica."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        generator = config.generator
+        try:
+            check_specs(config.tasks)
+            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+        except TaskConfigError as error:
+            raise FatalError(str(error)) from None
+        tokenizer = load_tokenizer(config.model)
+        self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
+        max_length = model_max_length(config.model)
+        self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
+        self._params = SamplingParams(generator.temperature, generator.top_p, generator.top_k, generator.max_new_tokens)
+        self._engine: Engine = create_engine(
+            generator.engine,
+            config.model.path,
+            dtype=config.model.dtype,
+            device=config.model.device,
+            max_model_len=max_length,
+            threads=generator.threads,
+            gpu_memory_fraction=generator.gpu_memory_fraction,
+            openai_url=generator.openai_url,
+            model_name=config.model.public_name,
+        )
+        self._dropped_local = 0
+
+    async def run(self, context: ServiceContext) -> None:
+        """Generate until told to stop."""
+        self._context = context
+        self._metrics = _Metrics(context)
+        try:
+            await self._engine.start()
+        except EngineError as error:
+            raise FatalError(str(error)) from None
+        try:
+            await self._generate(context)
+        finally:
+            await self._engine.close()
+
+    async def _generate(self, context: ServiceContext) -> None:
+        config = self._config
+        self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
+        await self._draws.release_own()
+        self._follower = PolicyFollower(context, self._engine)
+        evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._follower)
+        calls = config.generator.calls or (4 if self._engine.name == "vllm" else 1)
+        context.log.info(
+            "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
+        )
+        context.mark_ready()
+        context.status.state("generating")
+        context.status.set("policy_version", self._engine.policy_version)
+        await run_until_stopped(
+            context.stopping,
+            self._follower.follow(),
+            self._follow_sampler(),
+            evaluator.run(),
+            *(self._call_loop() for _ in range(calls if config.sampler.local else 0)),
+        )
+
+    async def _follow_sampler(self) -> None:
+        bucket = node_bucket(self._config.node.id)
+        async for entry in self._context.node.kv_watch(bucket, SAMPLER_KEY, poll_s=_SAMPLER_POLL_S):
+            try:
+                self._dropped_local = decode(entry.value, SamplerPosition).dropped_local
+            except MessageError as error:
+                self._context.log.error("sampler_position_unreadable", reason=str(error))
+
+    async def _call_loop(self) -> None:
+        # After a restart the base policy would be far too stale: a published policy, if there is one, is loaded first.
+        await self._follower.wait_for_first(timeout_s=2.0)
+        while True:
+            try:
+                lease = await self._claim()
+                if lease is None:
+                    await asyncio.sleep(_IDLE_S)
+                    continue
+                await self._with_renewal(lease, self._fill(lease))
+            except TransportError as error:
+                self._context.log.warning("node_plane_trouble", reason=str(error), consequence="trying again in 1 s")
+                await asyncio.sleep(1.0)
+
+    async def _claim(self) -> DrawLease | None:
+        pointer = self._follower.pointer
+        sampler = self._config.sampler
+        return await self._draws.claim(
+            self._config.generator.groups_per_call,
+            groups_per_step=sampler.local,
+            max_staleness=sampler.max_staleness,
+            consumed_local=pointer.consumed_local if pointer else 0,
+            dropped_local=self._dropped_local,
+        )
+
+    async def _with_renewal(self, lease: DrawLease, work: Awaitable[None]) -> None:
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self._config.generator.lease_s / 3)
+                try:
+                    await self._draws.renew(lease.first)
+                except TransportError as error:
+                    self._context.log.warning("lease_not_renewed", reason=str(error))
+
+        renewing = asyncio.create_task(renew())
+        try:
+            await work
+        finally:
+            renewing.cancel()
+
+    async def _fill(self, lease: DrawLease) -> None:
+        draws = range(lease.first, lease.first + lease.count)
+        prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
+        started = time.monotonic()
+        config = self._config
+        samples = await self._engine.generate(
+            [each.prompt_ids for each in prompted],
+            config.generator.completions,
+            self._params,
+            seed=call_seed(config.node.id, config.node.seed, lease.first),
+        )
+        seconds = time.monotonic() - started
+        now = time.time()
+        groups = [
+            rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
+            for draw, task, answers in zip(draws, prompted, samples, strict=True)
+        ]
+        await asyncio.gather(*(self._publish(group) for group in groups))
+        await self._draws.finish(lease.first)
+        self._metrics.count(groups, seconds)
+
+    async def _publish(self, group: RolloutGroup) -> None:
+        """Store a group; a full queue or a server that is away holds the generator back, and loses nothing."""
+        node = self._config.node.id
+        payload = encode(group)
+        while True:
+            try:
+                await self._context.node.publish(
+                    node_rollouts(node), payload, stream=node_rollouts_stream(node), message_id=f"draw-{group.draw}"
+                )
+            except (StreamFull, NotConnected) as error:
+                self._context.status.state("held back")
+                self._context.log.info("held_back", draw=group.draw, reason=str(error))
+                await asyncio.sleep(0.5)
+            else:
+                self._context.status.state("generating")
+                return
+
+
+class _Metrics:
+    def __init__(self, context: ServiceContext) -> None:
+        registry = context.registry
+        self._status = context.status
+        self._groups = Counter("swarm_rollouts_generated", "Groups generated.", ["task"], registry=registry)
+        for spec in context.config.tasks:
+            self._groups.labels(spec.dataset)
+        self._tokens = Counter("swarm_generated_tokens", "Completion tokens generated.", registry=registry)
+        self._length = Histogram(
+            "swarm_completion_tokens", "Tokens per completion.", buckets=[2**k for k in range(1, 17)], registry=registry
+        )
+        self._seconds = Histogram("swarm_generate_call_seconds", "Duration of one engine call.", registry=registry)
+
+    def count(self, groups: list[RolloutGroup], seconds: float) -> None:
+        tokens = 0
+        for group in groups:
+            self._groups.labels(group.task.ref.dataset).inc()
+            for completion in group.completions:
+                self._length.observe(completion.token_count)
+                tokens += completion.token_count
+        self._tokens.inc(tokens)
+        self._seconds.observe(seconds)
+        self._status.add("groups_generated", len(groups))
+        self._status.add("tokens_generated", tokens)
+        self._status.set("tokens_per_s", tokens / max(seconds, 1e-9))

@@ -1,0 +1,66 @@
+"""From the number of a task draw to a prompt that fits the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.config import NodeConfig
+from shared.messages import Task
+from shared.model.prompts import render_prompt
+from shared.runtime import FatalError
+from shared.tasks import HeldOut, TaskSource, derive_task
+
+_MAX_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PromptedTask:
+    """A task and the token ids that ask it."""
+
+    task: Task
+    prompt_ids: list[int]
+
+
+class Prompter:
+    """Turns draws into prompted tasks, never a held-out one, never one that leaves no room for an answer."""
+
+    def __init__(self, config: NodeConfig, tokenizer: Any, max_length: int, held_out: HeldOut) -> None:
+        self._source = TaskSource(config.tasks, node=config.node.id, seed=config.node.seed)
+        self._tokenizer = tokenizer
+        self._system_prompt = config.model.system_prompt
+        self._longest_prompt = max_length - config.generator.max_new_tokens
+        self._held_out = held_out
+        if self._longest_prompt < 1:
+            raise FatalError(
+                f"generator.max_new_tokens {config.generator.max_new_tokens} leaves no room for a prompt in the model's "
+                f"{max_length} tokens: lower generator.max_new_tokens"
+            )
+
+    def for_draw(self, draw: int) -> PromptedTask:
+        """The task of a draw: the first of its candidates that is not held out and fits. The same draw always gives the same task.
+
+        Raises:
+            FatalError: none of many candidates fits the model.
+        """
+        for attempt in range(_MAX_ATTEMPTS):
+            task = derive_task(self._source.ref(draw, attempt))
+            if self._held_out.contains(task.question):
+                continue
+            prompt_ids = self.prompt(task)
+            if len(prompt_ids) <= self._longest_prompt:
+                return PromptedTask(task, prompt_ids)
+        raise FatalError(
+            f"no task of {_MAX_ATTEMPTS} tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
+            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks where a dataset has few questions"
+        )
+
+    def prompt(self, task: Task) -> list[int]:
+        """Token ids that ask a task."""
+        return render_prompt(self._tokenizer, task.question, self._system_prompt)
+
+    def held_out(self, tasks: Sequence[Task]) -> list[PromptedTask]:
+        """The held-out tasks that fit the model."""
+        prompted = [PromptedTask(task, self.prompt(task)) for task in tasks]
+        return [each for each in prompted if len(each.prompt_ids) <= self._longest_prompt]

@@ -1,0 +1,91 @@
+"""Configuration: what is right loads from any source, what is wrong is refused with the field's name and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import ConfigError, NodeConfig, load_config
+
+GCD = {"tasks": [{"dataset": "gcd", "config": {"max_value": 12}}]}
+
+
+def test_environment_wins_over_the_file_and_overrides_over_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nid = "file"\nrun = "file"\n[trainer]\nlearning_rate = 3e-4\n[[tasks]]\ndataset = "gcd"\n')
+    monkeypatch.setenv("SWARM_NODE__RUN", "environment")
+    monkeypatch.setenv("SWARM_TRAINER__GRAD_CLIP", "0.5")
+    config = load_config(file, {"node": {"id": "override"}})
+    assert (config.node.id, config.node.run) == ("override", "environment")
+    assert (config.trainer.learning_rate, config.trainer.grad_clip) == (3e-4, 0.5)
+
+
+def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
+    one = load_config(None, {"tasks": [{"dataset": "gcd", "config": {"min_value": 1, "max_value": 2}}]})
+    other = load_config(None, {"tasks": [{"dataset": "gcd", "config": {"max_value": 2, "min_value": 1}}]})
+    assert one.tasks[0].canonical_config == other.tasks[0].canonical_config == '{"max_value":2,"min_value":1}'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"tasks": []}, "at least one"),
+        ({"sampler": {"local": 0, "external": 0}}, "a batch would be empty"),
+        ({"nats": {"swarm_url": "none"}, "sampler": {"external": 4}}, "a node alone has no groups of others"),
+        ({"generator": {"completions": 1}}, "generator.completions"),
+        ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key"),
+        ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),
+        ({"trainer": {"dual_clip": 1.0}}, "must be above 1 \\+ clip_high"),
+        ({"trainer": {"schedule": "cosine"}}, "needs an end"),
+        ({"node": {"id": "no spaces please"}}, "node.id"),
+        ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen per task draw"),
+        ({"generator": {"engine": "openai"}}, "generator.openai_url"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_with_cause_and_remedy(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, {**GCD, **overrides})
+
+
+def test_an_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TRIANER__LEARNING_RATE", "1")
+    with pytest.raises(ConfigError, match="SWARM_TRIANER__LEARNING_RATE"):
+        load_config(None, GCD)
+
+
+@pytest.mark.parametrize("content", [None, "[node", "node = 3"])
+def test_a_missing_or_broken_file_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "broken.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="broken.toml"):
+        load_config(file)
+
+
+def test_a_node_alone_needs_nothing_else_changed() -> None:
+    config = load_config(None, {**GCD, "nats": {"swarm_url": "none"}, "sampler": {"external": 0, "local": 8}})
+    assert config.nats.swarm_url is None
+
+
+def _fields(model: Any, path: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if hasattr(inner, "model_fields"):
+            found += _fields(inner, f"{path}{name}.")
+        else:
+            found.append((f"{path}{name}", field))
+    return found
+
+
+def test_every_port_belongs_to_one_role() -> None:
+    config = load_config(None, GCD)
+    ports = [config.http_port(role) for role in ("generator", "verifier", "sampler", "trainer")]
+    assert ports == [9400, 9401, 9402, 9403]
+
+
+def test_every_setting_is_documented_where_it_is_defined() -> None:
+    undocumented = [name for name, field in _fields(NodeConfig) if not field.description]
+    assert undocumented == ["tasks"]
