@@ -174,8 +174,8 @@ class Transport(Protocol):
         """Create the durable consumer, or update it where it differs from `spec`."""
         ...
 
-    async def ensure_bucket(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0) -> None:
-        """Create the key-value bucket if it is not there."""
+    async def ensure_bucket(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+        """Create the key-value bucket, or update it where it differs."""
         ...
 
     async def publish(

@@ -1,0 +1,174 @@
+"""Which streams, consumers and buckets a node and a swarm have. Every process makes sure of them as it starts.
+
+All streams are windows: what falls out of a node's own was trained on or given up on long before. Each stream that may carry
+large payloads has a companion for their chunks with the same byte limit (`shared.transport.blobs`), and a server reserves both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.transport.base import ConsumerSpec, Retention, StreamSpec, Transport, TransportError
+
+MIB = 1024 * 1024
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+NODE_DUPLICATE_WINDOW_S = 600.0
+SWARM_DUPLICATE_WINDOW_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """Bounds of a node's streams. A server holds at most twice the sum of the byte limits, for blobs."""
+
+    rollouts_max_msgs: int = 512
+    """Groups waiting for the verifier; a full queue makes the generator wait."""
+    rollouts_max_bytes: int = 512 * MIB
+    group_max_bytes: int = 128 * MIB
+    """Largest group; 64 completions of 32k tokens with ids and logprobs are about 25 MB."""
+    scored_max_msgs: int = 20_000
+    """Scored groups that a restarted sampler can rebuild its pools from."""
+    scored_max_bytes: int = 1024 * MIB
+    batches_max_msgs: int = 2_000
+    """Batches back to which a trainer can resume."""
+    batches_max_bytes: int = 1024 * MIB
+    batch_max_bytes: int = 768 * MIB
+    dead_letters_max_msgs: int = 1_000
+    dead_letters_max_bytes: int = 128 * MIB
+    dead_letters_max_age_s: float = 7 * DAY_S
+    state_history: int = 8
+    """Values kept per key of the node's bucket, for inspection."""
+    verifier_ack_wait_s: float = 60.0
+    """A group that a verifier neither finished nor said to be working on is handed to another after this."""
+    verifier_max_deliver: int = 5
+    """After this many tries a group goes to the dead letters."""
+    verifier_max_ack_pending: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmLimits:
+    """Bounds of the streams that all nodes share."""
+
+    rollouts_max_age_s: float = HOUR_S
+    rollouts_max_bytes: int = 2048 * MIB
+    group_max_bytes: int = 64 * MIB
+    evals_max_age_s: float = 30 * DAY_S
+    evals_max_bytes: int = 256 * MIB
+    eval_max_bytes: int = 256 * 1024
+    node_ttl_s: float = 900.0
+    """A node that has not renewed its entry for this long is gone from the directory."""
+
+
+def node_streams(node: str, limits: NodeLimits, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
+    """Streams of one node."""
+    return (
+        StreamSpec(
+            name=subjects.node_rollouts_stream(node),
+            subjects=(subjects.node_rollouts(node),),
+            retention=Retention.WORK_QUEUE,
+            discard_new=True,
+            max_msgs=limits.rollouts_max_msgs,
+            max_bytes=limits.rollouts_max_bytes,
+            max_msg_bytes=limits.group_max_bytes,
+            duplicate_window_s=NODE_DUPLICATE_WINDOW_S,
+            replicas=replicas,
+            description="Unscored groups, generator to verifier",
+        ),
+        StreamSpec(
+            name=subjects.node_scored_stream(node),
+            subjects=(subjects.node_scored(node),),
+            max_msgs=limits.scored_max_msgs,
+            max_bytes=limits.scored_max_bytes,
+            max_msg_bytes=limits.group_max_bytes + MIB,
+            duplicate_window_s=NODE_DUPLICATE_WINDOW_S,
+            replicas=replicas,
+            description="Scored groups, verifier to sampler",
+        ),
+        StreamSpec(
+            name=subjects.node_batches_stream(node),
+            subjects=(subjects.node_batches(node),),
+            max_msgs=limits.batches_max_msgs,
+            max_bytes=limits.batches_max_bytes,
+            max_msg_bytes=limits.batch_max_bytes,
+            duplicate_window_s=NODE_DUPLICATE_WINDOW_S,
+            replicas=replicas,
+            description="Batches, sampler to trainer",
+        ),
+        StreamSpec(
+            name=subjects.node_dead_letters_stream(node),
+            subjects=(subjects.node_dead_letters(node),),
+            max_msgs=limits.dead_letters_max_msgs,
+            max_bytes=limits.dead_letters_max_bytes,
+            max_age_s=limits.dead_letters_max_age_s,
+            max_msg_bytes=limits.group_max_bytes + MIB,
+            duplicate_window_s=NODE_DUPLICATE_WINDOW_S,
+            replicas=replicas,
+            description="What was given up on, for inspection",
+        ),
+    )
+
+
+def verifier_consumer(limits: NodeLimits) -> ConsumerSpec:
+    """The consumer that all verifier replicas of a node share."""
+    return ConsumerSpec(
+        name=subjects.VERIFIER_CONSUMER,
+        ack_wait_s=limits.verifier_ack_wait_s,
+        max_deliver=limits.verifier_max_deliver,
+        max_ack_pending=limits.verifier_max_ack_pending,
+    )
+
+
+def swarm_streams(limits: SwarmLimits, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
+    """Streams that all nodes share."""
+    return (
+        StreamSpec(
+            name=subjects.SWARM_ROLLOUTS,
+            subjects=(subjects.ALL_ROLLOUTS,),
+            max_age_s=limits.rollouts_max_age_s,
+            max_bytes=limits.rollouts_max_bytes,
+            max_msg_bytes=limits.group_max_bytes,
+            duplicate_window_s=SWARM_DUPLICATE_WINDOW_S,
+            deny_delete=True,
+            deny_purge=True,
+            replicas=replicas,
+            description="Signed groups of all nodes: a window over the recent past",
+        ),
+        StreamSpec(
+            name=subjects.SWARM_EVALS,
+            subjects=(subjects.ALL_EVALS,),
+            max_age_s=limits.evals_max_age_s,
+            max_bytes=limits.evals_max_bytes,
+            max_msg_bytes=limits.eval_max_bytes,
+            duplicate_window_s=SWARM_DUPLICATE_WINDOW_S,
+            deny_delete=True,
+            deny_purge=True,
+            replicas=replicas,
+            description="Held-out scores of all nodes",
+        ),
+    )
+
+
+async def ensure_node_streams(transport: Transport, node: str, limits: NodeLimits | None = None, *, replicas: int = 1) -> None:
+    """Make the node's streams, consumer and bucket as `limits` says, also where they exist with other settings."""
+    bounds = limits or NodeLimits()
+    for spec in node_streams(node, bounds, replicas=replicas):
+        await transport.ensure_stream(spec)
+    await transport.ensure_consumer(subjects.node_rollouts_stream(node), verifier_consumer(bounds))
+    await transport.ensure_bucket(subjects.node_bucket(node), history=bounds.state_history, replicas=replicas)
+
+
+async def ensure_swarm_streams(transport: Transport, limits: SwarmLimits | None = None, *, replicas: int = 1) -> None:
+    """Make the swarm's streams where they are missing. Existing ones belong to everybody and stay as they are: nodes of other
+    versions, or an operator, would otherwise set them back and forth."""
+    bounds = limits or SwarmLimits()
+    for spec in swarm_streams(bounds, replicas=replicas):
+        try:
+            await transport.stream_state(spec.name)
+        except TransportError:
+            await transport.ensure_stream(spec)
+    try:
+        await transport.stream_state(f"KV_{subjects.SWARM_NODES_BUCKET}")
+    except TransportError:
+        await transport.ensure_bucket(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)

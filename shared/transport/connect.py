@@ -1,0 +1,39 @@
+"""Opening a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name` for tests."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from shared.transport.base import Transport
+from shared.transport.connection import Connection, Options
+from shared.transport.memory import MemoryTransport, shared_server
+from shared.transport.nats import NatsTransport
+
+
+async def connect(
+    url: str,
+    *,
+    name: str,
+    timeout_s: float = 10.0,
+    creds_file: str | None = None,
+    tls_ca_file: str | None = None,
+    inbox_prefix: str = "_INBOX",
+) -> Transport:
+    """Connect to one plane.
+
+    Args:
+        url: One server or several separated by commas. `memory://<name>` names a server inside this process.
+        name: How the server's monitoring shows this connection, for example `alpha/verifier/0`.
+        timeout_s: Deadline of the first connection. Afterwards reconnecting never ends.
+        creds_file: NATS credentials (`.creds`).
+        tls_ca_file: Certificate authority of a server with TLS, where the system does not know it.
+        inbox_prefix: Where replies arrive; credentials of a shared server allow only one's own.
+
+    Raises:
+        NotConnected: nothing answers in time.
+    """
+    if url.startswith("memory://"):
+        return MemoryTransport(shared_server(urlsplit(url).netloc))
+    connection = Connection(Options(url=url, name=name, creds_file=creds_file, tls_ca_file=tls_ca_file, inbox_prefix=inbox_prefix))
+    await connection.open(timeout_s)
+    return NatsTransport(connection)

@@ -1,0 +1,252 @@
+"""One connection to a NATS server that survives restarts of that server and never waits without a deadline.
+
+nats-py retries a first connection silently, gives up for ever after an authorization error and buffers what is published
+while it reconnects; here each of these ends in an exception, a log line or a counter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+import nats.errors
+import structlog
+
+from shared.transport.base import NotConnected
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_WAIT_S = 0.5
+PING_INTERVAL_S = 20
+_ATTEMPT_S = 1.0
+_NO_RESPONDERS = "503"
+
+
+class Deadline:
+    """A point in time by which an operation must have ended."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._end - self._loop.time())
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return self.left_s <= 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened to a connection since it was opened."""
+
+    connects: int = 0
+    disconnects: int = 0
+    reconnects: int = 0
+    errors: int = 0
+    slow_consumers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach a server. Secrets are files, never values."""
+
+    url: str
+    name: str
+    creds_file: str | None = None
+    tls_ca_file: str | None = None
+    inbox_prefix: str = "_INBOX"
+
+
+class Connection:
+    """A NATS connection with requests that are tried again until their deadline."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.counters = Counters()
+        self._client: Any = None
+        self._closing = False
+        self._last_error = ""
+        self._reopening: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached now."""
+        return self._client is not None and bool(self._client.is_connected)
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each new connection; what the server remembered of an earlier one is gone."""
+        return self.counters.connects + self.counters.reconnects
+
+    @property
+    def client(self) -> Any:
+        """The nats-py client in use now (another one after nats-py has given up on the last)."""
+        return self._client
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message the server takes, headers included."""
+        return int(self._client.max_payload)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect. Raises NotConnected after `timeout_s`."""
+        client = nats.NATS()
+        try:
+            await asyncio.wait_for(client.connect(**self._settings()), timeout_s)
+        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
+            reason = str(error) or self._last_error
+            with suppress(Exception):
+                await asyncio.wait_for(client.close(), 1.0)
+            raise NotConnected(
+                f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
+                "start one with `make run` or `nats-server -c config/nats.conf`, or set nats.node_url"
+            ) from None
+        self._client = client
+        self.counters.connects += 1
+
+    async def close(self) -> None:
+        """Flush, then disconnect."""
+        self._closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if self._client is None or self._client.is_closed:
+            return
+        with suppress(Exception):
+            if self.connected:
+                await self._client.flush(timeout=2)
+        with suppress(Exception):
+            await asyncio.wait_for(self._client.close(), 2.0)
+
+    async def until_connected(self, deadline: Deadline) -> bool:
+        """Wait for the connection; False when the deadline came first."""
+        while not self.connected:
+            if deadline.passed or self._closing:
+                return False
+            await asyncio.sleep(min(0.02, deadline.left_s))
+        return True
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Send without waiting for anything, if there is a connection."""
+        if self.connected:
+            with suppress(nats.errors.Error):
+                await self._client.publish(subject, payload)
+
+    async def request(
+        self, subject: str, payload: bytes, deadline: Deadline, *, headers: Mapping[str, str] | None = None, what: str
+    ) -> Any:
+        """Ask until somebody answers. The request must be idempotent: it may arrive more than once.
+
+        Raises:
+            NotConnected: no answer before the deadline; `what` says in the message what was asked.
+        """
+        attempt_s, reason = _ATTEMPT_S, ""
+        while not deadline.passed:
+            if not await self.until_connected(deadline):
+                reason = "not connected"
+                break
+            try:
+                return await self._client.request(
+                    subject, payload, timeout=min(attempt_s, deadline.left_s), headers=dict(headers) if headers else None
+                )
+            except nats.errors.NoRespondersError:
+                reason = "nobody answers: the stream or consumer does not exist there, or JetStream is still starting"
+                await asyncio.sleep(min(0.1, deadline.left_s))
+            except (TimeoutError, nats.errors.TimeoutError):
+                reason = "no answer in time"
+                attempt_s *= 2
+            except nats.errors.Error as error:
+                reason = str(error)
+                await asyncio.sleep(min(0.05, deadline.left_s))
+        raise NotConnected(f"{what} at {self.options.url}: {reason or 'no time left'}")
+
+    @asynccontextmanager
+    async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
+        """Send one request that many messages answer. They appear in the queue until the block is left."""
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def receive(message: Any) -> None:
+            queue.put_nowait(message)
+
+        client = self._client
+        inbox = client.new_inbox()
+        # Both limits are off: what a request may bring is bounded by the request itself.
+        subscription = await client.subscribe(inbox, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+        try:
+            await client.publish(subject, payload, reply=inbox)
+            yield queue
+        finally:
+            with suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        settings: dict[str, Any] = {
+            "servers": options.url.split(","),
+            "name": options.name,
+            "connect_timeout": 2,
+            "reconnect_time_wait": RECONNECT_WAIT_S,
+            "max_reconnect_attempts": -1,
+            "ping_interval": PING_INTERVAL_S,
+            "max_outstanding_pings": 2,
+            "pending_size": 64 * 1024 * 1024,
+            "inbox_prefix": options.inbox_prefix,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+            "lame_duck_mode_cb": self._on_lame_duck,
+        }
+        if options.creds_file:
+            settings["user_credentials"] = options.creds_file
+        if options.tls_ca_file:
+            settings["tls"] = ssl.create_default_context(cafile=options.tls_ca_file)
+        return settings
+
+    async def _on_error(self, error: Exception) -> None:
+        self.counters.errors += 1
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters.slow_consumers += 1
+        described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if described != self._last_error:
+            log.warning("nats_error", url=self.options.url, error=described)
+        self._last_error = described
+
+    async def _on_disconnected(self) -> None:
+        if self._client is not None and not self._closing:
+            self.counters.disconnects += 1
+            log.warning("nats_disconnected", url=self.options.url)
+
+    async def _on_reconnected(self) -> None:
+        self.counters.reconnects += 1
+        self._last_error = ""
+        log.info("nats_reconnected", url=self.options.url)
+
+    async def _on_lame_duck(self) -> None:
+        log.info("nats_lame_duck", url=self.options.url)
+
+    async def _on_closed(self) -> None:
+        if self._client is None or self._closing:
+            return
+        log.error("nats_gave_up", url=self.options.url, error=self._last_error, remedy="opening a new connection")
+        self._reopening = asyncio.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        wait_s = RECONNECT_WAIT_S
+        while not self._closing:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, 30.0)
+            with suppress(NotConnected):
+                await self.open(10.0)
+                self._last_error = ""
+                log.info("nats_reopened", url=self.options.url)
+                return

@@ -1,0 +1,146 @@
+"""Reading a stream without a consumer, by (batched) direct get (ADR-31).
+
+nats-py knows only the single get. A batch is one request that many replies answer; each names the sequence before it
+(`Nats-Last-Sequence`), so a lost reply is noticed, and the last is a status 204. What a foreign publisher puts in its headers
+cannot pass for either: the server overwrites its own header names in stored messages, and a status has no `Nats-Sequence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+
+from shared.transport.base import NotConnected, StoredMessage, TransportError
+from shared.transport.blobs import BLOB_HEADER, size_of
+from shared.transport.connection import Connection, Deadline
+
+REPLY_BYTES = 16 * 1024 * 1024
+"""A batch has no flow control: this bounds what the server sends for one request."""
+READ_BYTES = 64 * 1024 * 1024
+"""One `read` returns no more than this in inline payloads, besides the last message."""
+MAX_BATCH = 1024
+_SILENCE_S = 2.0
+_SERVER_HEADERS = frozenset(
+    {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream has nothing more."""
+
+    messages: list[StoredMessage]
+    next_seq: int | None
+    too_many_subjects: bool = False
+
+
+def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: bytes, headers: Mapping[str, str]) -> StoredMessage:
+    """A message in the interface's words."""
+    blob = headers.get(BLOB_HEADER)
+    return StoredMessage(
+        stream=stream,
+        seq=seq,
+        subject=subject,
+        size_bytes=size_of(blob, body),
+        stored_at=stored_at,
+        inline=body if blob is None else None,
+        headers={str(key): value for key, value in headers.items() if key not in _SERVER_HEADERS},
+    )
+
+
+def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
+    """The message in a direct get's reply; None for a status, or if a foreign publisher's headers made it unreadable."""
+    headers = reply.headers or {}
+    try:
+        return stored_message(
+            stream,
+            headers["Nats-Subject"],
+            int(headers["Nats-Sequence"]),
+            datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+            bytes(reply.data),
+            headers,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+async def get(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> StoredMessage | None:
+    """One message by `{"seq": n}` or `{"last_by_subj": s}`."""
+    reply = await connection.request(
+        f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), deadline, what=f"direct get from stream {stream}"
+    )
+    return parse_reply(stream, reply)
+
+
+async def read(connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline) -> list[StoredMessage]:
+    """Up to `max_messages` at or after `start_seq`."""
+    found: list[StoredMessage] = []
+    held_bytes, position = 0, max(1, start_seq)
+    while len(found) < max_messages and held_bytes < READ_BYTES:
+        page = await batch(connection, stream, {"seq": position, "batch": min(max_messages - len(found), MAX_BATCH)}, deadline)
+        found += page.messages
+        held_bytes += sum(len(message.inline or b"") for message in page.messages)
+        if page.next_seq is None:
+            break
+        position = page.next_seq
+    return found
+
+
+async def batch(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> Page:
+    """One batched get. An interrupted one returns what came in unbroken order, if anything did; else it is tried again."""
+    body = json.dumps({**request, "max_bytes": REPLY_BYTES}).encode()
+    reason = "not connected"
+    while not deadline.passed and await connection.until_connected(deadline):
+        try:
+            async with connection.replies(f"$JS.API.DIRECT.GET.{stream}", body) as replies:
+                page = await _collect(stream, replies, deadline)
+        except nats.errors.Error as error:
+            page, reason = None, str(error)
+        if page is not None:
+            return page
+        reason = "no (complete) answer: the stream does not exist there, or the server is starting"
+        await asyncio.sleep(min(0.1, deadline.left_s))
+    raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: {reason}")
+
+
+async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline) -> Page | None:
+    messages: list[StoredMessage] = []
+    previous: int | None = 0
+    while True:
+        try:
+            reply = await asyncio.wait_for(replies.get(), min(_SILENCE_S, deadline.left_s))
+        except TimeoutError:
+            return _interrupted(messages)
+        message = parse_reply(stream, reply)
+        headers = reply.headers or {}
+        if message is None and "Nats-Sequence" not in headers and (status := headers.get("Status")):
+            if status == "204":
+                last = int(headers.get("Nats-Last-Sequence", 0))
+                if previous is not None and messages and previous != last:
+                    return _interrupted(messages)
+                more = int(headers.get("Nats-Num-Pending", 0)) > 0
+                return Page(messages, last + 1 if more else None)
+            if status == "404":
+                return Page([], None)
+            if status == "413":
+                return Page([], None, too_many_subjects=True)
+            if status == "503":
+                return None
+            raise TransportError(f"direct get from stream {stream}: {status} {headers.get('Description', '')}")
+        if message is None:
+            previous = None
+            continue
+        if previous is not None and int(headers.get("Nats-Last-Sequence", previous)) != previous:
+            return _interrupted(messages)
+        messages.append(message)
+        previous = message.seq
+
+
+def _interrupted(messages: list[StoredMessage]) -> Page | None:
+    return Page(messages, messages[-1].seq + 1) if messages else None

@@ -1,0 +1,175 @@
+"""JetStream's JSON API: requests, typed errors, and making streams and consumers as their owner wants them.
+
+Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's `errors.json` for the error codes.
+Since 2.12 the server refuses unknown fields, so requests hold only fields that it told us or that we know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from shared.transport.base import ConsumerSpec, NotConnected, StreamSpec, TransportError
+from shared.transport.blobs import HEADER_ROOM_BYTES
+from shared.transport.connection import Connection, Deadline
+
+log = structlog.get_logger(__name__)
+
+SETUP_TIMEOUT_S = 10.0
+NANOSECONDS = 1_000_000_000
+
+STREAM_NAME_IN_USE = 10058
+STREAM_NOT_FOUND = 10059
+CONSUMER_NOT_FOUND = 10014
+EXPECTED_STREAM_DIFFERS = 10060
+MESSAGE_TOO_LARGE = 10054
+STORE_FAILED = 10077
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+NO_MESSAGE_FOUND = frozenset({10037, 10057})
+SUBJECTS_OVERLAP = 10065
+
+
+class ApiError(TransportError):
+    """The server refused a request. `err_code` is JetStream's own number for the reason."""
+
+    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
+        self.code = int(error.get("code", 0))
+        self.err_code = int(error.get("err_code", 0))
+        self.description = str(error.get("description", ""))
+        super().__init__(f"{what}: {self.description} (JetStream error {self.err_code})")
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may succeed later: the server is starting, electing a leader or overrun."""
+        return self.code in (429, 503)
+
+
+async def call(connection: Connection, subject: str, request: Mapping[str, Any] | None, deadline: Deadline, what: str) -> Any:
+    """One request of the JSON API. Raises ApiError, or NotConnected when nobody answers before the deadline."""
+    body = b"" if request is None else json.dumps(request).encode()
+    while True:
+        answer = json.loads((await connection.request(f"$JS.API.{subject}", body, deadline, what=what)).data)
+        if "error" not in answer:
+            return answer
+        error = ApiError(what, answer["error"])
+        if not error.passing or deadline.left_s < 0.5:
+            raise error
+
+
+def stream_config(spec: StreamSpec) -> dict[str, Any]:
+    """`spec` in the server's words. Direct reads are always allowed, rollups never (one could wipe a stream)."""
+    window_s = min(spec.duplicate_window_s, spec.max_age_s) if spec.max_age_s > 0 else spec.duplicate_window_s
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        "subjects": list(spec.subjects),
+        "retention": spec.retention.value,
+        "storage": "file",
+        "discard": "new" if spec.discard_new else "old",
+        "max_age": round(spec.max_age_s * NANOSECONDS),
+        "max_bytes": spec.max_bytes,
+        "max_msgs": spec.max_msgs,
+        "max_msg_size": spec.max_msg_bytes + HEADER_ROOM_BYTES if spec.max_msg_bytes >= 0 else -1,
+        "duplicate_window": round(window_s * NANOSECONDS),
+        "num_replicas": spec.replicas,
+        "allow_direct": True,
+        "allow_rollup_hdrs": False,
+        "deny_delete": spec.deny_delete,
+        "deny_purge": spec.deny_purge,
+    }
+
+
+def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int) -> dict[str, Any]:
+    """A key-value bucket as a stream (ADR-8), without rollups: nobody needs to purge a key here."""
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "new",
+        "max_age": round(ttl_s * NANOSECONDS),
+        "max_msgs_per_subject": history,
+        "max_bytes": -1,
+        "max_msgs": -1,
+        "max_msg_size": -1,
+        "duplicate_window": round((min(120.0, ttl_s) if ttl_s > 0 else 120.0) * NANOSECONDS),
+        "num_replicas": replicas,
+        "allow_direct": True,
+        "allow_rollup_hdrs": False,
+        "deny_delete": True,
+        "deny_purge": False,
+    }
+
+
+def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """Names of the settings in which a stream differs from what is wanted. The server leaves out what is empty."""
+
+    def differs(key: str) -> bool:
+        is_now = actual.get(key)
+        if key == "subjects":
+            return sorted(wanted[key]) != sorted(is_now or [])
+        return bool(wanted[key]) if is_now is None else bool(wanted[key] != is_now)
+
+    return [key for key in wanted if differs(key)]
+
+
+async def ensure_stream(connection: Connection, wanted: Mapping[str, Any]) -> None:
+    """Create the stream or update what differs. Settings that `wanted` does not name stay as an operator left them."""
+    name, deadline = wanted["name"], Deadline(SETUP_TIMEOUT_S)
+    what = f"stream {name}"
+    try:
+        await call(connection, f"STREAM.CREATE.{name}", wanted, deadline, what)
+        return
+    except ApiError as error:
+        if error.err_code == SUBJECTS_OVERLAP:
+            raise TransportError(
+                f"{what}: another stream takes (part of) {', '.join(wanted['subjects'])}: list streams with `nats stream ls`, "
+                "remove the one that is in the way"
+            ) from None
+        if error.err_code != STREAM_NAME_IN_USE:
+            raise
+    actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, what))["config"]
+    changed = drift(wanted, actual)
+    if not changed:
+        return
+    merged = {**actual, **wanted}
+    merged["metadata"] = {k: v for k, v in actual.get("metadata", {}).items() if not k.startswith("_nats.")}
+    try:
+        await call(connection, f"STREAM.UPDATE.{name}", merged, deadline, what)
+    except ApiError as error:
+        raise TransportError(
+            f"{what} exists with another {', '.join(changed)} and the server cannot change that ({error.description}): "
+            f"drain it and remove it with `nats stream rm {name}` (its messages are lost), then start again"
+        ) from None
+    log.info("stream_updated", stream=name, changed=changed)
+
+
+async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpec) -> None:
+    """Create the durable pull consumer or update it."""
+    config: dict[str, Any] = {
+        "name": spec.name,
+        "durable_name": spec.name,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "ack_wait": round(spec.ack_wait_s * NANOSECONDS),
+        "max_deliver": spec.max_deliver,
+        "max_ack_pending": spec.max_ack_pending,
+    }
+    subject = f"CONSUMER.CREATE.{stream}.{spec.name}"
+    if spec.filter_subject is not None:
+        config["filter_subject"] = spec.filter_subject
+        subject += f".{spec.filter_subject}"
+    what = f"consumer {spec.name} of stream {stream}"
+    try:
+        await call(connection, subject, {"stream_name": stream, "config": config}, Deadline(SETUP_TIMEOUT_S), what)
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            raise NotConnected(f"{what}: the stream does not exist: call ensure_stream first") from None
+        raise TransportError(
+            f"{what}: {error.description}: if it exists with settings that cannot be changed, remove it with "
+            f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are handed out again)"
+        ) from None

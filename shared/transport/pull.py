@@ -1,0 +1,160 @@
+"""Taking work from a durable pull consumer.
+
+Each pull is short and carries `no_wait` together with `expires`: the server waits for the first message, then hands over what
+is there and ends the pull, so none is left behind that would swallow a later message. nats-py's own `fetch` waits for a full
+batch and can stall on a pull that a reconnect has orphaned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+import structlog
+
+from shared.transport.base import Delivery, NotConnected, StoredMessage
+from shared.transport.connection import Connection, Deadline
+from shared.transport.direct import stored_message
+from shared.transport.jetstream_api import NANOSECONDS
+
+log = structlog.get_logger(__name__)
+
+LONGEST_PULL_S = 5.0
+ACK_TIMEOUT_S = 5.0
+_SLICE_S = 0.25
+
+
+class NatsDelivery:
+    """A message from a consumer. See `Delivery`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        message: StoredMessage,
+        deliveries: int,
+        reply: str,
+        on_settled: Callable[[StoredMessage], None],
+    ) -> None:
+        self._connection = connection
+        self._message = message
+        self._deliveries = deliveries
+        self._reply = reply
+        self._on_settled = on_settled
+        self._settled = False
+
+    @property
+    def message(self) -> StoredMessage:
+        """The message."""
+        return self._message
+
+    @property
+    def deliveries(self) -> int:
+        """How many times it was handed out, this time included."""
+        return self._deliveries
+
+    async def ack(self) -> None:
+        """Done, confirmed by the server. Without a confirmation in time it is logged and will be handed out again."""
+        if await self._settle(b"+ACK"):
+            self._on_settled(self._message)
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Give it back."""
+        await self._settle(b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % round(delay_s * NANOSECONDS))
+
+    async def term(self) -> None:
+        """Never hand it out again."""
+        if await self._settle(b"+TERM"):
+            self._on_settled(self._message)
+
+    async def in_progress(self) -> None:
+        """Restart the acknowledgement clock."""
+        if not self._settled:
+            await self._connection.send(self._reply, b"+WPI")
+
+    async def _settle(self, verdict: bytes) -> bool:
+        if self._settled:
+            return False
+        self._settled = True
+        try:
+            await self._connection.request(self._reply, verdict, Deadline(ACK_TIMEOUT_S), what=f"{verdict[:4].decode()}")
+        except NotConnected as error:
+            log.warning(
+                "ack_not_confirmed", stream=self._message.stream, seq=self._message.seq, error=str(error), effect="redelivery"
+            )
+            return False
+        return True
+
+
+async def fetch(
+    connection: Connection,
+    stream: str,
+    consumer: str,
+    max_messages: int,
+    timeout_s: float,
+    on_settled: Callable[[StoredMessage], None],
+) -> list[Delivery]:
+    """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does not exist."""
+    deadline = Deadline(min(timeout_s, LONGEST_PULL_S))
+    missing = False
+    while not deadline.passed and await connection.until_connected(deadline):
+        try:
+            found, missing = await _pull(connection, stream, consumer, max_messages, deadline, on_settled)
+        except nats.errors.Error:
+            found, missing = [], False
+        if found:
+            return list(found)
+        if missing:
+            await asyncio.sleep(min(0.1, deadline.left_s))
+    if missing:
+        raise NotConnected(
+            f"consumer {consumer} of stream {stream} at {connection.options.url}: nobody answers: "
+            "call ensure_stream and ensure_consumer first, or wait until JetStream has started"
+        )
+    return []
+
+
+async def _pull(
+    connection: Connection,
+    stream: str,
+    consumer: str,
+    max_messages: int,
+    deadline: Deadline,
+    on_settled: Callable[[StoredMessage], None],
+) -> tuple[list[NatsDelivery], bool]:
+    """One pull: its deliveries, and whether there was no consumer to ask."""
+    epoch, found = connection.epoch, list[NatsDelivery]()
+    request = {"batch": max_messages, "no_wait": True, "expires": max(1, round(deadline.left_s * NANOSECONDS))}
+    try:
+        async with connection.replies(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode()) as replies:
+            while len(found) < max_messages:
+                # Beyond the deadline: the server ends the pull, and what it sent at the last moment is still taken.
+                wait_s = _SLICE_S if found else min(_SLICE_S, deadline.left_s + 0.1)
+                try:
+                    reply = await asyncio.wait_for(replies.get(), wait_s)
+                except TimeoutError:
+                    if found or deadline.passed or connection.epoch != epoch or not connection.connected:
+                        break
+                    continue
+                delivery = _delivery(connection, stream, reply, on_settled)
+                if delivery is None:
+                    return found, not found and (reply.headers or {}).get("Status") in ("503", "409")
+                found.append(delivery)
+    except asyncio.CancelledError:
+        for delivery in found:
+            await connection.send(delivery._reply, b"-NAK")
+        raise
+    return found, False
+
+
+def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> NatsDelivery | None:
+    """The delivery in a reply, or None for a status. The acknowledgement subject holds the numbers, in two formats (ADR-15)."""
+    tokens = reply.reply.split(".")
+    if tokens[:2] != ["$JS", "ACK"]:
+        return None
+    at = 4 if len(tokens) == 9 else 6
+    deliveries, seq, _, stored_ns = (int(token) for token in tokens[at : at + 4])
+    message = stored_message(stream, reply.subject, seq, stored_ns / NANOSECONDS, bytes(reply.data), reply.headers or {})
+    return NatsDelivery(connection, message, deliveries, reply.reply, on_settled)

@@ -1,0 +1,52 @@
+"""Fixtures that all tests share: real NATS servers, and coroutine functions as tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nats_server import NatsServer
+
+ASYNC_TEST_TIMEOUT_S = 120.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests in an event loop of their own, with a deadline."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def run() -> None:
+        await asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TEST_TIMEOUT_S)
+
+    asyncio.run(run())
+    return True
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for the whole run. Tests use stream and node names of their own on it."""
+    server = NatsServer(tmp_path_factory.mktemp("nats")).start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
+    """Makes servers that a test may kill: `nats_server(config="max_payload: 8MB")` is started and ends with the test."""
+    servers: list[NatsServer] = []
+
+    def make(**settings: Any) -> NatsServer:
+        server = NatsServer(tmp_path / f"nats-{len(servers)}", **settings).start()
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        server.kill()

