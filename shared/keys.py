@@ -1,0 +1,101 @@
+"""A node's Ed25519 key (nkey): create, load, sign, verify."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from pathlib import Path
+
+import nkeys
+from nacl.exceptions import BadSignatureError
+from nacl.signing import VerifyKey
+
+_USER_BYTE = nkeys.PREFIX_BYTE_USER
+
+
+class KeyFileError(Exception):
+    """A key file cannot be used; the message says why and what to do."""
+
+
+class SigningKey:
+    """A private key in memory. Its public half is an nkey of type user (`U...`)."""
+
+    def __init__(self, seed: bytes) -> None:
+        """`seed` is an encoded nkey seed (`SU...`)."""
+        self._pair = nkeys.from_seed(bytearray(seed))
+        self.public_key: str = bytes(self._pair.public_key).decode()
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature, 64 bytes."""
+        signature: bytes = self._pair.sign(message)
+        return signature
+
+
+def new_seed() -> bytes:
+    """A fresh encoded seed (`SU...`)."""
+    seed: bytes = bytes(nkeys.encode_seed(bytearray(secrets.token_bytes(32)), nkeys.PREFIX_BYTE_USER))
+    return seed
+
+
+def load_or_create(path: Path) -> SigningKey:
+    """The key in `path`, made first when there is none. Safe from several processes at once: all end with the same key.
+
+    Raises:
+        KeyFileError: the file cannot be read or written, is readable for others, or holds no key.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path)
+        if path.stat().st_mode & 0o077:
+            raise KeyFileError(f"key file {path} is readable for others: run `chmod 600 {path}`")
+        seed = path.read_bytes().strip()
+    except OSError as error:
+        raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
+    try:
+        return SigningKey(seed)
+    except Exception as error:
+        raise KeyFileError(f"key file {path} holds no nkey seed ({type(error).__name__}): restore it or move it away") from None
+
+
+def verify(public_key: str, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` over `message` is by the holder of `public_key`. False for anything malformed, never raises."""
+    raw = _decode_public(public_key)
+    if raw is None:
+        return False
+    try:
+        VerifyKey(raw).verify(message, signature)
+    except (BadSignatureError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _create(path: Path) -> None:
+    # A finished file appears under its name at once, and `link` refuses to replace another process's.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(new_seed() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _decode_public(public_key: str) -> bytes | None:
+    if len(public_key) != 56 or not public_key.startswith("U"):
+        return None
+    try:
+        decoded = base64.b32decode(public_key)
+    except ValueError:
+        return None
+    raw, checksum = decoded[:-2], decoded[-2:]
+    if raw[0] != _USER_BYTE or nkeys.crc16(bytearray(raw)) != int.from_bytes(checksum, "little"):
+        return None
+    return raw[1:]

@@ -1,0 +1,21 @@
+"""Finding the answer in a completion."""
+
+from __future__ import annotations
+
+_OPEN = "<answer>"
+_CLOSE = "</answer>"
+
+
+def extract_answer(text: str) -> str:
+    """Content of the last closed `<answer>...</answer>`, or the whole text when there is none, without surrounding space.
+
+    Linear in the length of the text, also for hostile text, because no regular expression is involved.
+    """
+    end = text.rfind(_CLOSE)
+    if end < 0:
+        return text.strip()
+    previous_end = text.rfind(_CLOSE, 0, end)
+    start = text.find(_OPEN, previous_end + 1 if previous_end >= 0 else 0, end)
+    if start < 0:
+        return text.strip()
+    return text[start + len(_OPEN) : end].strip()

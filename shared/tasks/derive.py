@@ -1,0 +1,169 @@
+"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym in this process.
+
+The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over sets of strings, so that their
+items depend on Python's hash seed; they are derived only where `PYTHONHASHSEED=0` (`HASH_ORDERED`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import random
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shared.messages import Task, TaskRef
+from shared.tasks.canonical import canonical_json
+from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
+
+HASH_ORDERED = frozenset(
+    {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+)
+"""Datasets whose items differ between processes with different hash seeds (found by deriving every dataset in several)."""
+
+UNSEEDED = frozenset({"codeio", "list_functions"})
+"""Datasets that draw from Python's global random state as well; it is seeded for each of their items."""
+
+CACHED_DATASETS = 64
+CACHED_ITEMS = 256
+
+
+class TaskError(ValueError):
+    """A task cannot be derived; the message names dataset, cause and remedy. `reason` is a short word for counting."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class TaskConfigError(TaskError):
+    """A node's own task sources cannot be used (`check_specs`)."""
+
+
+class Item(NamedTuple):
+    """A derived task with the objects that its scorer wants: reasoning-gym's dataset and raw entry."""
+
+    task: Task
+    dataset: Any
+    entry: dict[str, Any]
+
+
+def derive_task(ref: TaskRef) -> Task:
+    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only.
+
+    Raises:
+        TaskError: unknown dataset, refused or unfit configuration, index outside the dataset, or the dataset itself failed.
+    """
+    return derive_item(ref).task
+
+
+def dataset_size(dataset: str, config: str) -> int:
+    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default.
+
+    Raises:
+        TaskError: as `derive_task`.
+    """
+    return _size(_dataset(dataset, config, 0), dataset)
+
+
+def dataset_names() -> list[str]:
+    """Names of all datasets that tasks can come from, sorted."""
+    return sorted(_registry().keys() - REFUSED_DATASETS.keys())
+
+
+@lru_cache(maxsize=CACHED_ITEMS)
+def derive_item(ref: TaskRef) -> Item:
+    """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are remembered."""
+    dataset = _dataset(ref.dataset, ref.config, ref.seed)
+    size = _size(dataset, ref.dataset)
+    if ref.index >= size:
+        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the dataset's {size} items; take one below")
+    try:
+        entry = _seeded_item(dataset, ref) if ref.dataset in UNSEEDED else dataset[ref.index]
+        task = Task(
+            ref=ref,
+            question=_text(entry["question"]),
+            answer=None if entry["answer"] is None else _text(entry["answer"]),
+            metadata=canonical_json(entry["metadata"]),
+        )
+    except Exception as error:
+        raise TaskError(
+            "task_underivable",
+            f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be made: {_brief(error)}; "
+            "change the dataset's config",
+        ) from error
+    return Item(task, dataset, entry)
+
+
+@lru_cache(maxsize=CACHED_DATASETS)
+def _dataset(name: str, config: str, seed: int) -> Any:
+    registry = _registry()
+    if name in REFUSED_DATASETS:
+        raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")
+    if name not in registry:
+        close = difflib.get_close_matches(name, registry, n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else "`swarm task list` shows all names"
+        raise TaskError("task_dataset", f"{name}: reasoning-gym has no such dataset; {hint}")
+    if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED") != "0":
+        raise TaskError(
+            "task_underivable",
+            f"{name}: its items depend on Python's hash seed, and other nodes could not check them; "
+            "start every process with PYTHONHASHSEED=0 or use another dataset",
+        )
+    try:
+        values = parse_config(config)
+    except ValueError as error:
+        raise TaskError("task_config", f"{name}: config {config[:200]}: {error}") from None
+    dataset_class, config_class = registry[name]
+    fields = config_class.__dataclass_fields__
+    for key in values:
+        if key not in fields:
+            known = sorted(fields.keys() - {"seed"})
+            close = difflib.get_close_matches(key, known, n=2)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"settings are {', '.join(known)}"
+            raise TaskError("task_config", f"{name}: config key {key!r} is unknown; {hint}")
+    try:
+        made = config_class(**values, seed=seed)
+        made.validate()
+        return dataset_class(config=made)
+    except Exception as error:
+        raise TaskError(
+            "task_config", f"{name}: config {config[:200]} is refused by the dataset: {_brief(error)}; correct that setting"
+        ) from error
+
+
+def _seeded_item(dataset: Any, ref: TaskRef) -> dict[str, Any]:
+    state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(ref.seed + ref.index)
+    np.random.seed((ref.seed + ref.index) % 2**32)
+    try:
+        entry: dict[str, Any] = dataset[ref.index]
+        return entry
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+
+
+def _registry() -> dict[str, tuple[Any, Any]]:
+    import reasoning_gym  # noqa: F401  # importing fills the registry; a second of work that callers of other modules are spared
+    from reasoning_gym.factory import DATASETS
+
+    registry: dict[str, tuple[Any, Any]] = DATASETS
+    return registry
+
+
+def _size(dataset: Any, name: str) -> int:
+    size = len(dataset)
+    if size < 1:
+        raise TaskError("task_config", f"{name}: its size is {size}; set `size` to at least 1")
+    return size
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"

@@ -1,0 +1,71 @@
+"""What an answer must look like before one of reasoning-gym's own scorers sees it.
+
+Two kinds of scorer need this: those that hand the answer to sympy's parser, which is Python's `eval` (also the task's own text is
+checked there, because a foreign configuration shapes it), and those in which a short text asks for unbounded work. Facts:
+every scorer of reasoning-gym 0.1.25 was tried with hostile answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from shared.tasks.expressions import is_plain_expression
+
+Guard = Callable[[str, dict[str, Any]], bool]
+"""Whether the scorer may see this answer to this raw entry; otherwise the reward is 0."""
+
+_COMPLEX = re.compile(r"[0-9+\-.ijIJ() eE]{1,200}")
+_HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9_]{4}")
+_FOUR_DIGITS = re.compile(r"[0-9]{4}")
+_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,7}")
+_NUMBER_LIST = re.compile(r"[\[\]0-9eE+\-., '\"]*")
+
+
+def _integral(answer: str, entry: dict[str, Any]) -> bool:
+    names = {entry["metadata"]["variable"], "C"}
+    return (
+        _SYMBOL.fullmatch(entry["metadata"]["variable"]) is not None
+        and is_plain_expression(entry["metadata"]["integrand"], names)
+        and is_plain_expression(answer, names)
+    )
+
+
+def _polynomial(answer: str, entry: dict[str, Any]) -> bool:
+    names = set(entry["metadata"]["variables"])
+    return (
+        all(_SYMBOL.fullmatch(name) for name in names)
+        and is_plain_expression(entry["answer"], names)
+        and is_plain_expression(answer, names)
+    )
+
+
+def _complex_number(answer: str, entry: dict[str, Any]) -> bool:
+    # Without the letters of nan and inf; a distance that is not a number would earn full marks.
+    return _COMPLEX.fullmatch(answer) is not None
+
+
+def _fraction(answer: str, entry: dict[str, Any]) -> bool:
+    return len(answer) <= 1000 and not _HUGE_EXPONENT.search(answer)
+
+
+def _moves(answer: str, entry: dict[str, Any]) -> bool:
+    return not _FOUR_DIGITS.search(answer)
+
+
+def _number_list(answer: str, entry: dict[str, Any]) -> bool:
+    # The scorer falls back to `eval` of the task's own answer when that is not JSON.
+    return _NUMBER_LIST.fullmatch(entry["answer"]) is not None
+
+
+GUARDS: dict[str, Guard] = {
+    "simple_integration": _integral,
+    "intermediate_integration": _integral,
+    "polynomial_multiplication": _polynomial,
+    "complex_arithmetic": _complex_number,
+    "coin_flip": _fraction,
+    "rubiks_cube": _moves,
+    "rush_hour": _moves,
+    "number_sorting": _number_list,
+}

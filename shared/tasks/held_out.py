@@ -1,0 +1,75 @@
+"""The held-out set: fixed tasks, the same on every node with the same sources, that never enter training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shared.messages import Task, TaskRef
+from shared.tasks.derive import dataset_size, derive_task
+
+if TYPE_CHECKING:
+    from shared.config import TaskSpec
+
+HELD_OUT_SEED = 0x7E000000
+"""Held-out tasks have seeds from here on; training seeds are below."""
+
+PATIENCE = 200
+"""A source that yields this many known questions in a row has no more; its share of the set stays smaller."""
+
+
+class HeldOut:
+    """Question texts that are not to be trained on."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        """Take the questions of `tasks`."""
+        self.tasks = list(tasks)
+        self._questions = frozenset(_key(task.question) for task in self.tasks)
+
+    def contains(self, question: str) -> bool:
+        """Whether this question, spacing and case aside, is in the set."""
+        return _key(question) in self._questions
+
+
+def held_out_tasks(specs: Sequence[TaskSpec], n: int, derive: Callable[[TaskRef], Task] = derive_task) -> list[Task]:
+    """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder). Deterministic.
+
+    A source with too few distinct questions contributes fewer. The order is that of `specs`.
+
+    Raises:
+        TaskError: a task does not derive.
+    """
+    chosen: list[Task] = []
+    known: set[str] = set()
+    for spec, count in zip(specs, _split([spec.weight for spec in specs], n), strict=True):
+        size = dataset_size(spec.dataset, spec.canonical_config) if count else 1
+        taken = misses = position = 0
+        while taken < count and misses < PATIENCE:
+            # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.
+            block, index = divmod(position, size)
+            ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=HELD_OUT_SEED + block * size, index=index)
+            position += 1
+            task = derive(ref)
+            key = _key(task.question)
+            if key in known:
+                misses += 1
+                continue
+            known.add(key)
+            chosen.append(task)
+            taken += 1
+            misses = 0
+    return chosen
+
+
+def _split(weights: Sequence[float], n: int) -> list[int]:
+    total = sum(weights)
+    exact = [n * weight / total for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
+    for position in by_remainder[: n - sum(counts)]:
+        counts[position] += 1
+    return counts
+
+
+def _key(question: str) -> str:
+    return " ".join(question.split()).casefold()

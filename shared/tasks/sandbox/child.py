@@ -1,0 +1,138 @@
+"""One worker process as its parent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import shared
+from shared.tasks.sandbox.protocol import PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
+
+START_TIMEOUT_S = 60.0
+POLLS_PER_TIMEOUT = 5
+
+_ENVIRONMENT = {
+    "PATH": os.defpath,
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""All that a worker inherits. The hash seed is fixed because some datasets iterate over sets."""
+
+
+class WorkerLost(Exception):
+    """The worker hung, or died. `step` is the (job, answer) it was at; None when it was at nothing of this batch."""
+
+    def __init__(self, cause: str, step: tuple[int, int] | None) -> None:
+        super().__init__(cause)
+        self.step = step
+
+
+class Child:
+    """A running worker. After `WorkerLost` it is dead and a new one has to be started."""
+
+    def __init__(self, process: asyncio.subprocess.Process, progress: Progress, answer_timeout_s: float) -> None:
+        self._process = process
+        self._progress = progress
+        self._answer_timeout_s = answer_timeout_s
+        self._batch = 0
+
+    @classmethod
+    async def start(cls, *, memory_bytes: int, answer_timeout_s: float) -> Child:
+        """Start a worker and wait until it can take work.
+
+        Raises:
+            WorkerLost: it ended or said nothing within `START_TIMEOUT_S`; why is on standard error.
+        """
+        with tempfile.TemporaryFile() as file:
+            file.truncate(PROGRESS_BYTES)
+            progress = Progress(file.fileno())
+            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s)]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-s",
+                "-m",
+                "shared.tasks.sandbox.worker",
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=_ENVIRONMENT,
+                cwd=Path(shared.__file__).parent.parent,
+                pass_fds=[file.fileno()],
+                start_new_session=True,
+            )
+        child = cls(process, progress, answer_timeout_s)
+        try:
+            ready = await asyncio.wait_for(child._read_frame(), START_TIMEOUT_S)
+        except (TimeoutError, EOFError, OSError) as error:
+            await child.kill()
+            raise WorkerLost(f"worker did not start: {type(error).__name__}, exit code {process.returncode}", None) from None
+        except BaseException:
+            await child.kill()
+            raise
+        assert ready == READY
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def send(self, jobs: list[list[Any]]) -> None:
+        """Hand over a batch; its results are to be read before the next."""
+        self._batch += 1
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(pack_frame(jobs))
+            await asyncio.wait_for(self._process.stdin.drain(), START_TIMEOUT_S)
+        except (OSError, TimeoutError):
+            await self._lose("could not be written to")
+
+    async def result(self) -> list[Any]:
+        """The next finished job of the batch.
+
+        Raises:
+            WorkerLost: no step was finished for the answer timeout, and the worker was killed; or it died of itself.
+        """
+        reading = asyncio.create_task(self._read_frame())
+        last, unchanged = self._progress.read(), 0
+        try:
+            while unchanged < POLLS_PER_TIMEOUT:
+                done, _ = await asyncio.wait({reading}, timeout=self._answer_timeout_s / POLLS_PER_TIMEOUT)
+                if done:
+                    frame: list[Any] = reading.result()
+                    return frame
+                now = self._progress.read()
+                last, unchanged = now, unchanged + 1 if now == last else 0
+        except (EOFError, OSError):
+            await self._lose("died")
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError, EOFError, OSError):
+                await reading
+        await self._lose(f"hung for {self._answer_timeout_s:g} s")
+        raise AssertionError("unreachable")
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        self._progress.close()
+
+    async def _lose(self, cause: str) -> None:
+        batch, job, answer = self._progress.read()
+        await self.kill()
+        raise WorkerLost(cause, (job, answer) if batch == self._batch else None)
+
+    async def _read_frame(self) -> Any:
+        assert self._process.stdout is not None
+        header = await self._process.stdout.readexactly(4)
+        return unpack_body(await self._process.stdout.readexactly(frame_length(header)))

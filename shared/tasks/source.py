@@ -1,0 +1,82 @@
+"""Which task a node's draw number means: a pure function, so that replicas and restarts agree without talking."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from shared.messages import Task, TaskRef
+from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
+
+if TYPE_CHECKING:
+    from shared.config import TaskSpec
+
+TRAINING_SEEDS = HELD_OUT_SEED
+"""Training seeds lie in [0, TRAINING_SEEDS); seeds from there on belong to held-out tasks."""
+
+MAX_ATTEMPTS = 64
+
+
+class TaskSource:
+    """The tasks of one node.
+
+    Draw `d` chooses a source by weight, at random but fixed by (node id, node seed, d). Its seed is fixed for a run of as many
+    draws as the dataset has items, and its index runs through them, so that a dataset whose construction is expensive is
+    constructed rarely, here and by those who check it.
+    """
+
+    def __init__(self, specs: Sequence[TaskSpec], *, node: str, seed: int, sizes: Sequence[int] | None = None) -> None:
+        """`sizes[i]` is the number of items `specs[i]` has under one seed; None asks reasoning-gym (`dataset_size`).
+
+        Raises:
+            TaskError: a source is unusable (`check_specs` says so more fully).
+        """
+        if sizes is None:
+            sizes = [dataset_size(spec.dataset, spec.canonical_config) for spec in specs]
+        if not specs or len(specs) != len(sizes):
+            raise ValueError(f"{len(specs)} task sources with {len(sizes)} sizes: give one size for each of at least one source")
+        self._specs = list(specs)
+        self._sizes = list(sizes)
+        self._cumulative = list(accumulate(spec.weight for spec in specs))
+        self._root = f"{node}\x00{seed}"
+
+    def ref(self, draw: int, attempt: int = 0) -> TaskRef:
+        """The reference of a draw; `attempt` counts the candidates before it that were not to be used."""
+        place = self._uniform("source", draw) * self._cumulative[-1]
+        position = min(bisect_right(self._cumulative, place), len(self._specs) - 1)
+        spec, size = self._specs[position], self._sizes[position]
+        name = f"{spec.dataset}\x00{spec.canonical_config}\x00{attempt}"
+        seed = self._hash("seed", draw // size, name) % (TRAINING_SEEDS - size)
+        return TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=draw % size)
+
+    def task(self, draw: int, held_out: HeldOut | None = None, derive: Callable[[TaskRef], Task] = derive_task) -> Task:
+        """The task of a draw: its first candidate whose question is not held out.
+
+        Raises:
+            TaskError: no candidate within `MAX_ATTEMPTS`, or one does not derive.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            task = derive(self.ref(draw, attempt))
+            if held_out is None or not held_out.contains(task.question):
+                return task
+        raise TaskError(
+            "task_underivable",
+            f"{self.ref(draw).dataset}: {MAX_ATTEMPTS} questions in a row are in the held-out set, the dataset has too few "
+            "distinct questions; lower eval.tasks or widen the dataset's config",
+        )
+
+    def _uniform(self, purpose: str, draw: int) -> float:
+        return (self._hash(purpose, draw, "") >> 11) / float(1 << 53)
+
+    def _hash(self, purpose: str, number: int, name: str) -> int:
+        text = f"{self._root}\x00{purpose}\x00{number}\x00{name}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+def task_source(specs: Sequence[TaskSpec], draw: int, *, node: str, seed: int) -> TaskRef:
+    """The reference of one draw; a `TaskSource` is cheaper for many."""
+    return TaskSource(specs, node=node, seed=seed).ref(draw)
