@@ -50,11 +50,9 @@ class NatsServer:
 
     def configure(self, config: str = "", jetstream: str = "sync_interval: 1m") -> None:
         """Write the settings that the next start uses."""
-        self._config_file.write_text(
-            f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\nfeature_flags {{ js_ack_fc_v2: false }}\n{config}\n"
-            if "feature_flags" not in config
-            else f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n{config}\n"
-        )
+        if "feature_flags" not in config:
+            config += "\nfeature_flags { js_ack_fc_v2: false }"
+        self._config_file.write_text(f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n{config}\n")
 
     def start(self) -> NatsServer:
         """Start (again), on the same port and store. Returns when it takes connections."""
