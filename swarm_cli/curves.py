@@ -1,0 +1,127 @@
+"""Learning curves from a run's files, drawn with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
+from matplotlib.axes import Axes  # noqa: E402
+
+from swarm_cli.evaluations import read_evaluations, read_steps  # noqa: E402
+
+SMOOTHED_POINTS = 60
+"""A curve is averaged over as many steps as leave about this many independent points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One small diagram over training steps: fields of `metrics.jsonl`, the first solid, a second dashed."""
+
+    title: str
+    unit: str
+    fields: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    log_scale: bool = False
+
+
+PANELS = (
+    Panel("Reward on own rollouts (sampled, on-policy)", "mean reward, 0 to 1", ("reward_local",)),
+    Panel("Reward of other nodes' rollouts (scored here)", "mean reward, 0 to 1", ("reward_external",)),
+    Panel("Loss", "loss", ("loss",)),
+    Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
+    Panel("Entropy of the policy", "nats per token", ("entropy",)),
+    Panel("Staleness of own rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
+    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("own", "others'")),
+)
+
+
+def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
+    """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour in all diagrams."""
+    palette = matplotlib.colormaps["tab10"]
+    colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
+    figure, grid = plt.subplots(4, 2, figsize=(13, 15), constrained_layout=True)
+    axes = list(grid.flat)
+    _draw_held_out(axes[0], node_dirs, colours)
+    steps = {folder: read_steps(folder) for folder in node_dirs}
+    for axis, panel in zip(axes[1:], PANELS, strict=True):
+        _draw_panel(axis, panel, steps, colours)
+    figure.suptitle(f"Run {run}", fontsize=15)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+
+
+def _draw_held_out(axis: Axes, node_dirs: Sequence[Path], colours: dict[Path, Any]) -> None:
+    axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
+    axis.set_xlabel("policy version")
+    axis.set_ylabel("share of tasks solved")
+    sizes = set()
+    for folder in node_dirs:
+        evaluations = read_evaluations(folder)
+        if not evaluations:
+            continue
+        sizes |= {evaluation.n for evaluation in evaluations}
+        versions = [evaluation.policy_version for evaluation in evaluations]
+        rates = [evaluation.pass_rate for evaluation in evaluations]
+        bars = [standard_error(evaluation.pass_rate, evaluation.n) for evaluation in evaluations]
+        axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=folder.name)
+    _finish(axis)
+    axis.set_ylim(0, 1)
+    if sizes:
+        counts = " or ".join(str(size) for size in sorted(sizes))
+        axis.set_xlabel(f"policy version  ({counts} tasks, bars: one standard error)")
+
+
+def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
+    axis.set_title(panel.title, fontsize=11)
+    axis.set_xlabel("training step")
+    axis.set_ylabel(panel.unit)
+    positive = False
+    for folder, records in steps.items():
+        for position, name in enumerate(panel.fields):
+            points = [(record["step"], float(record[name])) for record in records if isinstance(record.get(name), int | float)]
+            if not points:
+                continue
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            positive |= any(y > 0 for y in ys)
+            window = max(1, len(ys) // SMOOTHED_POINTS)
+            label = f"{folder.name} {panel.labels[position]}" if panel.labels else folder.name
+            if window > 1:
+                axis.plot(xs, ys, color=colours[folder], alpha=0.2, linewidth=0.8)
+                label += f" (mean of {window})"
+            style = "-" if position == 0 else "--"
+            axis.plot(xs, trailing_mean(ys, window), color=colours[folder], linestyle=style, linewidth=1.5, label=label)
+    if panel.log_scale and positive:
+        axis.set_yscale("log")
+    _finish(axis)
+
+
+def _finish(axis: Axes) -> None:
+    axis.grid(True, alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8)
+    else:
+        axis.text(0.5, 0.5, "nothing written yet", transform=axis.transAxes, ha="center", va="center", color="grey")
+
+
+def trailing_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and the `window` - 1 before it, of fewer at the start."""
+    means, running = [], 0.0
+    for position, value in enumerate(values):
+        running += value
+        if position >= window:
+            running -= values[position - window]
+        means.append(running / min(window, position + 1))
+    return means
+
+
+def standard_error(rate: float, n: int) -> float:
+    """Standard error of a rate measured on `n` tasks."""
+    return math.sqrt(rate * (1 - rate) / n) if n else 0.0

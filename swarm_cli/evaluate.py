@@ -1,0 +1,151 @@
+"""`swarm eval`: score any policy on held-out tasks, greedily unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from shared.config import NodeConfig, TaskSpec
+from shared.config.sections import ModelSection
+from shared.messages import EvalReport, Task, TaskScore
+from swarm_cli.base_model import model_problem
+from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.errors import CommandError
+from swarm_cli.model_commands import export_node
+from swarm_cli.task_sources import task_sources
+
+if TYPE_CHECKING:
+    from shared.tasks.sandbox.pool import JobResult
+
+TASKS_A_CALL = 32
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, or a node's folder in a run (var/runs/RUN/NODE).")],
+    tasks: Annotated[str, typer.Option(help="TOML file with [[tasks]], or dataset names.  [default: the config's]")] = "",
+    n: Annotated[int, typer.Option("--n", min=1, max=100_000, help="How many tasks.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
+    engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Score a policy on the fixed held-out tasks."""
+    if engine not in {"auto", "transformers", "vllm"}:
+        raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
+    node_config = load_chosen(config)
+    sources = task_sources(tasks) if tasks else node_config.tasks
+    with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
+        folder = _model_folder(model, Path(scratch))
+        report = asyncio.run(_evaluate(node_config, folder, sources, n, temperature, engine))
+    if as_json:
+        typer.echo(json.dumps({"model": model, "temperature": temperature, **_as_object(report)}, indent=2))
+    else:
+        _show(model, report)
+
+
+def _model_folder(model: str, scratch: Path) -> str:
+    folder = Path(model)
+    if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
+        return str(export_node(folder, scratch / "policy"))
+    problem = model_problem(model)
+    if problem:
+        raise CommandError(problem)
+    return model
+
+
+async def _evaluate(
+    config: NodeConfig, model: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
+) -> EvalReport:
+    from services.generator.engines import EngineError, SamplingParams, create_engine
+    from shared.evaluation import summarise
+    from shared.tasks.sandbox.pool import Sandbox, SandboxError, ScoringJob
+
+    tasks = _held_out(sources, n)
+    started = time.monotonic()
+    params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
+    kind: Any = engine_name
+    results: list[tuple[str, float]] = []
+    try:
+        threads = config.generator.threads or None
+        engine = create_engine(kind, model, device=config.model.device, dtype=config.model.dtype, threads=threads)
+        await engine.start()
+    except EngineError as error:
+        raise CommandError(str(error)) from None
+    verifier = config.verifier
+    sandbox = Sandbox(workers=1, answer_timeout_s=verifier.answer_timeout_s, memory_mb=verifier.worker_memory_mb)
+    try:
+        prompts = _prompts(model, config, tasks)
+        await sandbox.start()
+        with _progress() as progress:
+            bar = progress.add_task("tasks", total=len(tasks))
+            for first in range(0, len(tasks), TASKS_A_CALL):
+                part = tasks[first : first + TASKS_A_CALL]
+                samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
+                answers = zip(part, samples, strict=True)
+                scored = await sandbox.score([ScoringJob(ref=task.ref, texts=[only.text]) for task, (only,) in answers])
+                results += [(task.ref.dataset, _reward(task, result)) for task, result in zip(part, scored, strict=True)]
+                progress.advance(bar, len(part))
+    except (EngineError, SandboxError) as error:
+        raise CommandError(str(error)) from None
+    finally:
+        await sandbox.close()
+        await engine.close()
+    return summarise(
+        results, node="eval", policy_version=0, created_at=time.time(), seconds=round(time.monotonic() - started, 3)
+    )
+
+
+def _reward(task: Task, result: JobResult) -> float:
+    if result.reason is not None:
+        raise CommandError(f"{task.ref.dataset}: an answer could not be scored ({result.reason}): {result.detail}")
+    return result.rewards[0]
+
+
+def _held_out(sources: Sequence[TaskSpec], n: int) -> list[Task]:
+    from shared.tasks import TaskConfigError, check_specs, held_out_tasks
+
+    try:
+        check_specs(sources)
+        return held_out_tasks(sources, n)
+    except TaskConfigError as error:
+        raise CommandError(str(error)) from None
+
+
+def _prompts(model: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
+    from shared.model.loading import ModelLoadError, load_tokenizer
+    from shared.model.prompts import render_prompt
+
+    try:
+        tokenizer = load_tokenizer(ModelSection(path=model))
+    except ModelLoadError as error:
+        raise CommandError(str(error)) from None
+    return [render_prompt(tokenizer, task.question, config.model.system_prompt) for task in tasks]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _as_object(report: EvalReport) -> dict[str, Any]:
+    scores = {name: {"n": s.n, "pass_rate": s.pass_rate, "mean_reward": s.mean_reward} for name, s in report.per_task.items()}
+    overall = {"n": report.n, "pass_rate": report.pass_rate, "mean_reward": report.mean_reward}
+    return {**overall, "seconds": report.seconds, "per_task": scores}
+
+
+def _show(model: str, report: EvalReport) -> None:
+    table = Table("dataset", "tasks", "pass rate", "mean reward", title=f"{model} on held-out tasks", title_justify="left")
+    overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
+    for name, score in [*report.per_task.items(), ("all", overall)]:
+        table.add_row(name, str(score.n), f"{score.pass_rate:.3f}", f"{score.mean_reward:.3f}")
+    Console().print(table)

@@ -1,0 +1,80 @@
+"""Held-out results and training steps as a run's folder holds them: `eval.jsonl` and `metrics.jsonl`, one object a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EVAL_FILE = "eval.jsonl"
+METRICS_FILE = "metrics.jsonl"
+TAIL_BYTES = 65_536
+"""Far longer than a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`."""
+
+    policy_version: int
+    pass_rate: float
+    n: int
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON-lines file, [] when there is none. A last line that is still being written is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    objects = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            objects.append(value)
+    return objects
+
+
+def read_steps(node_dir: Path) -> list[dict[str, Any]]:
+    """A node's training steps in order. Where a resumed trainer repeated a step, the later line counts."""
+    by_step = {int(line["step"]): line for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def newest_step(node_dir: Path) -> dict[str, Any]:
+    """The newest training step, read from the end of the file; {} before the first."""
+    try:
+        with (node_dir / METRICS_FILE).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                return value
+    return {}
+
+
+def read_evaluations(node_dir: Path) -> list[Evaluation]:
+    """A node's evaluations in order of policy version; the later line counts where one was repeated."""
+    by_version = {}
+    for line in read_jsonl(node_dir / EVAL_FILE):
+        version: Any = line.get("policy_version")
+        pass_rate: Any = line.get("pass_rate")
+        n: Any = line.get("n", 0)
+        if _is_number(version) and _is_number(pass_rate) and _is_number(n):
+            by_version[int(version)] = Evaluation(int(version), float(pass_rate), int(n))
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

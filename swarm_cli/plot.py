@@ -1,0 +1,51 @@
+"""`swarm plot`: a run's learning curves as one PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+from swarm_cli.evaluations import EVAL_FILE, METRICS_FILE
+
+
+def plot(
+    run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
+    out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
+    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar="SWARM_NODE__VAR_DIR")] = Path("var"),
+) -> None:
+    """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy, staleness."""
+    run_dir = find_run(run, var_dir)
+    target = out or run_dir / "curves.png"
+    from swarm_cli.curves import draw_curves
+
+    nodes = sorted(folder for folder in run_dir.iterdir() if _has_curves(folder))
+    if not nodes:
+        raise CommandError(f"{run_dir}: no node has written {METRICS_FILE} or {EVAL_FILE} yet: let the run take a step first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draw_curves(run_dir.resolve().name, nodes, target)
+    note(f"{len(nodes)} nodes ({', '.join(node.name for node in nodes)})")
+    typer.echo(str(target))
+
+
+def find_run(run: str, var_dir: Path) -> Path:
+    """Folder of a run that is given by name or by path.
+
+    Raises:
+        CommandError: there is none; the message names the newest runs.
+    """
+    for folder in (var_dir / "runs" / run, Path(run)):
+        if folder.is_dir():
+            return folder
+    runs = var_dir / "runs"
+    known = sorted((f for f in runs.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime) if runs.is_dir() else []
+    names = ", ".join(folder.name for folder in known[:5])
+    hint = f"newest runs are {names}" if known else "there are no runs yet; `swarm up` makes one"
+    raise CommandError(f"no run {run!r} in {runs}: {hint}")
+
+
+def _has_curves(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / name).is_file() for name in (EVAL_FILE, METRICS_FILE))

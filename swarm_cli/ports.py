@@ -1,0 +1,48 @@
+"""Are the ports free? Asked before anything starts, so that the answer is one sentence and not nine processes' logs."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from swarm_cli.errors import CommandError
+
+
+def check_ports(wanted: Mapping[int, str]) -> None:
+    """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
+
+    Raises:
+        CommandError: naming each taken port, what it was wanted for and, where the system tells, who has it.
+    """
+    taken = [port for port in wanted if not _is_free(port)]
+    if taken:
+        lines = [f"  port {port}, wanted for {wanted[port]}, is taken{_holder(port)}" for port in taken]
+        raise CommandError(
+            "ports are taken, so nothing was started:\n"
+            + "\n".join(lines)
+            + "\nend what has them, or choose others with --nats-port and --base-port "
+            "(make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _holder(port: int) -> str:
+    try:
+        psutil: Any = importlib.import_module("psutil")
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == "LISTEN" and connection.laddr.port == port and connection.pid:
+                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except Exception:  # psutil is optional, and what it may see is the system's choice
+        return ""
+    return ""

@@ -1,0 +1,113 @@
+"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services a node, one progress view.
+
+`swarm up` runs exactly these lines and the checked-in `Procfile` is this rendering for two nodes. What differs between two runs is
+in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), so `honcho start` can do all that `swarm up` can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = ("generator", "verifier", "sampler", "trainer")
+DEFAULT_NATS_PORT = 4222
+DEFAULT_BASE_PORT = 9400
+PORTS_PER_NODE = 10
+MAX_NODES = 64
+
+_NAMES = (
+    *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"),
+    *("nu", "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
+)
+
+# Some of reasoning-gym's datasets derive the same task everywhere only under hash seed 0.
+_PYTHON = "PYTHONHASHSEED=0 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
+
+_HEADER = """\
+# A NATS server, {nodes} nodes of four services each, and a progress view. Written by
+# `swarm up --print-procfile`; a test keeps it so.
+#
+# Set from outside:  SWARM_NODE__RUN (name of the run; the same name goes on with it), SWARM_TRAINER__MAX_STEPS (end by itself),
+# SWARM_CONFIG (another configuration), OMP_NUM_THREADS (1 suits a small machine that runs all of this).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What runs where. `nats_url` names a server that somebody else runs; None starts one on `nats_port`."""
+
+    nodes: int = 2
+    nats_port: int = DEFAULT_NATS_PORT
+    base_port: int = DEFAULT_BASE_PORT
+    nats_url: str | None = None
+    progress: bool = True
+
+    @property
+    def url(self) -> str:
+        """Server that every node connects to."""
+        return self.nats_url or f"nats://127.0.0.1:{self.nats_port}"
+
+    @property
+    def node_names(self) -> list[str]:
+        """alpha, beta, gamma, ...; node25 and on when the letters run out."""
+        return [node_name(position) for position in range(self.nodes)]
+
+    def http_base_port(self, position: int) -> int:
+        """First of the four ports of the node at `position`."""
+        return self.base_port + PORTS_PER_NODE * position
+
+    @property
+    def ports(self) -> dict[int, str]:
+        """Every port that will be listened on, and for what."""
+        wanted = {} if self.nats_url else {self.nats_port: "the NATS server"}
+        for position, node in enumerate(self.node_names):
+            for offset, role in enumerate(ROLES):
+                wanted[self.http_base_port(position) + offset] = f"{node}'s {role}"
+        return wanted
+
+
+def node_name(position: int) -> str:
+    """Name of the node at `position`, 0 for the first."""
+    return _NAMES[position] if position < len(_NAMES) else f"node{position + 1}"
+
+
+def process_lines(layout: Layout) -> dict[str, str]:
+    """Shell command of every process by its name, in the order in which they start."""
+    lines = {} if layout.nats_url else {"nats": _nats(layout)}
+    for position, node in enumerate(layout.node_names):
+        for role in ROLES:
+            lines[f"{node}-{role}"] = _service(layout, position, node, role)
+    if layout.progress:
+        lines["progress"] = f"{_environment(layout, 0)} exec python -m swarm_cli watch {' '.join(layout.node_names)}"
+    return lines
+
+
+def render_procfile(layout: Layout) -> str:
+    """The Procfile's text."""
+    lines = [f"{name}: {command}\n" for name, command in process_lines(layout).items()]
+    return _HEADER.format(nodes=layout.nodes) + "\n" + "".join(lines)
+
+
+def _nats(layout: Layout) -> str:
+    return (
+        'run="${SWARM_NODE__VAR_DIR:-var}/runs/${SWARM_NODE__RUN:-honcho}" && mkdir -p "$run" && '
+        "exec python -m shared.runtime.supervise -- "
+        f'nats-server --config config/nats.conf --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log"'
+    )
+
+
+def _service(layout: Layout, position: int, node: str, role: str) -> str:
+    supervise = "python -m shared.runtime.supervise --stay" if role == "trainer" else "python -m shared.runtime.supervise"
+    environment = f"SWARM_NODE__ID={node} {_environment(layout, position)} {_PYTHON}"
+    return f"{environment} exec {supervise} -- python -m services.{role}"
+
+
+def _environment(layout: Layout, position: int) -> str:
+    return " ".join(
+        (
+            "SWARM_CONFIG=${SWARM_CONFIG:-config/demo.toml}",
+            "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
+            f"SWARM_NATS__NODE_URL={layout.url}",
+            f"SWARM_NATS__SWARM_URL=${{SWARM_NATS__SWARM_URL:-{layout.url}}}",
+            f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
+        )
+    )

@@ -1,0 +1,127 @@
+"""The progress view's rows and its decision when a run is complete: pure functions over node views, time is an argument.
+
+Plain lines without cursor movement, because honcho puts a prefix before each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm_cli.evaluations import Evaluation
+from swarm_cli.procfile import ROLES
+from swarm_cli.view import NodeView
+
+HEADER = (
+    f"{'time':>7}  {'node':<9}{'step':>6}{'version':>8}{'steps/min':>10}{'reward':>8}{'held-out':>9}{'(base)':>8}"
+    f"{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}{'stale':>7}  state"
+)
+SUMMARY_HEADER = (
+    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}"
+    f"{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}"
+)
+LEGEND = (
+    "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks never trained on, (base): of "
+    "the policy it began with; made, shared, taken, refused: rollout groups; stale: policy versions between sampling and use"
+)
+_RATE_WINDOW_S = 60.0
+
+
+class StepRate:
+    """Steps a minute of one node over the last minute."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, step: int) -> float | None:
+        """Note `step` at `now` (seconds); the rate, or None before there is anything to compare with."""
+        self._seen.append((now, step))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
+            self._seen.popleft()
+        elapsed_s = now - self._seen[0][0]
+        return 60.0 * (step - self._seen[0][1]) / elapsed_s if elapsed_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node's line of the progress view."""
+
+    view: NodeView
+    evaluations: Sequence[Evaluation]
+    steps_per_minute: float | None
+    staleness: float | None = None
+    """Mean over the newest step's own groups, in policy versions."""
+
+    def text(self, elapsed_s: float, now: float) -> str:
+        """The line under `HEADER`."""
+        view = self.view
+        newest, base = newest_evaluation(view, self.evaluations), base_evaluation(self.evaluations)
+        return (
+            f"{_clock(elapsed_s):>7}  {view.node:<9}{view.step:>6}{view.version:>8}{_number(self.steps_per_minute, 10, 1)}"
+            f"{_number(view.newest('trainer', 'reward_local'), 8, 3)}{_number(newest.pass_rate if newest else None, 9, 3)}"
+            f"{_number(base.pass_rate if base else None, 8, 3)}"
+            f"{view.total('generator', 'groups_generated'):>8.0f}{view.total('verifier', 'shared'):>8.0f}"
+            f"{view.total('verifier', 'accepted'):>7.0f}{view.total('verifier', 'refused'):>8.0f}"
+            f"{_number(self.staleness, 7, 2)}  {state(view, now)}"
+        )
+
+
+def newest_evaluation(view: NodeView, evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """The evaluation of the highest policy version, from the bucket or the run's folder."""
+    known = list(evaluations)
+    if view.evaluation:
+        known.append(Evaluation(view.evaluation.policy_version, view.evaluation.pass_rate, view.evaluation.n))
+    return max(known, key=lambda evaluation: evaluation.policy_version, default=None)
+
+
+def base_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """The evaluation of version 0, the base policy."""
+    return next((evaluation for evaluation in evaluations if evaluation.policy_version == 0), None)
+
+
+def state(view: NodeView, now: float) -> str:
+    """What the node does, or which of its services do not answer."""
+    missing = [role for role in ROLES if not view.alive(role, now)]
+    if len(missing) == len(ROLES) or (view.step == 0 and missing):
+        return "starting: waiting for " + ", ".join(missing)
+    if missing:
+        return "no word from " + ", ".join(missing)
+    return view.alive("trainer", now)[0].state
+
+
+def steps_done(views: Sequence[NodeView], steps: int) -> bool:
+    """Whether every node's trainer has taken `steps` steps and published the policy of the last one."""
+    return bool(views) and all(view.position is not None and min(view.position.step, view.version) >= steps for view in views)
+
+
+def evaluations_done(views: Sequence[NodeView], steps: int) -> bool:
+    """Whether every node's policy of `steps` steps, or a later one, was evaluated."""
+    return all(view.evaluation is not None and view.evaluation.policy_version >= steps for view in views)
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """The closing table."""
+    lines = [SUMMARY_HEADER]
+    for row in rows:
+        newest, base = newest_evaluation(row.view, row.evaluations), base_evaluation(row.evaluations)
+        gain = newest.pass_rate - base.pass_rate if newest and base else None
+        lines.append(
+            f"{row.view.node:<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
+            f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
+            f"{row.view.total('generator', 'groups_generated'):>8.0f}{row.view.total('verifier', 'shared'):>8.0f}"
+            f"{row.view.total('verifier', 'accepted'):>7.0f}{row.view.total('verifier', 'refused'):>8.0f}"
+        )
+    return lines
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _number(value: float | None, width: int, digits: int, *, sign: bool = False) -> str:
+    if value is None:
+        return f"{'–':>{width}}"
+    return f"{value:>{'+' if sign else ''}{width}.{digits}f}"

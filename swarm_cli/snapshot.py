@@ -1,0 +1,115 @@
+"""One look at a whole swarm through its two planes: the directory, every node's bucket, and the streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
+from shared.transport.connect import connect
+from swarm_cli.view import NodeView, gather
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFill:
+    """How full a stream is and, where one reads it by a durable consumer, how far that is behind."""
+
+    stream: str
+    state: StreamState
+    consumer: ConsumerState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """One node: what it says of itself, its streams, and whether the swarm's directory lists it."""
+
+    view: NodeView
+    streams: tuple[StreamFill, ...]
+    in_directory: bool
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.view.node
+
+    @property
+    def statuses(self) -> bool:
+        """Whether any service has ever written a status."""
+        return bool(self.view.statuses)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSnapshot:
+    """All nodes at one time. `swarm_reachable` is None where there is no swarm plane."""
+
+    at: float
+    nodes: tuple[NodeSnapshot, ...]
+    swarm_streams: tuple[StreamFill, ...]
+    swarm_reachable: bool | None
+
+
+async def take_snapshot(
+    node_url: str, swarm_url: str | None, names: Sequence[str], own_node: str, *, timeout_s: float
+) -> SwarmSnapshot:
+    """Look at `names`, or else at all nodes in the directory and `own_node`.
+
+    Raises:
+        NotConnected: the node plane does not answer. A swarm plane that does not is part of the snapshot.
+    """
+    node_plane = await connect(node_url, name="status", timeout_s=timeout_s)
+    try:
+        swarm_plane = await _try_connect(swarm_url, timeout_s)
+        try:
+            listed = await _directory(swarm_plane) if swarm_plane else []
+            wanted = list(names) or sorted({*listed, own_node})
+            views = await gather(node_plane, wanted)
+            nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
+            swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
+        finally:
+            if swarm_plane:
+                await swarm_plane.close()
+    finally:
+        await node_plane.close()
+    reachable = None if swarm_url is None else swarm_plane is not None
+    return SwarmSnapshot(time.time(), tuple(nodes), tuple(swarm_streams), reachable)
+
+
+async def _try_connect(url: str | None, timeout_s: float) -> Transport | None:
+    if url is None:
+        return None
+    try:
+        return await connect(url, name="status", timeout_s=timeout_s)
+    except NotConnected:
+        return None
+
+
+async def _directory(swarm_plane: Transport) -> list[str]:
+    try:
+        return [entry.key for entry in await swarm_plane.kv_all(subjects.SWARM_NODES_BUCKET)]
+    except TransportError:
+        return []
+
+
+async def _node_streams(plane: Transport, node: str) -> tuple[StreamFill, ...]:
+    rollouts = subjects.node_rollouts_stream(node)
+    fills = await _fills(
+        plane,
+        [rollouts, subjects.node_scored_stream(node), subjects.node_batches_stream(node), subjects.node_dead_letters_stream(node)],
+    )
+    try:
+        lag = await plane.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)
+    except TransportError:
+        return tuple(fills)
+    return tuple(StreamFill(fill.stream, fill.state, lag) if fill.stream == rollouts else fill for fill in fills)
+
+
+async def _fills(plane: Transport, streams: Sequence[str]) -> list[StreamFill]:
+    fills = []
+    for stream in streams:
+        try:
+            fills.append(StreamFill(stream, await plane.stream_state(stream)))
+        except TransportError:
+            continue
+    return fills

@@ -1,0 +1,128 @@
+"""`swarm status`: who is there, how far they are, and how full the streams are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shared.config import NodeConfig
+from shared.transport.base import ConsumerState
+from swarm_cli.config_commands import load_chosen
+from swarm_cli.errors import CommandError
+from swarm_cli.procfile import ROLES
+from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
+
+
+def status(
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all in the swarm's directory]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
+    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+) -> None:
+    """Show nodes, policy versions, stream fill and consumer lag."""
+    node_config = load_chosen(config)
+    snapshot = asyncio.run(_snapshot(node_config, nodes or [], node_url, swarm_url))
+    if as_json:
+        typer.echo(json.dumps(as_object(snapshot), indent=2))
+        return
+    show(snapshot, Console())
+    if not any(view.statuses for view in snapshot.nodes):
+        raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
+
+
+async def _snapshot(config: NodeConfig, nodes: list[str], node_url: str, swarm_url: str) -> SwarmSnapshot:
+    plane = node_url or config.nats.node_url
+    swarm = swarm_url or node_url or config.nats.swarm_url
+    return await take_snapshot(plane, None if swarm == "none" else swarm, nodes, config.node.id, timeout_s=5.0)
+
+
+def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
+    """The snapshot as JSON."""
+    return {
+        "at": snapshot.at,
+        "swarm_reachable": snapshot.swarm_reachable,
+        "nodes": {node.node: _node_object(node, snapshot.at) for node in snapshot.nodes},
+        "swarm_streams": [_fill_object(fill) for fill in snapshot.swarm_streams],
+    }
+
+
+def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
+    view = node.view
+    return {
+        "step": view.step,
+        "policy_version": view.version,
+        "finished": bool(view.position and view.position.finished),
+        "evaluation": None
+        if view.evaluation is None
+        else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
+        "in_directory": node.in_directory,
+        "services": {
+            role: [
+                {
+                    "replica": status.replica,
+                    "state": status.state,
+                    "age_s": round(at - status.updated_at, 1),
+                    "alive": status in view.alive(role, at),
+                    "figures": dict(status.figures),
+                }
+                for status in view.roles(role)
+            ]
+            for role in ROLES
+        },
+        "streams": [_fill_object(fill) for fill in node.streams],
+        "unreadable_keys": list(view.unreadable),
+    }
+
+
+def _fill_object(fill: StreamFill) -> dict[str, Any]:
+    return {
+        "stream": fill.stream,
+        "messages": fill.state.messages,
+        "size_bytes": fill.state.size_bytes,
+        "last_seq": fill.state.last_seq,
+        "consumer_pending": fill.consumer.pending if fill.consumer else None,
+        "consumer_ack_pending": fill.consumer.ack_pending if fill.consumer else None,
+        "consumer_redelivered": fill.consumer.redelivered if fill.consumer else None,
+    }
+
+
+def show(snapshot: SwarmSnapshot, console: Console) -> None:
+    """Print the tables."""
+    nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
+    for node in snapshot.nodes:
+        evaluation = node.view.evaluation
+        held_out = f"{evaluation.pass_rate:.3f} @{evaluation.policy_version}" if evaluation else "–"
+        roles = [_role_cell(node, role, snapshot.at) for role in ROLES]
+        nodes.add_row(node.node, str(node.view.step), str(node.view.version), held_out, *roles)
+    console.print(nodes)
+    columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
+    streams = Table(*columns, title="streams", title_justify="left")
+    for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
+        size_mib = f"{fill.state.size_bytes / 2**20:.2f}"
+        streams.add_row(fill.stream, str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
+    console.print(streams)
+    if snapshot.swarm_reachable is False:
+        console.print("the swarm plane cannot be reached; nodes train alone until it is back")
+
+
+def _lag_cells(consumer: ConsumerState | None) -> list[str]:
+    if consumer is None:
+        return ["–"] * 3
+    return [str(consumer.pending), str(consumer.ack_pending), str(consumer.redelivered)]
+
+
+def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
+    alive = node.view.alive(role, at)
+    if alive:
+        return alive[0].state + (f" x{len(alive)}" if len(alive) > 1 else "")
+    known = node.view.roles(role)
+    return f"silent {at - known[0].updated_at:.0f} s" if known else "never seen"
+
+

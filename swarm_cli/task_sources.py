@@ -1,0 +1,41 @@
+"""Task sources that are named on the command line: a TOML file's `[[tasks]]`, or dataset names with their own defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shared.config import TaskSpec
+from swarm_cli.errors import CommandError
+
+
+def task_sources(text: str) -> list[TaskSpec]:
+    """Sources from `text`: a file's name if there is such a file or it ends in .toml, else names separated by commas.
+
+    Raises:
+        CommandError: the file has no usable `[[tasks]]`, or a name cannot be a dataset's.
+    """
+    path = Path(text)
+    if path.is_file() or path.suffix == ".toml":
+        return _from_file(path)
+    return [_source({"dataset": name.strip()}, f"--tasks {text}") for name in text.split(",") if name.strip()]
+
+
+def _from_file(path: Path) -> list[TaskSpec]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CommandError(f"--tasks {path}: cannot be read: {error}") from None
+    if not tables:
+        raise CommandError(f"--tasks {path}: the file has no [[tasks]]: add one with a `dataset`")
+    return [_source(table, f"--tasks {path}: [[tasks]] {position}") for position, table in enumerate(tables)]
+
+
+def _source(table: object, where: str) -> TaskSpec:
+    try:
+        return TaskSpec.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CommandError(f"{where}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None

@@ -1,0 +1,76 @@
+"""A configuration as TOML with every field's meaning beside it: what `swarm config show` prints and `load_config` reads back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+def config_toml(config: BaseModel) -> str:
+    """Render all values. A value that is not set stands in a comment."""
+    return "\n".join(_sections(config, ())).lstrip() + "\n"
+
+
+def _sections(section: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
+    nested: list[tuple[str, Any]] = []
+    if path:
+        yield ""
+        yield from (f"# {line}" for line in (type(section).__doc__ or "").strip().splitlines())
+        yield f"[{'.'.join(path)}]"
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
+            nested.append((name, value))
+        else:
+            yield from _field(name, field, value)
+    for name, value in nested:
+        if isinstance(value, BaseModel):
+            yield from _sections(value, (*path, name))
+        else:
+            yield from _tables(".".join((*path, name)), value)
+
+
+def _tables(name: str, entries: list[BaseModel]) -> Iterator[str]:
+    for entry in entries:
+        yield ""
+        yield f"[[{name}]]"
+        for key, field in type(entry).model_fields.items():
+            yield from _field(key, field, getattr(entry, key))
+
+
+def _field(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
+    explained = [part for part in (field.description or "", _choices(field.annotation)) if part]
+    if explained:
+        yield f"# {' '.join(explained)}"
+    if value is None:
+        yield f'{name} = "none"' if name == "swarm_url" else f"# {name} is not set"
+    else:
+        yield f"{name} = {toml_value(value)}"
+
+
+def _choices(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"One of {', '.join(str(choice) for choice in get_args(annotation))}."
+    if get_origin(annotation) in (Union, UnionType):
+        return next((text for part in get_args(annotation) if (text := _choices(part))), "")
+    return ""
+
+
+def toml_value(value: Any) -> str:
+    """A value in TOML's notation, dictionaries inline."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Path | str):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return repr(value)

@@ -1,0 +1,83 @@
+"""`swarm up`: a NATS server and N nodes on this machine, from the lines that the Procfile has."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.config import NodeConfig, load_config
+from swarm_cli.base_model import ensure_toy_policy
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+from swarm_cli.launch import STOPPED_BY_SIGNAL, Outcome, run_lines
+from swarm_cli.ports import check_ports
+from swarm_cli.procfile import DEFAULT_BASE_PORT, DEFAULT_NATS_PORT, MAX_NODES, Layout, process_lines, render_procfile
+
+DEMO_CONFIG = Path("config/demo.toml")
+EXIT_CANNOT_GO_ON = 78
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="How many nodes.")] = 2,
+    steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
+    run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Configuration of every node.  [default: config/demo.toml]")] = None,
+    base_port: Annotated[int, typer.Option(min=1024, max=64_000, help="First metrics port; ten a node.")] = DEFAULT_BASE_PORT,
+    nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of the NATS server.")] = DEFAULT_NATS_PORT,
+    nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
+    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
+    print_procfile: Annotated[bool, typer.Option("--print-procfile", help="Print the lines instead of running them.")] = False,
+) -> None:
+    """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress view."""
+    if steps and not progress:
+        raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
+    layout = Layout(nodes, nats_port, base_port, nats_url or None, progress)
+    if print_procfile:
+        typer.echo(render_procfile(layout), nl=False)
+        return
+    environment = run_environment(config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
+    os.environ.update(environment)
+    node_config = load_config()
+    ensure_toy_policy(node_config)
+    check_ports(layout.ports)
+    _announce(node_config, layout)
+    outcome = run_lines(process_lines(layout), os.environ)
+    _explain_end(outcome, node_config)
+    raise typer.Exit(outcome.code)
+
+
+def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]:
+    """The variables in which this run differs from others; all that `swarm up` tells the processes besides their lines."""
+    chosen = config or Path(os.environ.get("SWARM_CONFIG") or DEMO_CONFIG)
+    environment = {"SWARM_CONFIG": str(chosen), "SWARM_NODE__RUN": run}
+    if steps:
+        environment["SWARM_TRAINER__MAX_STEPS"] = str(steps)
+    return environment
+
+
+def _announce(config: NodeConfig, layout: Layout) -> None:
+    folder = config.node.var_dir / "runs" / config.node.run
+    known = any((folder / node).exists() for node in layout.node_names)
+    steps = config.trainer.max_steps
+    note(
+        f"run {config.node.run}: {'goes on where it stopped' if known else 'new'}, {layout.nodes} nodes "
+        f"({', '.join(layout.node_names)}), {f'ends after {steps} steps' if steps else 'until Ctrl-C'}"
+    )
+    note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
+
+
+def _explain_end(outcome: Outcome, config: NodeConfig) -> None:
+    run = config.node.run
+    if outcome.code in STOPPED_BY_SIGNAL:
+        note(f"stopped. `make run RUN={run}` goes on with it, `make plot RUN={run}` draws its curves")
+        return
+    if outcome.code == 0 or outcome.first is None:
+        return
+    node, _, role = outcome.first.rpartition("-")
+    log = config.node.var_dir / "runs" / run / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
+    why = "cannot go on" if outcome.code == EXIT_CANNOT_GO_ON else f"ended with code {outcome.code}"
+    note(f"{outcome.first} {why}, so everything was stopped. Its last words are above; more in {log}")

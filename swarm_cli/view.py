@@ -1,0 +1,97 @@
+"""What a node says of itself in its key-value bucket, gathered into one plain value that `watch` and `status` show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shared import subjects
+from shared.messages import EvalReport, MessageError, PolicyPointer, ServiceStatus, TrainerPosition, decode
+from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
+
+ALIVE_S = 10.0
+"""Services write their status every 2 s; one that is silent this long is gone or hangs."""
+STATUS_PREFIX = "status."
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as its bucket shows it. None: not there yet."""
+
+    node: str
+    statuses: tuple[ServiceStatus, ...] = ()
+    position: TrainerPosition | None = None
+    policy: PolicyPointer | None = None
+    evaluation: EvalReport | None = None
+    unreadable: tuple[str, ...] = field(default=())
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps taken, as far as the trainer has written down."""
+        written = self.position.step if self.position else 0
+        return max(written, int(self.figure("trainer", "step")))
+
+    @property
+    def version(self) -> int:
+        """Version of the newest published policy."""
+        return self.policy.version if self.policy else 0
+
+    def roles(self, role: str) -> list[ServiceStatus]:
+        """Statuses of all replicas of a role, the newest first; those of processes that are gone included."""
+        return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
+
+    def alive(self, role: str, now: float) -> list[ServiceStatus]:
+        """Statuses of the replicas that wrote in the last `ALIVE_S` seconds."""
+        return [status for status in self.roles(role) if now - status.updated_at <= ALIVE_S and status.state != "stopped"]
+
+    def total(self, role: str, figure: str) -> float:
+        """Sum of a counter over all replicas that ever wrote, so that a restart does not set it back."""
+        return sum(status.figures.get(figure, 0.0) for status in self.roles(role))
+
+    def figure(self, role: str, figure: str) -> float:
+        """Newest value of a gauge, 0 when nobody has written it."""
+        return self.newest(role, figure) or 0.0
+
+    def newest(self, role: str, figure: str) -> float | None:
+        """Newest value of a gauge, None when nobody has written it."""
+        return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
+
+
+def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
+    """Decode a bucket's entries. Keys of others' concern are passed over; a value that does not decode is named, not fatal."""
+    statuses: list[ServiceStatus] = []
+    position: TrainerPosition | None = None
+    policy: PolicyPointer | None = None
+    evaluation: EvalReport | None = None
+    unreadable: list[str] = []
+    for entry in entries:
+        try:
+            if entry.key.startswith(STATUS_PREFIX):
+                statuses.append(decode(entry.value, ServiceStatus))
+            elif entry.key == subjects.TRAINER_KEY:
+                position = decode(entry.value, TrainerPosition)
+            elif entry.key == subjects.POLICY_KEY:
+                policy = decode(entry.value, PolicyPointer)
+            elif entry.key == subjects.EVAL_KEY:
+                evaluation = decode(entry.value, EvalReport)
+        except MessageError:
+            unreadable.append(entry.key)
+    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable))
+
+
+async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
+    """Read every node's bucket; a node whose bucket is not there yet has an empty view.
+
+    Raises:
+        NotConnected: the server does not answer.
+    """
+    views = []
+    for node in nodes:
+        try:
+            entries = await transport.kv_all(subjects.node_bucket(node))
+        except NotConnected:
+            raise
+        except TransportError:
+            entries = []
+        views.append(node_view(node, entries))
+    return views

@@ -1,0 +1,118 @@
+"""`swarm watch`: how the nodes get on, a table every few seconds, and the end of a run that was given a number of steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.config import NodeConfig, load_config
+from shared.transport.base import NotConnected, Transport
+from shared.transport.connect import connect
+from swarm_cli.errors import CommandError
+from swarm_cli.evaluations import newest_step, read_evaluations
+from swarm_cli.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
+from swarm_cli.view import NodeView, gather
+
+HEADER_EVERY = 10
+FINAL_EVALUATION_S = 180.0
+"""How long the last evaluation may take before the run ends without it."""
+LOST_SERVER_S = 60.0
+
+
+def watch(
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: the configuration's node]")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="End when all have taken this many steps.  [default: trainer.max_steps]")] = 0,
+    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,
+) -> None:
+    """Show how nodes get on, line by line; with a number of steps, end when all nodes have taken them."""
+    node_config = load_config(config)
+    asyncio.run(Watch(node_config, nodes or [node_config.node.id], steps or node_config.trainer.max_steps, every_s).run())
+
+
+class Watch:
+    """One progress view: what it watches, and what it remembers from table to table."""
+
+    def __init__(self, config: NodeConfig, nodes: Sequence[str], steps: int, every_s: float) -> None:
+        self._config = config
+        self._nodes = nodes
+        self._steps = steps
+        self._every_s = every_s
+        self._run_dir = config.node.var_dir / "runs" / config.node.run
+        self._rates = {node: StepRate() for node in nodes}
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Print tables until the steps are taken, or for ever."""
+        nats = self._config.nats
+        transport = await connect(nats.node_url, name="progress", timeout_s=nats.connect_timeout_s)
+        try:
+            await self._follow(transport)
+        finally:
+            await transport.close()
+
+    async def _follow(self, transport: Transport) -> None:
+        _say(LEGEND)
+        tables, heard_at, steps_done_at = 0, time.monotonic(), None
+        while True:
+            await asyncio.sleep(self._every_s)
+            views = await self._views(transport, heard_at)
+            if views is None:
+                continue
+            heard_at = time.monotonic()
+            rows = self._rows(views, heard_at)
+            if tables % HEADER_EVERY == 0:
+                _say(HEADER)
+            for row in rows:
+                _say(row.text(heard_at - self._began, time.time()))
+            tables += 1
+            if self._steps and steps_done(views, self._steps):
+                steps_done_at = steps_done_at or heard_at
+                waited_s = heard_at - steps_done_at
+                if self._evaluated(views) or waited_s > FINAL_EVALUATION_S:
+                    self._close(rows, complete=self._evaluated(views))
+                    return
+
+    async def _views(self, transport: Transport, heard_at: float) -> list[NodeView] | None:
+        try:
+            return await gather(transport, self._nodes)
+        except NotConnected as error:
+            silent_s = time.monotonic() - heard_at
+            if silent_s > LOST_SERVER_S:
+                where = f"see nats.log in {self._run_dir}"
+                raise CommandError(f"the NATS server has not answered for {silent_s:.0f} s ({error}): {where}") from None
+            _say(f"the NATS server does not answer; trying again ({error})")
+            return None
+
+    def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:
+        rows = []
+        for view in views:
+            folder = self._run_dir / view.node
+            staleness = newest_step(folder).get("staleness_mean")
+            rows.append(Row(view, read_evaluations(folder), self._rates[view.node].update(now, view.step), staleness))
+        return rows
+
+    def _evaluated(self, views: Sequence[NodeView]) -> bool:
+        return self._config.eval.tasks == 0 or evaluations_done(views, self._steps)
+
+    def _close(self, rows: Sequence[Row], *, complete: bool) -> None:
+        minutes = (time.monotonic() - self._began) / 60
+        _say("")
+        _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this view began")
+        if not complete:
+            _say(f"an evaluation of the last policy did not come within {FINAL_EVALUATION_S:.0f} s: see generator.log")
+        for line in summary(rows):
+            _say(line)
+        run = self._config.node.run
+        _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
+        _say(f"next:   swarm plot {run}      learning curves as PNG (make plot RUN={run})")
+        _say(f"        swarm up --run {run}  goes on training (make run RUN={run})")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
