@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +72,10 @@ class NatsServer:
             except OSError:
                 time.sleep(0.02)
         raise RuntimeError(f"nats-server did not start: {self.log_file.read_text()[-2000:]}")
+
+    def reload(self) -> None:
+        """Take what `configure` wrote without a restart."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def kill(self) -> None:
         """kill -9."""
