@@ -1,0 +1,80 @@
+"""The trainer's log: batches in order, each trained once relative to the checkpoints, and what to do when one is missing."""
+
+from __future__ import annotations
+
+from services.trainer.checkpoint import TrainedPosition
+from shared.messages import Batch, MessageError, decode
+from shared.runtime import FatalError
+from shared.subjects import node_batches_stream
+from shared.transport.base import Transport
+
+
+class BatchLog:
+    """Reads the batch after a position. `read_to` is the stream sequence up to which it was read."""
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self._transport = transport
+        self._stream = node_batches_stream(node)
+        self.read_to = 0
+
+    async def check(self, position: TrainedPosition) -> None:
+        """Make sure that training can go on after `position`.
+
+        Raises:
+            FatalError: the batches after it are gone.
+        """
+        self.read_to = position.stream_seq
+        state = await self._transport.stream_state(self._stream)
+        if state.last_seq < position.stream_seq:
+            raise FatalError(
+                f"the batch log {self._stream} ends at {state.last_seq}, but the checkpoint of step {position.batch_number} "
+                f"contains it up to {position.stream_seq}: the stream was made anew. Restore the NATS server's JetStream store, or "
+                "set a new node.run to start from the base policy"
+            )
+        if state.messages == 0 and state.last_seq > position.stream_seq:
+            raise _gone(self._stream, position, "nothing is left of it")
+
+    async def after(self, position: TrainedPosition) -> tuple[Batch, TrainedPosition] | None:
+        """The batch after `position` and the position once it is trained; None when it is not there yet.
+
+        Raises:
+            FatalError: the log goes on with a later batch, or with one that cannot be decoded.
+            TransportError: the server cannot be reached, or part of the batch is missing.
+        """
+        while True:
+            messages = await self._transport.read(self._stream, self.read_to + 1, 1)
+            if not messages:
+                return None
+            message = messages[0]
+            batch = self._decode(await self._transport.payload(message), message.seq)
+            if batch.number > position.batch_number + 1:
+                raise _gone(self._stream, position, f"it goes on with batch {batch.number}")
+            self.read_to = message.seq
+            if batch.number == position.batch_number + 1:
+                return batch, TrainedPosition(
+                    batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
+                )
+
+    async def forget(self, up_to_seq: int) -> None:
+        """Purge batches that no checkpoint needs, but never the newest: it is the sampler's memory."""
+        state = await self._transport.stream_state(self._stream)
+        last_unneeded = min(up_to_seq, state.last_seq - 1)
+        if state.messages and last_unneeded >= state.first_seq:
+            await self._transport.purge(self._stream, last_unneeded)
+
+    def _decode(self, payload: bytes, seq: int) -> Batch:
+        try:
+            return decode(payload, Batch)
+        except MessageError as error:
+            raise FatalError(
+                f"message {seq} of {self._stream} is no batch that this version can read ({error}): run trainer and sampler in the "
+                "same version; if they are, the stream is damaged: restore the NATS server's JetStream store"
+            ) from None
+
+
+def _gone(stream: str, position: TrainedPosition, found: str) -> FatalError:
+    done = f"the newest usable checkpoint is of step {position.batch_number}" if position.batch_number else "there is no checkpoint"
+    return FatalError(
+        f"batch {position.batch_number + 1} is missing from the log {stream}: {found}, and {done}. Restore the run's checkpoints "
+        "folder or the NATS server's JetStream store; or start afresh with a new node.id or an empty JetStream store"
+    )

@@ -1,0 +1,280 @@
+"""Checkpoints on disk: written whole or not at all, checked when read, the newest few and the best kept.
+
+A checkpoint is a folder `step-<number>` with the trained weights, the optimiser and a manifest that holds a SHA-256 of each
+file and of itself. It is written beside, flushed to the disk, and renamed; a crash at any instant leaves the ones before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from services.trainer.learner import LearnerState
+from shared.model.weights import serialize
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.pt"
+BEST = "best.json"
+FORMAT = 1
+_PREFIX = "step-"
+_ASIDE = "corrupt-"
+_UNFINISHED = ".unfinished-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be used; the message names cause and remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPosition:
+    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that the weights contain."""
+
+    batch_number: int = 0
+    stream_seq: int = 0
+    consumed_local: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """What a checkpoint's weights are of, so that they can be exported without the service's configuration."""
+
+    model_path: str
+    dtype: str
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_target_modules: str | list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestEvaluation:
+    """The best held-out pass rate so far and the checkpoint nearest to the policy version that it was measured on."""
+
+    pass_rate: float
+    policy_version: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was read and found whole."""
+
+    folder: Path
+    position: TrainedPosition
+    model: TrainedModel
+    state: LearnerState
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in `folder`."""
+
+    def __init__(self, folder: Path, *, keep: int, keep_best: bool) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._keep_best = keep_best
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, oldest first."""
+        names = [path.name for path in self.folder.glob(f"{_PREFIX}*")] if self.folder.is_dir() else []
+        return sorted(int(name[len(_PREFIX) :]) for name in names if name[len(_PREFIX) :].isdigit())
+
+    def save(self, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> Path:
+        """Write a checkpoint; `prune` afterwards.
+
+        Raises:
+            OSError: the disk is full or not writable; nothing that was there before is touched.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        final = self._path(position.batch_number)
+        unfinished = self.folder / f"{_UNFINISHED}{os.getpid()}-{position.batch_number}"
+        try:
+            unfinished.mkdir()
+            _write(unfinished, state, position, model)
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(unfinished, final)
+        except OSError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        _flush_folder(self.folder)
+        return final
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and why newer ones are not; those are put aside under `corrupt-...`.
+
+        (None, []) when there is none at all.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none is whole.
+        """
+        reasons: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return self.read(step), reasons
+            except CheckpointError as error:
+                reasons.append(str(error))
+        if reasons:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used ({'; '.join(reasons)}): restore one from a copy, or choose another "
+                "node.run to start from the base policy"
+            )
+        return None, []
+
+    def read(self, step: int) -> Checkpoint:
+        """The checkpoint of one step. Raises CheckpointError."""
+        return read_checkpoint(self._path(step))
+
+    def set_aside(self, newer_than: int) -> None:
+        """Rename the broken checkpoints of later steps than `newer_than`, so that they count no more."""
+        for step in self.steps():
+            if step > newer_than:
+                aside = self.folder / f"{_ASIDE}{self._path(step).name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(self._path(step), aside)
+
+    def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int) -> bool:
+        """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off) if it is the best so far.
+
+        Returns whether it is.
+        """
+        best = self.best()
+        if best is not None and pass_rate <= best.pass_rate:
+            return False
+        near = [step for step in self.steps() if abs(step - policy_version) <= tolerance]
+        if not near:
+            return False
+        step = min(near, key=lambda step: (abs(step - policy_version), -step))
+        found = BestEvaluation(pass_rate=pass_rate, policy_version=policy_version, step=step)
+        _write_file(self.folder / f"{BEST}.new", _json(asdict(found)))
+        os.replace(self.folder / f"{BEST}.new", self.folder / BEST)
+        return True
+
+    def best(self) -> BestEvaluation | None:
+        """The best evaluation so far."""
+        try:
+            return BestEvaluation(**json.loads((self.folder / BEST).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def replay_seq(self) -> int:
+        """Batches up to this position of the batch log are needed no more: the oldest of the newest `keep` contains them.
+
+        The best checkpoint does not count, it is kept to be exported: else the log would grow for as long as no better one comes.
+        0 (everything is needed) without a checkpoint, or when one of them cannot be read.
+        """
+        try:
+            return min((_read_manifest(self._path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)
+        except CheckpointError:
+            return 0
+
+    def prune(self) -> None:
+        """Forget all but the newest `keep` and the best."""
+        steps = self.steps()
+        kept = set(steps[-self._keep :])
+        best = self.best() if self._keep_best else None
+        if best is not None:
+            kept.add(best.step)
+        for step in steps:
+            if step not in kept:
+                # Renamed first: a half-removed folder must not be taken for a checkpoint.
+                doomed = self.folder / f"{_UNFINISHED}{self._path(step).name}"
+                os.rename(self._path(step), doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for pattern in (f"{_UNFINISHED}*", f"{_ASIDE}*"):
+            for leftover in self.folder.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{_PREFIX}{step:08d}"
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint and check every byte of it.
+
+    Raises:
+        CheckpointError: a file is missing, torn or altered.
+    """
+    position, model, sums = _read_manifest(folder)
+    payloads = {name: _read_checked(folder / name, sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
+    try:
+        rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
+        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"])
+    except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
+        raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
+    return Checkpoint(folder, position, model, state)
+
+
+def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> None:
+    rest = io.BytesIO()
+    torch.save({"optimizer": state.optimizer, "random": state.random}, rest)
+    payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
+    for name, payload in payloads.items():
+        _write_file(folder / name, payload)
+    manifest = {
+        "format": FORMAT,
+        "position": asdict(position),
+        "model": asdict(model),
+        "sha256": {name: hashlib.sha256(payload).hexdigest() for name, payload in payloads.items()},
+    }
+    _write_file(folder / MANIFEST, _json({**manifest, "self_sha256": hashlib.sha256(_json(manifest)).hexdigest()}))
+    _flush_folder(folder)
+
+
+def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[str, str]]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        claimed = manifest.pop("self_sha256")
+        if hashlib.sha256(_json(manifest)).hexdigest() != claimed:
+            raise ValueError("its own checksum differs")
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']} is not {FORMAT}")
+        return TrainedPosition(**manifest["position"]), TrainedModel(**manifest["model"]), manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {folder.name}: its manifest is missing or broken ({error})") from None
+
+
+def _read_checked(file: Path, sha256: str) -> bytes:
+    try:
+        payload = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {file.parent.name}: {file.name} cannot be read ({error})") from None
+    found = hashlib.sha256(payload).hexdigest()
+    if found != sha256:
+        raise CheckpointError(
+            f"checkpoint {file.parent.name}: {file.name} is torn or altered ({len(payload)} bytes, sha256 {found[:8]}.., "
+            f"expected {sha256[:8]}..)"
+        )
+    return payload
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1).encode()
+
+
+def _write_file(file: Path, payload: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(payload)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+"""The policy and its optimiser: one `step` per batch, and everything needed to go on as if nothing had happened.
+
+Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give the same weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.trainer.advantages import AdvantageConfig
+from services.trainer.importance import ImportanceConfig
+from services.trainer.intake import Intake, IntakeRules, take_in
+from services.trainer.objectives import ObjectiveConfig
+from services.trainer.policy_model import load_policy_model, load_reference_model
+from services.trainer.records import PhaseSeconds, StepRecord
+from services.trainer.schedule import learning_rate
+from services.trainer.shared_prompt import supports_shared_prompt
+from services.trainer.update import BatchLogprobs, UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.update_stats import UpdateStats
+from shared.config import NodeConfig
+from shared.messages import Batch
+from shared.model.loading import end_token_id, model_max_length, vocabulary_size
+from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.weights import load_trainable, policy_tensors, trainable_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    random: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """One optimiser update: the gradient's statistics, its norm, whether the weights moved, and its seconds."""
+
+    stats: UpdateStats
+    grad_norm: float
+    moved: bool
+    forward_backward_s: float
+    optimiser_s: float
+
+
+class Learner:
+    """Trains the configured model on batches, one step each.
+
+    Raises (on construction) ModelLoadError or ValueError when the configuration and the model do not fit; the message names
+    cause and remedy.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        trainer = config.trainer
+        if trainer.threads:
+            torch.set_num_threads(trainer.threads)
+        policy = load_policy_model(config)
+        if policy.device.type == "cpu":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        self._config = trainer
+        self._device, self.dtype = policy.device, policy.dtype
+        self.model: Any = policy.model
+        self.tokenizer = policy.tokenizer
+        self.rules = IntakeRules(
+            tokenizer=policy.tokenizer,
+            tokenizer_hash=tokenizer_hash(policy.tokenizer),
+            end_token_id=end_token_id(policy.model, policy.tokenizer),
+            vocabulary_size=vocabulary_size(policy.model),
+            max_length=model_max_length(config.model),
+            system_prompt=config.model.system_prompt,
+            external_weight=trainer.external_weight,
+            advantages=_advantage_config(config),
+        )
+        self.update_config = UpdateConfig(
+            objective=_objective_config(config),
+            importance=ImportanceConfig(cap=trainer.importance_cap, sequence_bounds=trainer.sequence_mask),
+            temperature=config.generator.temperature,
+            budget_tokens=trainer.token_budget,
+            shared_prompt=self._shares_prompts(),
+            autocast_bf16=policy.dtype == torch.bfloat16,
+        )
+        self._reference = load_reference_model(config, policy) if self.update_config.objective.needs_reference else None
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = self._new_optimizer()
+
+    def step(self, batch: Batch) -> StepRecord:
+        """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill in."""
+        started = time.perf_counter()
+        intake = take_in(batch, self.rules)
+        intake_s = time.perf_counter() - started
+        rate = self._set_learning_rate(batch.number)
+        updates = self._updates(intake)
+        return _record(batch, intake, updates, rate, intake_s)
+
+    def policy(self) -> dict[str, Tensor]:
+        """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in the published dtype."""
+        return policy_tensors(self.model, self.dtype)
+
+    def state(self) -> LearnerState:
+        """Everything that the next step depends on, besides the configuration."""
+        random = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self._device)
+        return LearnerState(trainable_tensors(self.model), self._optimizer.state_dict(), random)
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on from `state`.
+
+        Raises:
+            WeightsError: it is another model's.
+            ValueError: its optimiser has other parameters.
+        """
+        load_trainable(self.model, state.weights)
+        self._optimizer.load_state_dict(state.optimizer)
+        torch.set_rng_state(state.random["cpu"])
+        if self._device.type == "cuda" and "cuda" in state.random:
+            torch.cuda.set_rng_state(state.random["cuda"], self._device)
+
+    def _updates(self, intake: Intake) -> list[_Update]:
+        groups, config = intake.groups, self.update_config
+        started = time.perf_counter()
+        proximal: BatchLogprobs | None = None
+        reference: BatchLogprobs | None = None
+        if self._config.updates_per_batch > 1:
+            proximal = batch_logprobs(self.model, groups, config)
+        if self._reference is not None:
+            reference = batch_logprobs(self._reference, groups, config)
+        before_s = time.perf_counter() - started
+        updates = []
+        for _ in range(self._config.updates_per_batch):
+            update = self._update(intake, proximal, reference, before_s)
+            updates.append(update)
+            before_s = 0.0
+            if not update.moved:
+                break
+        return updates
+
+    def _update(
+        self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float
+    ) -> _Update:
+        started = time.perf_counter()
+        self._optimizer.zero_grad(set_to_none=True)
+        stats = accumulate_gradients(
+            self.model, intake.groups, self.update_config, proximal=proximal, reference=reference
+        )
+        computed = time.perf_counter()
+        grad_norm, moved = 0.0, False
+        if stats.groups:
+            limit = self._config.grad_clip or math.inf
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+            moved = math.isfinite(grad_norm)
+        if moved:
+            self._optimizer.step()
+        ended = time.perf_counter()
+        return _Update(stats, grad_norm, moved, before_s + computed - started, ended - computed)
+
+    def _set_learning_rate(self, step: int) -> float:
+        trainer = self._config
+        rate = learning_rate(
+            step,
+            peak=trainer.learning_rate,
+            warmup_steps=trainer.warmup_steps,
+            kind=trainer.schedule,
+            end_step=trainer.schedule_steps or trainer.max_steps,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _shares_prompts(self) -> bool:
+        wanted = self._config.shared_prompt
+        able = wanted != "off" and supports_shared_prompt(self.model)
+        if wanted == "on" and not able:
+            raise ValueError(
+                "trainer.shared_prompt is on, but this model's attention takes no mask of one's own over its full context: "
+                "set it to auto or off"
+            )
+        return able
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        trainer = self._config
+        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=trainer.learning_rate,
+            betas=trainer.betas,
+            eps=trainer.adam_eps,
+            fused=self._device.type in {"cpu", "cuda"},
+        )
+
+
+def _objective_config(config: NodeConfig) -> ObjectiveConfig:
+    trainer = config.trainer
+    return ObjectiveConfig(
+        name=trainer.objective,
+        clip_low=trainer.clip_low,
+        clip_high=trainer.clip_high,
+        dual_clip=trainer.dual_clip or None,
+        is_min=trainer.cispo_min,
+        is_max=trainer.cispo_max,
+        kl_coefficient=trainer.kl_coefficient,
+        max_completion_tokens=config.generator.max_new_tokens,
+    )
+
+
+def _advantage_config(config: NodeConfig) -> AdvantageConfig:
+    kind = "leave_one_out" if config.trainer.objective == "rloo" else "group_normalised"
+    return AdvantageConfig(kind=kind, scale=config.trainer.advantage_scale)  # type: ignore[arg-type]
+
+
+def _record(batch: Batch, intake: Intake, updates: list[_Update], rate: float, intake_s: float) -> StepRecord:
+    def mean(name: str) -> float:
+        return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
+
+    staleness = [item.staleness for item in batch.items if item.scored.origin == "local" and item.staleness is not None]
+    taken = max(1, intake.local + intake.external)
+    return StepRecord(
+        step=batch.number,
+        policy_version=batch.number,
+        batch_number=batch.number,
+        time=time.time(),
+        updated=updates[0].moved,
+        updates=sum(update.moved for update in updates),
+        loss=mean("loss"),
+        grad_norm=sum(update.grad_norm for update in updates) / len(updates),
+        entropy=mean("entropy"),
+        clip_fraction=mean("clip_fraction"),
+        importance_ratio=mean("ratio_mean"),
+        importance_ratio_max=max(update.stats.ratio_max for update in updates),
+        importance_weight=mean("importance_weight_mean"),
+        truncated_fraction=mean("truncated_fraction"),
+        dropped_fraction=mean("dropped_fraction"),
+        kl_behaviour=mean("kl_behaviour"),
+        kl_reference=mean("kl_reference"),
+        learning_rate=rate,
+        reward_local=_mean(intake.rewards_local),
+        reward_external=_mean(intake.rewards_external),
+        groups_local=intake.local,
+        groups_external=intake.external,
+        groups_zero_advantage=intake.zero_advantage,
+        groups_skipped=sum(intake.skipped.values()),
+        skipped=dict(sorted(intake.skipped.items())),
+        staleness_mean=_mean([float(value) for value in staleness]),
+        staleness_max=max(staleness, default=None),
+        tokens=sum(sum(group.completion_lengths) for group in intake.groups),
+        behaviour_share=intake.with_behaviour / taken,
+        reencoded_share=intake.reencoded / taken,
+        phase_seconds=PhaseSeconds(
+            intake=intake_s,
+            forward_backward=sum(update.forward_backward_s for update in updates),
+            optimiser=sum(update.optimiser_s for update in updates),
+        ),
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,85 @@
+"""The model that a trainer trains, as its configuration wants it: master weights, adapters, dropout, activation memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared.config import NodeConfig
+from shared.config.sections import LoraSection
+from shared.model.loading import load_causal_lm, load_tokenizer, resolve_device, resolve_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyModel:
+    """`model` trains in float32 (what LoRA freezes stays in `dtype`); `dtype` is that of products and published weights."""
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_policy_model(config: NodeConfig) -> PolicyModel:
+    """Load the base policy ready for training.
+
+    Raises:
+        ModelLoadError: the model is missing or broken.
+        ValueError: LoRA's target modules are not in the model.
+    """
+    device = resolve_device(config.model.device)
+    dtype = resolve_dtype(config.model.dtype, device)
+    rank = config.trainer.lora.rank
+    tokenizer = load_tokenizer(config.model)
+    model: Any = load_causal_lm(config.model, dtype=dtype if rank else torch.float32, device=device)
+    torch.manual_seed(node_seed(config))
+    _turn_dropout_off(model)
+    if rank:
+        model = with_adapters(model, config.trainer.lora)
+    if config.trainer.gradient_checkpointing:
+        if rank:
+            model.enable_input_require_grads()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return PolicyModel(model, tokenizer, device, dtype)
+
+
+def load_reference_model(config: NodeConfig, policy: PolicyModel) -> Any:
+    """The base policy, frozen, for the divergence to it."""
+    model = load_causal_lm(config.model, dtype=policy.dtype, device=policy.device)
+    return model.requires_grad_(False).train(False)
+
+
+def node_seed(config: NodeConfig) -> int:
+    """Seed of the trainer's own random choices: the node's seed and id."""
+    digest = hashlib.sha256(f"trainer/{config.node.id}/{config.node.seed}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def _turn_dropout_off(model: nn.Module) -> None:
+    # Dropout would make the trained policy another one than the sampled policy; adapters bring their own, wanted one.
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def with_adapters(model: Any, lora: LoraSection) -> Any:
+    """`model` behind low-rank adapters of `lora.rank`; only they are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.target_modules,
+            task_type="CAUSAL_LM",
+        ),
+    )

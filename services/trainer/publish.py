@@ -1,0 +1,85 @@
+"""A new policy on its way to the generators: one file, one entry in the policy store, then the pointer that names it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+from services.trainer.checkpoint import TrainedPosition
+from shared.messages import PolicyPointer, decode, encode
+from shared.policy_store import PolicyStore
+from shared.subjects import POLICY_KEY, node_bucket
+from shared.transport.base import Transport
+
+Decision = Literal["publish", "confirm", "hold", "step_back"]
+
+
+def publication(version: int, pointer_version: int | None, *, log_exhausted: bool) -> Decision:
+    """What to do with the policy of `version` when generators are pointed at `pointer_version` (None: the base policy).
+
+    While a resumed trainer replays its log, older policies stay unpublished (`hold`); when it reaches the version that is out
+    there, `confirm` that its bytes are the same. A log that ends before that version has lost batches: then the generators must
+    come back to the policy that is trained (`step_back`).
+    """
+    if pointer_version is None:
+        return "publish" if version > 0 else "hold"
+    if version > pointer_version:
+        return "publish"
+    if version == pointer_version:
+        return "confirm"
+    return "step_back" if log_exhausted else "hold"
+
+
+class Publisher:
+    """Publishes policies of one node and remembers which one is out there."""
+
+    def __init__(self, store: PolicyStore, transport: Transport, *, node: str, staging: Path, keep: int) -> None:
+        self._store = store
+        self._transport = transport
+        self._bucket = node_bucket(node)
+        self._staging = staging
+        self._keep = keep
+        self.pointer: PolicyPointer | None = None
+
+    async def read_pointer(self) -> None:
+        """Learn which policy is out there. Raises MessageError when the pointer is of another schema version."""
+        entry = await self._transport.kv_get(self._bucket, POLICY_KEY)
+        self.pointer = decode(entry.value, PolicyPointer) if entry is not None else None
+
+    async def publish(self, write: Callable[[Path], Awaitable[None]], position: TrainedPosition) -> bool:
+        """Publish the policy that `write` puts into a file. Returns whether the pointer changed.
+
+        Raises:
+            OSError: disk full. TransportError: server away. PolicyStoreError: the store refuses. The old policy then stays.
+        """
+        self._staging.mkdir(parents=True, exist_ok=True)
+        version = position.batch_number
+        file = self._staging / f"{version}.safetensors"
+        try:
+            await write(file)
+            sha256, size_bytes, uri = await self._store.publish(file, version)
+        finally:
+            file.unlink(missing_ok=True)
+        pointer = PolicyPointer(
+            version=version,
+            sha256=sha256,
+            size_bytes=size_bytes,
+            uri=uri,
+            batch_number=position.batch_number,
+            consumed_local=position.consumed_local,
+            created_at=time.time(),
+        )
+        old = self.pointer
+        if old is not None and (old.version, old.sha256, old.uri) == (version, sha256, uri):
+            return False
+        await self._transport.kv_put(self._bucket, POLICY_KEY, encode(pointer))
+        self.pointer = pointer
+        return True
+
+    async def prune(self) -> None:
+        """Forget all policies in the store but the newest `keep`."""
+        if self.pointer is not None:
+            newest = self.pointer.version
+            await self._store.prune(range(max(0, newest - self._keep + 1), newest + 1))

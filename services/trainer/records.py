@@ -1,0 +1,179 @@
+"""What is written down of every step: one line of `metrics.jsonl`, and TensorBoard events when tensorboard is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSeconds:
+    """Wall clock of a step's phases, in seconds.
+
+    wait: for the batch to be there. publish: from the end of the optimiser's step until the policy pointer names the new
+    policy. checkpoint: of the checkpoint written since the line before this one, because a step's line is on disk before the
+    checkpoint that contains the step.
+    """
+
+    wait: float = 0.0
+    intake: float = 0.0
+    forward_backward: float = 0.0
+    optimiser: float = 0.0
+    publish: float = 0.0
+    checkpoint: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All phases together."""
+        return self.wait + self.intake + self.forward_backward + self.optimiser + self.publish + self.checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One trainer step.
+
+    `updated` is False when no group had an advantage (or a gradient was not finite): the step counts, the weights stay.
+    `reward_local` is this node's mean reward of its own groups' completions, sampled by its own policy; `reward_external` is
+    this node's reward for the other nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
+    policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
+    the groups that took part, and over the updates. `staleness_*` counts optimiser steps, over local groups; None without one.
+    `behaviour_share` and `reencoded_share` are shares of the groups taken in.
+    """
+
+    step: int
+    policy_version: int
+    batch_number: int
+    time: float
+    updated: bool
+    updates: int
+    loss: float
+    grad_norm: float
+    entropy: float
+    clip_fraction: float
+    importance_ratio: float
+    importance_ratio_max: float
+    importance_weight: float
+    truncated_fraction: float
+    dropped_fraction: float
+    kl_behaviour: float
+    kl_reference: float
+    learning_rate: float
+    reward_local: float | None
+    reward_external: float | None
+    groups_local: int
+    groups_external: int
+    groups_zero_advantage: int
+    groups_skipped: int
+    skipped: dict[str, int]
+    staleness_mean: float | None
+    staleness_max: int | None
+    tokens: int
+    behaviour_share: float
+    reencoded_share: float
+    phase_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+
+
+class MetricsLog:
+    """`metrics.jsonl` of a run, one line a step, and its TensorBoard events.
+
+    Opening it forgets the lines of steps after `step` (those that are trained again after a resume), so that every step is
+    there once.
+    """
+
+    def __init__(self, run_dir: Path, step: int) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = run_dir / METRICS_FILE
+        forget_steps_after(self._file, step)
+        self._stream = self._file.open("ab", buffering=0)
+        self._unwritten: list[bytes] = []
+        self._events = _event_writer(run_dir / EVENTS_FOLDER, step)
+
+    def append(self, record: StepRecord) -> None:
+        """Write one step, after those that could not be written before.
+
+        Raises:
+            OSError: such as a full disk; no torn line is left, and the next call writes the line too.
+        """
+        self._unwritten.append(json.dumps(_finite(asdict(record)), separators=(",", ":")).encode() + b"\n")
+        while self._unwritten:
+            self._write_whole(self._unwritten[0])
+            self._unwritten.pop(0)
+        if self._events is not None:
+            for name, value in scalars(record).items():
+                self._events.add_scalar(name, value, record.step)
+
+    def _write_whole(self, line: bytes) -> None:
+        size_bytes = os.fstat(self._stream.fileno()).st_size
+        written = 0
+        try:
+            while written < len(line):
+                written += self._stream.write(line[written:])
+        except OSError:
+            os.ftruncate(self._stream.fileno(), size_bytes)
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def forget_steps_after(file: Path, step: int) -> None:
+    """Rewrite `file` (by rename) without lines of steps after `step`, torn lines and second lines of a step."""
+    if not file.exists():
+        return
+    kept: dict[int, str] = {}
+    content = file.read_text(encoding="utf-8", errors="replace")
+    for line in content.splitlines():
+        try:
+            number = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if number <= step:
+            kept[number] = line
+    wanted = "".join(f"{kept[number]}\n" for number in sorted(kept))
+    if wanted == content:
+        return
+    beside = file.with_suffix(".rewrite")
+    beside.write_text(wanted, encoding="utf-8")
+    os.replace(beside, file)
+
+
+def scalars(record: StepRecord) -> dict[str, float]:
+    """The record's finite numbers under the names that TensorBoard shows."""
+    numbers: dict[str, float] = {}
+    for name, value in asdict(record).items():
+        if name in {"step", "batch_number", "time", "skipped"}:
+            continue
+        if name == "phase_seconds":
+            numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}
+        elif value is not None and math.isfinite(value):
+            numbers[f"train/{name}"] = float(value)
+    return numbers
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity; null says that there is no number."""
+    if isinstance(value, dict):
+        return {key: _finite(of_key) for key, of_key in value.items()}
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value
+
+
+def _event_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(log_dir=str(folder), purge_step=step + 1)

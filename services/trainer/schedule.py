@@ -1,0 +1,28 @@
+"""The learning rate of a step, from its number alone: nothing has to be saved to go on with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+ScheduleKind = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKind, end_step: int) -> float:
+    """Learning rate of step `step` (the first is 1).
+
+    It rises linearly to `peak`, reached at step `warmup_steps + 1`, then stays (`constant`) or falls to 0 just after `end_step`
+    along a line or half a cosine, and stays 0.
+
+    Example: peak 1, warm-up 2, linear to step 6: 1/3, 2/3, 1, 3/4, 1/2, 1/4, 0.
+    """
+    if step <= warmup_steps:
+        return peak * step / (warmup_steps + 1)
+    if kind == "constant":
+        return peak
+    progress = (step - 1 - warmup_steps) / max(1, end_step - warmup_steps)
+    if progress >= 1.0:
+        return 0.0
+    if kind == "linear":
+        return peak * (1.0 - progress)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))

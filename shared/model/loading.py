@@ -1,0 +1,147 @@
+"""Load any causal language model and its tokenizer by folder or hub name, and say clearly why when that cannot be done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from shared.config.sections import ModelSection
+from shared.runtime.errors import FatalError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_UNBOUNDED = 2**20
+_LOAD_ERRORS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError)
+
+
+class ModelLoadError(FatalError):
+    """A model or tokenizer cannot be loaded, and a restart would not help; the message names cause and remedy."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one, else the CPU.
+
+    Raises:
+        ModelLoadError: this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = str(error).splitlines()[0]
+        raise ModelLoadError(
+            f"model.device {name!r} cannot be used ({cause}): set it to auto, cpu or a device of this machine"
+        ) from None
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES[name]
+
+
+def load_tokenizer(model: ModelSection) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
+    _check_folder(model.path)
+    try:
+        return AutoTokenizer.from_pretrained(model.path)
+    except _LOAD_ERRORS as error:
+        raise ModelLoadError(_explain(model.path, "tokenizer", error)) from None
+
+
+def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model's weights in `dtype` on `device`.
+
+    Raises:
+        ModelLoadError: no such folder or hub name, not a causal language model, or broken weights.
+    """
+    _check_folder(model.path)
+    try:
+        with _no_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype)
+    except _LOAD_ERRORS as error:
+        raise ModelLoadError(_explain(model.path, "model", error)) from None
+    model_on_device: PreTrainedModel = loaded.to(device)
+    return model_on_device
+
+
+def model_max_length(model: ModelSection) -> int:
+    """Most tokens of prompt and completion together: `model.max_length`, but never more than the model's config says.
+
+    Raises:
+        ModelLoadError: the config cannot be read.
+    """
+    _check_folder(model.path)
+    try:
+        config = AutoConfig.from_pretrained(model.path)
+    except _LOAD_ERRORS as error:
+        raise ModelLoadError(_explain(model.path, "config", error)) from None
+    of_model = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
+    return min(model.max_length or of_model, of_model) if of_model else model.max_length or _UNBOUNDED
+
+
+def vocabulary_size(model: Any) -> int:
+    """Rows of the input embedding: a token id must be below it."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def end_token_id(model: Any, tokenizer: Any) -> int | None:
+    """The token that ends an answer: the tokenizer's, else the first that the model's config names."""
+    if tokenizer.eos_token_id is not None:
+        return int(tokenizer.eos_token_id)
+    declared = getattr(model.config.get_text_config(), "eos_token_id", None)
+    first = declared[0] if isinstance(declared, list) and declared else declared
+    return int(first) if isinstance(first, int) else None
+
+
+def _check_folder(model_path: str) -> None:
+    folder = Path(model_path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(
+                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or build the toy "
+                "policy there with `swarm model init`"
+            )
+        return
+    # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for one.
+    if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
+        raise ModelLoadError(
+            f"model.path {model_path!r} is not a folder: build the toy policy with `swarm model init`, or set model.path to a "
+            "folder or hub name such as Qwen/Qwen2.5-0.5B-Instruct"
+        )
+
+
+def _explain(model_path: str, part: str, error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    where = "folder" if Path(model_path).is_dir() else "hub name"
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    return (
+        f"the {part} of model.path {model_path!r} cannot be loaded from that {where}{offline}: {lines[0][:300]}: check the "
+        "spelling, the files and the connection to the hub, or build the toy policy with `swarm model init`"
+    )
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

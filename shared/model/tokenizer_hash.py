@@ -1,0 +1,39 @@
+"""Whether two nodes mean the same text by the same token ids: one hash over all that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 (hex) over vocabulary, added tokens, the model behind them (merges), chat template and end token.
+
+    Where a tokenizer was loaded from, its padding and its truncation do not count. Nodes with equal hashes may use each
+    other's token ids and behaviour logprobs.
+    """
+    identity = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "added": sorted((int(index), _added_token(token)) for index, token in tokenizer.added_tokens_decoder.items()),
+        "model": _model_json(tokenizer),
+        "chat_template": tokenizer.chat_template or "",
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _added_token(token: Any) -> list[object]:
+    flags = (token.special, token.lstrip, token.rstrip, token.normalized, token.single_word)
+    return [str(token), *map(bool, flags)]
+
+
+def _model_json(tokenizer: Any) -> object:
+    """What the fast tokenizer's JSON says of its model; a slow tokenizer has none and is named by its class."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return type(tokenizer).__name__
+    model = json.loads(backend.to_str())["model"]
+    # Loaders write "no prefix" as null or as an empty text; the vocabulary is hashed by itself.
+    return {key: value for key, value in model.items() if key != "vocab" and value not in (None, "")}

@@ -1,0 +1,137 @@
+"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters merged, tied tensors once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+_ADAPTER_MARK = ".lora_"
+_WRAPPED = ".base_layer."
+_PEFT_PREFIX = "base_model.model."
+
+
+class WeightsError(RuntimeError):
+    """A weights file does not fit the model or cannot be read; the message names cause and remedy."""
+
+
+@torch.no_grad()
+def policy_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
+
+    LoRA adapters are added into the weights they adapt, without touching the model. A tied tensor appears under the name that
+    it is stored as, not under its alias.
+    """
+    tied = tied_names(model)
+    merged = _merged_adapter_weights(model)
+    tensors: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if _ADAPTER_MARK in name:
+            continue
+        plain = plain_name(name)
+        if plain not in tied:
+            tensors[plain] = _on_cpu(merged.get(name, value), dtype)
+    return tensors
+
+
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU."""
+    return {name: _on_cpu(parameter.detach(), None) for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Inverse of `trainable_tensors`, in place.
+
+    Raises:
+        WeightsError: names or shapes differ.
+    """
+    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    _check_same_names(wanted.keys(), tensors.keys())
+    for name, parameter in wanted.items():
+        _copy(name, parameter, tensors[name])
+
+
+@torch.no_grad()
+def load_policy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put a policy (as `policy_tensors` gives it) into a model without adapters, in place.
+
+    Raises:
+        WeightsError: names or shapes differ.
+    """
+    tied = tied_names(model)
+    wanted = {name: value for name, value in model.state_dict().items() if name not in tied}
+    _check_same_names(wanted.keys(), {name for name in tensors if name not in tied})
+    for name, value in wanted.items():
+        _copy(name, value, tensors[name])
+
+
+def serialize(tensors: Mapping[str, Tensor]) -> bytes:
+    """Bytes of a safetensors file: the same tensors give the same bytes."""
+    payload: bytes = save({name: tensors[name] for name in sorted(tensors)}, metadata={"format": "pt"})
+    return payload
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file.
+
+    Raises:
+        WeightsError: it is missing, torn or no safetensors file.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(file, device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"weights file {file} cannot be read ({error}): restore it or use another checkpoint") from None
+    return tensors
+
+
+def tied_names(model: Any) -> frozenset[str]:
+    """Aliases of tensors that the model stores under another name (`lm_head.weight` with tied embeddings)."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return frozenset(getattr(base, "all_tied_weights_keys", None) or {})
+
+
+def plain_name(name: str) -> str:
+    """The Hugging Face name of a parameter that adapters may wrap."""
+    return name.removeprefix(_PEFT_PREFIX).replace(_WRAPPED, ".")
+
+
+def _merged_adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    merged = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
+            weight = module.base_layer.weight
+            total = weight.float()
+            for adapter in module.active_adapters:
+                total = total + module.get_delta_weight(adapter).float()
+            merged[f"{name}.base_layer.weight"] = total.to(weight.dtype)
+    return merged
+
+
+def _on_cpu(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    return value.detach().to(dtype=wanted).to("cpu").contiguous()
+
+
+def _copy(name: str, into: Tensor, value: Tensor) -> None:
+    if into.shape != value.shape:
+        raise WeightsError(
+            f"tensor {name} has shape {tuple(value.shape)}, the model's is {tuple(into.shape)}: these weights are of another "
+            "model; set model.path to the one they were trained from"
+        )
+    into.copy_(value)
+
+
+def _check_same_names(wanted: Any, found: Any) -> None:
+    missing, foreign = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or foreign:
+        example = f"lacks {missing[0]}" if missing else f"has an unknown {foreign[0]}"
+        raise WeightsError(
+            f"these weights do not fit the model: {len(missing)} missing, {len(foreign)} unknown, e.g. it {example}: set "
+            "model.path and trainer.lora to what they were trained with"
+        )

@@ -1,0 +1,346 @@
+"""The trainer service over the in-memory transport: what it trains, publishes, writes and says."""
+
+from __future__ import annotations
+
+import errno
+import random
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from services.trainer.export import export_policy
+from shared.config.sections import ModelSection
+from shared.messages import Batch, EvalReport, PolicyPointer, encode
+from shared.model.loading import load_tokenizer
+from shared.policy_store import open_policy_store
+from shared.runtime import FatalError
+from shared.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
+from shared.transport.memory import MemoryTransport
+from shared.transport.memory_server import MemoryServer
+from tests.integration.trainer_life import (
+    NODE,
+    Life,
+    batch_of,
+    checkpoints,
+    final_state,
+    metric_lines,
+    mixed_batch,
+    node_config,
+    policy_pointer,
+    put_batches,
+    scored_group,
+    set_up,
+    tiny_policy,
+    trainer_position,
+)
+
+STREAM = node_batches_stream(NODE)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> PreTrainedTokenizerFast:
+    return load_tokenizer(ModelSection(path=str(model)))
+
+
+@pytest.fixture
+def transport() -> MemoryTransport:
+    return MemoryTransport(MemoryServer())
+
+
+def some_batches(tokenizer: PreTrainedTokenizerFast, count: int, first: int = 1) -> list[Batch]:
+    return [mixed_batch(tokenizer, number) for number in range(first, first + count)]
+
+
+@contextmanager
+def no_file_above(size_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let any file of this process grow beyond `size_bytes`, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_finished(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 4})
+    await set_up(transport, some_batches(tokenizer, 6))
+    life = Life(config, transport)
+    await life.until_finished()
+
+    position = await trainer_position(transport)
+    pointer = await policy_pointer(transport)
+    assert position is not None and (position.step, position.policy_version, position.consumed_local) == (4, 4, 8)
+    assert pointer is not None and (pointer.version, pointer.batch_number, pointer.consumed_local) == (4, 4, 8)
+    assert checkpoints(config).steps() == [3, 4]
+    assert life.value("swarm_trainer_steps_total") == 4
+    assert life.value("swarm_policy_version") == 4
+    assert life.context.status.get("finished") == 1
+    await life.stop()
+
+    lines = metric_lines(config)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    last = lines[-1]
+    assert last["reward_local"] == pytest.approx(2 / 7)
+    assert last["reward_external"] == pytest.approx(2.75 / 5)
+    assert (last["groups_local"], last["groups_external"], last["groups_zero_advantage"]) == (2, 2, 1)
+    assert (last["behaviour_share"], last["reencoded_share"]) == (0.75, 0.25)
+    assert (last["staleness_mean"], last["staleness_max"]) == (1.0, 1)
+    assert last["updated"] and last["grad_norm"] > 0 and last["entropy"] > 0 and last["tokens"] > 0
+    assert set(last["phase_seconds"]) == {"wait", "intake", "forward_backward", "optimiser", "publish", "checkpoint"}
+    assert lines[3]["phase_seconds"]["checkpoint"] > 0 and lines[2]["phase_seconds"]["checkpoint"] == 0
+
+
+async def test_the_published_file_is_the_checkpointed_policy_under_hugging_face_names(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 2})
+    await set_up(transport, some_batches(tokenizer, 2))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    pointer = await policy_pointer(transport)
+    assert pointer is not None
+    store = open_policy_store(config.policy_store_uri, transport, NODE)
+    published = load_file(await store.fetch(pointer, tmp_path / "fetched"))
+    exported = AutoModelForCausalLM.from_pretrained(export_policy(config.node.run_dir, tmp_path / "export"))
+    state = exported.state_dict()
+    assert "lm_head.weight" not in published and "lm_head.weight" in state
+    assert all(torch.equal(published[name], state[name]) for name in published)
+    assert set(state) - set(published) == {"lm_head.weight"}
+    base = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert not torch.equal(published["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+
+
+async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_weights(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    batches = some_batches(tokenizer, 8)
+    whole = node_config(model, tmp_path / "whole", trainer={"max_steps": 8})
+    await set_up(transport, batches)
+    life = Life(whole, transport)
+    await life.until_finished()
+    await life.stop()
+
+    other = MemoryTransport(MemoryServer())
+    parts = node_config(model, tmp_path / "parts", trainer={"max_steps": 8})
+    await set_up(other)
+    for first, count in ((1, 2), (3, 2), (5, 4)):
+        await put_batches(other, batches[first - 1 : first - 1 + count])
+        life = Life(parts, other)
+        await life.until_step(first + count - 1)
+        assert await life.stop() < 4.0
+        assert checkpoints(parts).steps()[-1] == first + count - 1
+    assert final_state(parts) == final_state(whole)
+    assert [line["step"] for line in metric_lines(parts)] == list(range(1, 9))
+
+
+async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_weights(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 1, "weight_decay": 0.5})
+    await set_up(transport, [batch_of(1, [scored_group(tokenizer, random.Random(1), rewards=(1.0, 1.0))])])
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    (line,) = metric_lines(config)
+    assert line["updated"] is False and line["updates"] == 0 and line["grad_norm"] == 0.0
+    assert life.value("swarm_trainer_unchanged_steps_total") == 1
+    checkpoint, _ = checkpoints(config).newest()
+    base = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert checkpoint is not None
+    assert all(torch.equal(value, base[name]) for name, value in checkpoint.state.weights.items())
+    pointer = await policy_pointer(transport)
+    assert pointer is not None and pointer.version == 1
+
+
+async def test_a_broken_newest_checkpoint_is_put_aside_and_the_one_before_gives_the_same_end(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 8})
+    await set_up(transport, some_batches(tokenizer, 8))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    expected = final_state(config)
+    newest = checkpoints(config).folder / "step-00000008" / "weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-5])
+
+    life = Life(config, transport)
+    await life.until(lambda: bool(life.logged("finished")))
+    await life.stop()
+    (warning,) = life.logged("checkpoint_broken")
+    assert "torn or altered" in warning["reason"] and life.value("swarm_trainer_corrupt_checkpoints_total") == 1
+    assert final_state(config) == expected
+    assert [line["step"] for line in metric_lines(config)] == list(range(1, 9))
+    assert not life.logged("policy_published_again")
+
+
+async def test_when_no_checkpoint_is_whole_it_refuses_to_start_and_says_what_to_do(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 4})
+    await set_up(transport, some_batches(tokenizer, 4))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    for step in checkpoints(config).steps():
+        (checkpoints(config).folder / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    with pytest.raises(FatalError, match="no checkpoint in .* can be used .* restore one .* node.run"):
+        await Life(config, transport).end()
+
+
+async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remedy(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 9})
+    await set_up(transport, some_batches(tokenizer, 5))
+    await transport.purge(STREAM, 2)
+    with pytest.raises(FatalError, match="batch 1 is missing .* goes on with batch 3, and there is no checkpoint. Restore"):
+        await Life(config, transport).end()
+    await transport.purge(STREAM, 5)
+    with pytest.raises(FatalError, match="nothing is left of it"):
+        await Life(config, transport).end()
+
+
+async def test_a_message_that_is_no_batch_is_a_fatal_error(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    await set_up(transport)
+    await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
+    with pytest.raises(FatalError, match="is no batch that this version can read .*malformed"):
+        await Life(node_config(model, tmp_path), transport).end()
+
+
+async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
+    await set_up(transport)
+    config = node_config(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(FatalError, match="is not a folder: build the toy policy with `swarm model init`"):
+        await Life(config, transport).end()
+
+
+async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_never_its_newest_batch(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2})
+    await set_up(transport, some_batches(tokenizer, 6))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    assert checkpoints(config).steps() == [4, 6]
+    assert (await transport.stream_state(STREAM)).first_seq == 5
+
+    alone = node_config(model, tmp_path / "alone", trainer={"max_steps": 1, "checkpoint_every": 1, "keep_checkpoints": 1})
+    other = MemoryTransport(MemoryServer())
+    await set_up(other, some_batches(tokenizer, 1))
+    life = Life(alone, other)
+    await life.until_finished()
+    await life.stop()
+    assert (await other.stream_state(STREAM)).messages == 1
+
+
+async def test_the_checkpoint_of_the_best_evaluation_is_kept(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 1, "keep_checkpoints": 1}, eval={"every_versions": 1})
+    await set_up(transport)
+    life = Life(config, transport)
+    for step, pass_rate in ((1, 0.2), (2, 0.9), (3, 0.5), (4, 0.4)):
+        report = EvalReport(
+            node=NODE, policy_version=step, created_at=1.0, n=10, pass_rate=pass_rate, mean_reward=0.5, per_task={}, seconds=1.0
+        )
+        await transport.kv_put(node_bucket(NODE), EVAL_KEY, encode(report))
+        await put_batches(transport, [mixed_batch(tokenizer, step)])
+        await life.until(lambda step=step: checkpoints(config).steps()[-1:] == [step])
+    await life.stop()
+    assert checkpoints(config).steps() == [2, 4]
+    export_policy(config.node.run_dir, tmp_path / "best", best=True)
+    best = AutoModelForCausalLM.from_pretrained(tmp_path / "best").state_dict()
+    kept = checkpoints(config).read(2)
+    assert all(torch.equal(best[name], value) for name, value in kept.state.weights.items())
+
+
+async def test_a_full_disk_leaves_checkpoint_and_policy_as_they_were_and_both_are_written_later(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 1})
+    await set_up(transport, some_batches(tokenizer, 1))
+    life = Life(config, transport)
+    await life.until(lambda: checkpoints(config).steps() == [1])
+    before = final_state(config)
+    with no_file_above(20_000):
+        await put_batches(transport, some_batches(tokenizer, 1, first=2))
+        await life.until(lambda: life.value("swarm_trainer_write_failures_total", kind="checkpoint") >= 1)
+        await life.until(lambda: life.value("swarm_trainer_write_failures_total", kind="policy") >= 1)
+        assert final_state(config) == before
+        pointer = await policy_pointer(transport)
+        assert pointer is not None and pointer.version == 1
+    failure = life.logged("write_failed")[0]
+    assert "remedy" in failure and ("too large" in failure["reason"] or str(errno.EFBIG) in failure["reason"])
+
+    async def published() -> bool:
+        pointer = await policy_pointer(transport)
+        return pointer is not None and pointer.version == 2
+
+    await life.until(published)
+    await life.until(lambda: checkpoints(config).steps()[-1] == 2)
+    await life.stop()
+    assert [line["step"] for line in metric_lines(config)] == [1, 2]
+
+
+async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_warning(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path)
+    await set_up(transport, some_batches(tokenizer, 2))
+    lost = PolicyPointer(
+        version=5, sha256="0" * 64, size_bytes=1, uri="file:///x", batch_number=5, consumed_local=10, created_at=1.0
+    )
+    await transport.kv_put(node_bucket(NODE), POLICY_KEY, encode(lost))
+    life = Life(config, transport)
+
+    async def back() -> bool:
+        pointer = await policy_pointer(transport)
+        return pointer is not None and pointer.version == 2
+
+    await life.until(back)
+    await life.stop()
+    assert [line["level"] for line in life.logged("policy_steps_back")] == ["warning"]
+
+
+async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 3, "lora": {"rank": 4}})
+    await set_up(transport, some_batches(tokenizer, 3))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    checkpoint, _ = checkpoints(config).newest()
+    assert checkpoint is not None and all("lora_" in name for name in checkpoint.state.weights)
+    pointer = await policy_pointer(transport)
+    assert pointer is not None
+    store = open_policy_store(config.policy_store_uri, transport, NODE)
+    published = load_file(await store.fetch(pointer, tmp_path / "fetched"))
+    exported = AutoModelForCausalLM.from_pretrained(export_policy(config.node.run_dir, tmp_path / "export")).state_dict()
+    base = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert set(base) - set(published) == {"lm_head.weight"} and set(published) < set(base)
+    assert all(torch.equal(published[name], exported[name]) for name in published)
+    changed = {name for name in published if not torch.equal(published[name], base[name])}
+    assert changed == {name for name in base if name.endswith("proj.weight")}
