@@ -1,0 +1,111 @@
+"""What every engine promises: token ids in; token ids, text and behaviour logprobs out; weights replaced whole or not at all.
+
+The logprobs of a sample are *processed*: of the distribution that the token was drawn from, after temperature, top-k and top-p,
+in that order. At temperature 0 the likeliest token is taken, top-k and top-p do not act, and the logprob is that of temperature 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises any smaller temperature but 0 to this one; refusing them keeps the engines alike."""
+
+
+class EngineError(RuntimeError):
+    """An engine cannot do what was asked; the message says why and what helps."""
+
+
+class PolicyLoadError(EngineError):
+    """A policy was not loaded. The version that answered before still does."""
+
+
+class UnsupportedByEngine(EngineError):
+    """This engine cannot do it at all; no retry will help."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off, `max_new_tokens` counts the end token."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine could sample from."""
+        if self.temperature != 0.0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
+            raise ValueError(f"temperature {self.temperature}: use 0 (greedy) or a number of at least {MIN_TEMPERATURE}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p {self.top_p}: use a number above 0 and at most 1 (1 is off)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k}: use 0 (off) or a positive number")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens {self.max_new_tokens}: use at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion.
+
+    `token_ids` holds the end token when `finish_reason` is `stop`; `logprobs` has one number a token; `text` is decoded without
+    special tokens. `policy_version` is the version that sampled every one of these tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: tuple[float, ...]
+    policy_version: int = 0
+
+
+class Engine(ABC):
+    """A model that answers. All methods are safe to call concurrently from one event loop, which they never block for long."""
+
+    name: str
+    """`vllm`, `transformers` or `openai`."""
+    policy_version: int = 0
+    """Version of the weights that answer now; 0 is the base policy."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Load the base policy. Raises `EngineError` when that cannot be done."""
+
+    @abstractmethod
+    async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
+        """Sample `n` completions of each prompt of token ids.
+
+        All samples of one call come from one policy version: a swap waits for the calls that run, later calls wait for the
+        swap. The same seed, prompts and weights give the same samples (transformers on CPU: bit for bit; vLLM: up to rounding
+        that depends on what else is in its batch). A completion also ends, with `length`, where the model's context does.
+        """
+
+    @abstractmethod
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        """Replace the weights by those in a safetensors file with Hugging Face parameter names.
+
+        Names and shapes are checked before anything is touched. Raises `PolicyLoadError` and keeps the old policy on failure.
+        """
+
+    @abstractmethod
+    async def score(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[float]]:
+        """Return the processed logprob of each given completion token (`completions[i]` after `prompts[i]`).
+
+        A token that top-k or top-p would never have let through scores `-inf`.
+        """
+
+    @abstractmethod
+    async def healthy(self) -> bool:
+        """Return whether `generate` can be expected to work."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free all that `start` took. Calls in flight fail; closing twice is fine."""

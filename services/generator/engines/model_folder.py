@@ -1,0 +1,114 @@
+"""What engines read from a model's folder or hub name besides its weights: end tokens, context, tensor shapes, tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from services.generator.engines.base import EngineError, PolicyLoadError
+
+_WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model's facts. `tensor_shapes` are those a policy file must hold; `tied_names` may be in it and are not read."""
+
+    tokenizer: Any
+    end_token_ids: tuple[int, ...]
+    pad_token_id: int
+    context_length: int
+    tensor_shapes: dict[str, tuple[int, ...]]
+    tied_names: frozenset[str]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Decode without special tokens, spaces as they are."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def new_token_limits(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[int]:
+        """Return for each prompt how many tokens may follow before the context is full."""
+        for index, prompt in enumerate(prompts):
+            if not 0 < len(prompt) < self.context_length:
+                raise EngineError(
+                    f"prompt {index} has {len(prompt)} tokens, the context holds {self.context_length} with at least one of each: "
+                    "raise max_model_len or leave the task out"
+                )
+        return [min(max_new_tokens, self.context_length - len(prompt)) for prompt in prompts]
+
+
+def read_model_folder(model_path: str, *, max_model_len: int) -> ModelFolder:
+    """Read everything but the weights. Raises `EngineError` when the folder is not a causal language model's."""
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"model {model_path}: cannot be read ({error}): give a Hugging Face model folder or hub name") from error
+    end_token_ids = _end_token_ids(model_path, config, tokenizer)
+    tied_names = frozenset(getattr(skeleton, "all_tied_weights_keys", {}))
+    pad_token_id = tokenizer.pad_token_id
+    return ModelFolder(
+        tokenizer=tokenizer,
+        end_token_ids=end_token_ids,
+        pad_token_id=end_token_ids[0] if pad_token_id is None else int(pad_token_id),
+        context_length=min(max_model_len, int(getattr(config, "max_position_embeddings", max_model_len))),
+        tensor_shapes={name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items() if name not in tied_names},
+        tied_names=tied_names,
+    )
+
+
+def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
+    """Raise `PolicyLoadError` unless the file is whole and holds exactly the model's tensors in their shapes."""
+    try:
+        with safe_open(str(weights_file), framework="pt") as tensors:
+            found = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+            shapes = {name: tuple(part.get_shape()) for name, part in found.items()}
+            dtypes = {name: part.get_dtype() for name, part in found.items()}
+    except (OSError, SafetensorError) as error:
+        raise PolicyLoadError(f"policy file {weights_file}: unreadable or truncated ({error}): fetch it again") from error
+    missing = sorted(model.tensor_shapes.keys() - shapes.keys())
+    foreign = sorted(shapes.keys() - model.tensor_shapes.keys() - model.tied_names)
+    reshaped = sorted(name for name, shape in model.tensor_shapes.items() if shapes.get(name, shape) != shape)
+    untyped = sorted(name for name, dtype in dtypes.items() if dtype not in _WEIGHT_DTYPES)
+    remedy = "publish the policy from the model that this generator was started with"
+    if missing:
+        raise PolicyLoadError(f"policy file {weights_file}: lacks {len(missing)} tensors, first {missing[0]}: {remedy}")
+    if foreign:
+        raise PolicyLoadError(f"policy file {weights_file}: holds {len(foreign)} unknown tensors, first {foreign[0]}: {remedy}")
+    if reshaped:
+        name = reshaped[0]
+        raise PolicyLoadError(
+            f"policy file {weights_file}: {name} has shape {shapes[name]}, the model's is {model.tensor_shapes[name]}: {remedy}"
+        )
+    if untyped:
+        raise PolicyLoadError(f"policy file {weights_file}: {untyped[0]} is {dtypes[untyped[0]]}, not a float: {remedy}")
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """A 56-bit seed for prompt `index` of a call; vLLM adds the sample's number to it, so neighbours must lie far apart."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7], "big")
+
+
+def _end_token_ids(model_path: str, config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """All ids that end a completion, in the order generation config, model config, tokenizer; engines stop at any of them."""
+    try:
+        declared = [GenerationConfig.from_pretrained(model_path).eos_token_id]
+    except OSError:
+        declared = []
+    declared += [getattr(config, "eos_token_id", None), tokenizer.eos_token_id]
+    ids: dict[int, None] = {}
+    for item in declared:
+        for token_id in item if isinstance(item, list) else [item]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    if not ids:
+        raise EngineError(f"model {model_path}: no end token in its configs or tokenizer: set eos_token_id in config.json")
+    return tuple(ids)

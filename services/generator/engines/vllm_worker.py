@@ -1,0 +1,75 @@
+"""What runs inside vLLM's worker processes: read a policy file into the live model, and end with the service.
+
+Named to vLLM as its `worker_extension_cls`; its methods are called with `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+_ORPHAN_POLL_S = 1.0
+
+
+class PolicyWorkerExtension:
+    """Mixed into vLLM's worker class, on any device."""
+
+    model_runner: Any
+
+    def end_with_service(self, service_pid: int) -> None:
+        """Live exactly as long as the service does.
+
+        A process group of its own keeps a Ctrl-C or SIGTERM meant for the service's group away from vLLM, so that the service can
+        drain; a watch ends this process when the service was killed, or else vLLM would live on and keep its memory.
+        """
+        os.setpgid(0, 0)
+
+        def watch() -> None:
+            parent = os.getppid()
+            while os.getppid() == parent and _is_alive(service_pid):
+                time.sleep(_ORPHAN_POLL_S)
+            os._exit(1)
+
+        threading.Thread(target=watch, name="end-with-service", daemon=True).start()
+
+    def load_policy_file(self, weights_file: str, version: int) -> int:
+        """Replace the model's weights by the file's and return `version` as the read-back that this worker has done so."""
+        with torch.inference_mode():
+            self.model_runner.reload_weights(weights_iterator=_tensors(weights_file))
+            for module in self.model_runner.get_model().modules():
+                _repack_for_cpu(module)
+        return version
+
+
+def _tensors(weights_file: str) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(weights_file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 (not a dict)
+            yield name, tensors.get_tensor(name)
+
+
+def _repack_for_cpu(module: Any) -> None:
+    """Make a module's packed CPU copy of its weight anew.
+
+    vLLM (0.32) packs a matrix for oneDNN when it is loaded, and on reload packs again only what the file names. An output layer
+    tied to the embedding is not named: it would go on multiplying by the old weights. Layers whose unpacked weight was thrown
+    away (it is empty then) were named and are right.
+    """
+    weight = getattr(module, "weight", None)
+    if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.numel():
+        module.quant_method.process_weights_after_loading(module)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

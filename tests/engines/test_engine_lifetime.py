@@ -1,0 +1,176 @@
+"""Starting, stopping, refusing: what an engine does when it is not sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
+from services.generator.engines.policy_gate import PolicyGate
+from tests.engines.conftest import Run, Subject, needs_vllm
+
+
+@pytest.mark.parametrize("started", [pytest.param("openai-tied", marks=needs_vllm)], indirect=True)
+def test_the_openai_engine_refuses_to_load_and_to_score_and_says_what_to_use(subject: Subject, run: Run) -> None:
+    with pytest.raises(UnsupportedByEngine, match="use engine vllm or transformers"):
+        run(subject.engine.load_policy(subject.base_file, 1))
+    with pytest.raises(UnsupportedByEngine, match="use engine vllm or transformers"):
+        run(subject.engine.score([[1]], [[2]], SamplingParams()))
+    assert run(subject.engine.healthy())
+
+
+@pytest.mark.parametrize("started", [pytest.param("openai-tied", marks=needs_vllm)], indirect=True)
+def test_a_model_that_the_server_does_not_serve_is_named_at_start(
+    subject: Subject, run: Run, model_folders: dict[bool, Path]
+) -> None:
+    address = subject.engine._base_url  # noqa: SLF001
+    engine = create_engine("openai", str(model_folders[True]), base_url=address, served_model="gpt-9")
+    with pytest.raises(EngineError, match=r"serves \['tiny'\], not gpt-9"):
+        run(engine.start())
+    run(engine.close())
+
+
+def test_an_unreachable_server_is_reported_within_the_deadline(run: Run, model_folders: dict[bool, Path]) -> None:
+    engine = create_engine("openai", str(model_folders[True]), base_url="http://127.0.0.1:9/v1", request_timeout_s=1.0)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="127.0.0.1:9/v1/models: no answer after [2-9] tries in 1 s .*start the server"):
+        run(engine.start())
+    assert time.monotonic() - began < 5
+    assert not run(engine.healthy())
+    run(engine.close())
+
+
+def test_a_transformers_engine_closed_while_sampling_stops_and_answers_no_more(run: Run, model_folders: dict[bool, Path]) -> None:
+    engine = create_engine("transformers", str(model_folders[True]), device="cpu")
+
+    async def close_early() -> float:
+        await engine.start()
+        call = asyncio.create_task(engine.generate([[1]] * 200, 1, SamplingParams(max_new_tokens=500), seed=0))
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        await engine.close()
+        with pytest.raises(EngineError, match="closed while it was sampling"):
+            await call
+        return time.monotonic() - began
+
+    assert run(close_early()) < 2
+    assert not run(engine.healthy())
+    with pytest.raises(EngineError, match="is closed"):
+        run(engine.generate([[1]], 1, SamplingParams(), seed=0))
+
+
+def test_the_event_loop_stays_live_while_transformers_samples(run: Run, model_folders: dict[bool, Path]) -> None:
+    engine = create_engine("transformers", str(model_folders[True]), device="cpu")
+
+    async def ticks_while_sampling() -> int:
+        await engine.start()
+        call = asyncio.create_task(engine.generate([[1]] * 64, 1, SamplingParams(max_new_tokens=64), seed=0))
+        ticks = 0
+        while not call.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        await engine.close()
+        return ticks
+
+    assert run(ticks_while_sampling()) > 5
+
+
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+def test_an_engine_that_has_not_started_says_so(run: Run, model_folders: dict[bool, Path], kind) -> None:
+    engine = create_engine(kind, str(model_folders[True]))
+    with pytest.raises(EngineError, match="start()"):
+        run(engine.generate([[1]], 1, SamplingParams(), seed=0))
+    assert not run(engine.healthy())
+    run(engine.close())
+
+
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+def test_a_folder_without_a_model_is_refused_at_start(run: Run, tmp_path: Path, kind) -> None:
+    engine = create_engine(kind, str(tmp_path))
+    with pytest.raises(EngineError, match="cannot be read .*give a Hugging Face model folder"):
+        run(engine.start())
+    run(engine.close())
+
+
+def test_auto_is_transformers_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # a machine's GPU cannot be taken out for a test
+    assert create_engine("auto", "model").name == "transformers"
+
+
+def test_impossible_engines_and_parameters_are_refused_with_the_remedy() -> None:
+    with pytest.raises(EngineError, match="set base_url"):
+        create_engine("openai", "model")
+    with pytest.raises(EngineError, match="use auto, vllm, transformers or openai"):
+        create_engine("llama", "model")
+    for wrong in ({"temperature": 0.001}, {"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SamplingParams(**wrong)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        SamplingParams(max_new_tokens=0)
+
+
+def test_a_swap_goes_before_later_calls_and_gives_up_at_its_deadline(run: Run) -> None:
+    async def story() -> list[str]:
+        gate, told = PolicyGate(), []
+
+        async def sample(name: str, seconds: float) -> None:
+            async with gate.sampling():
+                told.append(f"{name} begins")
+                await asyncio.sleep(seconds)
+                told.append(f"{name} ends")
+
+        async def swap(drain_timeout_s: float) -> None:
+            async with gate.swapping(drain_timeout_s):
+                told.append("swap")
+
+        first = asyncio.create_task(sample("first", 0.2))
+        await asyncio.sleep(0)
+        with pytest.raises(PolicyLoadError, match="1 calls were still sampling after 0.05 s"):
+            await swap(0.05)
+        waiting = asyncio.create_task(swap(5))
+        await asyncio.sleep(0)
+        await asyncio.gather(first, waiting, asyncio.create_task(sample("second", 0)))
+        return told
+
+    assert run(story()) == ["first begins", "first ends", "swap", "second begins", "second ends"]
+
+
+_SERVICE = """
+import asyncio, sys
+from services.generator.engines import create_engine
+
+async def serve():
+    engine = create_engine("vllm", sys.argv[1], max_model_len=128, kv_cache_bytes=2**24, threads=1)
+    await engine.start()
+    print("started", flush=True)
+    await asyncio.sleep(300)
+
+if __name__ == "__main__":
+    asyncio.run(serve())
+"""
+
+
+@pytest.mark.vllm
+@needs_vllm[1]
+def test_vllms_process_ends_with_a_service_that_was_killed(tmp_path: Path, model_folders: dict[bool, Path]) -> None:
+    script = tmp_path / "service.py"
+    script.write_text(_SERVICE)
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    service = subprocess.Popen([sys.executable, script, model_folders[False]], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout is not None and service.stdout.readline() == "started\n"
+        children = psutil.Process(service.pid).children(recursive=True)
+        assert children, "vLLM has a process of its own"
+    finally:
+        service.send_signal(signal.SIGKILL)
+        service.wait(10)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
