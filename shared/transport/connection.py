@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 _ATTEMPT_S = 1.0
-_NO_RESPONDERS = "503"
+_SLOW_LINE_BYTES_PER_S = 1_000_000
 
 
 class Deadline:
@@ -149,7 +149,7 @@ class Connection:
         Raises:
             NotConnected: no answer before the deadline; `what` says in the message what was asked.
         """
-        attempt_s, reason = _ATTEMPT_S, ""
+        attempt_s, reason = _ATTEMPT_S + len(payload) / _SLOW_LINE_BYTES_PER_S, ""
         while not deadline.passed:
             if not await self.until_connected(deadline):
                 reason = "not connected"

@@ -25,9 +25,10 @@ REPLY_BYTES = 16 * 1024 * 1024
 READ_BYTES = 64 * 1024 * 1024
 """One `read` returns no more than this in inline payloads, besides the last message."""
 MAX_BATCH = 1024
-_SILENCE_S = 2.0
+_SHORTEST_SILENCE_S = 2.0
 _SERVER_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
+    | {"Nats-Expected-Stream", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Subject-Sequence"}
 )
 
 
@@ -114,7 +115,9 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline)
     previous: int | None = 0
     while True:
         try:
-            reply = await asyncio.wait_for(replies.get(), min(_SILENCE_S, deadline.left_s))
+            # Half of what is left: a large message on a slow line has time, and a lost request can be made again.
+            silence_s = min(max(_SHORTEST_SILENCE_S, deadline.left_s / 2), deadline.left_s)
+            reply = await asyncio.wait_for(replies.get(), silence_s)
         except TimeoutError:
             return _interrupted(messages)
         message = parse_reply(stream, reply)

@@ -33,6 +33,8 @@ from shared.transport.base import (
 from shared.transport.connection import Connection, Counters, Deadline
 
 READ_TIMEOUT_S = 5.0
+LONGEST_BLOB_S = 120.0
+_SLOW_LINE_BYTES_PER_S = 1_000_000
 _SERVER_ROOM_BYTES = 16 * 1024
 """Kept free below the server's `max_payload` for headers."""
 _BOUNDS_AGE_S = 60.0
@@ -140,7 +142,8 @@ class NatsTransport:
         reference = blobs.reference_of(message)
         if reference is None:
             raise TransportError(f"message {message.seq} of {message.stream} has neither a payload nor a reference to one")
-        return await blobs.fetch(self, message.stream, reference, timeout_s=READ_TIMEOUT_S)
+        timeout_s = min(READ_TIMEOUT_S + reference.size_bytes / _SLOW_LINE_BYTES_PER_S, LONGEST_BLOB_S)
+        return await blobs.fetch(self, message.stream, reference, timeout_s=timeout_s)
 
     async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
         """Messages at or after `start_seq`, by batched direct get; at most 64 MiB of inline payloads at once."""
@@ -269,7 +272,9 @@ class NatsTransport:
             answer = await api.call(self._connection, f"STREAM.INFO.{stream}", None, Deadline(1.0), f"stream {stream}")
         except TransportError:
             # Not allowed to ask, or nobody there: the server itself decides about the message that follows.
-            bounds = _Bounds(-1, False, now) if known is None else known
+            if known is not None or not self.connected:
+                return known or _Bounds(-1, False, now)
+            bounds = _Bounds(-1, False, now)
         else:
             size = int(answer["config"].get("max_msg_size", -1))
             work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value

@@ -103,12 +103,12 @@ async def fetch(
         try:
             found, missing = await _pull(connection, stream, consumer, max_messages, deadline, on_settled)
         except nats.errors.Error:
-            found, missing = [], False
+            found, missing = [], True
         if found:
             return list(found)
         if missing:
             await asyncio.sleep(min(0.1, deadline.left_s))
-    if missing:
+    if missing and connection.connected:
         raise NotConnected(
             f"consumer {consumer} of stream {stream} at {connection.options.url}: nobody answers: "
             "call ensure_stream and ensure_consumer first, or wait until JetStream has started"
@@ -140,7 +140,10 @@ async def _pull(
                     continue
                 delivery = _delivery(connection, stream, reply, on_settled)
                 if delivery is None:
-                    return found, not found and (reply.headers or {}).get("Status") in ("503", "409")
+                    status = (reply.headers or {}).get("Status")
+                    if status == "409":  # "Consumer Deleted", "Leadership Change", "Server Shutdown": the next pull will tell
+                        await asyncio.sleep(min(0.1, deadline.left_s))
+                    return found, not found and status == "503"
                 found.append(delivery)
     except asyncio.CancelledError:
         for delivery in found:
