@@ -21,7 +21,11 @@ def canonical_json(value: Any) -> str:
     Tuples and arrays become lists, sets become lists sorted by their own JSON, mapping keys become strings, dates become ISO
     8601, NaN and infinities become strings (JSON has none), anything else its `str`, unless that would contain a memory address.
     """
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError):
+        # Keys that JSON has not, keys of several types, NaN: the slower way knows all of them.
+        return _ENCODER.encode(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -54,6 +58,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal | Fraction):
         return str(value)
     return _described(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 def _key(key: Any) -> str:

@@ -12,12 +12,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.messages import Task, TaskRef
 from shared.tasks.derive import TaskError
 from shared.tasks.sandbox.child import Child, WorkerLost
 from shared.tasks.sandbox.protocol import DERIVING, task_digest
+
+if TYPE_CHECKING:
+    from shared.config.sections import VerifierSection
 
 BATCH_JOBS = 32
 BATCH_CHARS = 4_000_000
@@ -81,8 +84,8 @@ class _Entry:
             self.done.set_result(JobResult(rewards, task, reason, detail, len(self.hung), seconds))
 
 
-class Sandbox:
-    """A pool of workers. `start` before use; `close` kills them."""
+class ScorerPool:
+    """A pool of workers. `start` before use, `close` kills them; or `async with`."""
 
     def __init__(self, *, workers: int, answer_timeout_s: float, memory_mb: int) -> None:
         """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker."""
@@ -112,7 +115,33 @@ class Sandbox:
         await asyncio.gather(*self._runners, return_exceptions=True)
         self._fail_waiting(SandboxError("the sandbox was closed"))
 
-    async def score(self, jobs: Sequence[ScoringJob]) -> list[JobResult]:
+    @classmethod
+    def from_config(cls, config: VerifierSection, *, workers: int | None = None) -> ScorerPool:
+        """A pool as the configuration says; `workers` overrides how many."""
+        return cls(workers=workers or config.workers, answer_timeout_s=config.answer_timeout_s, memory_mb=config.worker_memory_mb)
+
+    async def __aenter__(self) -> ScorerPool:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def score(self, groups: Sequence[tuple[Task, Sequence[str]]]) -> list[list[float]]:
+        """Rewards for the completion texts of each of this node's own tasks, in the order of `groups`.
+
+        Raises:
+            TaskError: a task does not derive, or derives to something else.
+            SandboxError: as `run`.
+        """
+        jobs = [ScoringJob(ref=task.ref, texts=texts, expected=task, urgent=True) for task, texts in groups]
+        results = await self.run(jobs)
+        for result in results:
+            if result.reason is not None:
+                raise TaskError(result.reason, result.detail)
+        return [result.rewards for result in results]
+
+    async def run(self, jobs: Sequence[ScoringJob]) -> list[JobResult]:
         """Results in the order of `jobs`.
 
         Raises:
@@ -132,7 +161,7 @@ class Sandbox:
         Raises:
             TaskError: as `derive_task`, and for one that takes too long.
         """
-        (result,) = await self.score([ScoringJob(ref=ref, want_task=True)])
+        (result,) = await self.run([ScoringJob(ref=ref, want_task=True)])
         if result.task is None:
             raise TaskError(result.reason or "task_underivable", result.detail)
         return result.task

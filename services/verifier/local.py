@@ -1,0 +1,175 @@
+"""Own groups: from the work queue through the scorer to `scored`, then to the swarm, then acknowledged.
+
+A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a second delivery after a crash is a
+duplicate that the server drops. What cannot be scored is stored as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+from services.verifier.figures import Figures
+from services.verifier.own_model import OwnModel
+from services.verifier.sharing import Outbox
+from shared import subjects
+from shared.config import NodeConfig
+from shared.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
+from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+from shared.transport.base import Delivery, StoredMessage, Transport, TransportError
+
+IN_WORK = 64
+FETCH_TIMEOUT_S = 1.0
+RETRY_S = 1.0
+
+
+class LocalScorer:
+    """Scores this node's own groups."""
+
+    def __init__(
+        self, config: NodeConfig, node: Transport, pool: ScorerPool, outbox: Outbox, own: OwnModel, figures: Figures, log: Any
+    ) -> None:
+        self._config = config
+        self._id = config.node.id
+        self._node = node
+        self._pool = pool
+        self._outbox = outbox
+        self._own = own
+        self._figures = figures
+        self._log = log
+        self._in_work: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Score for ever. A group that hangs does not delay those behind it beyond what the workers allow."""
+        try:
+            while True:
+                await self._take_more()
+        finally:
+            for task in self._in_work:
+                task.cancel()
+            await asyncio.gather(*self._in_work, return_exceptions=True)
+
+    async def _take_more(self) -> None:
+        if len(self._in_work) >= IN_WORK:
+            await asyncio.wait(self._in_work, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in self._in_work if task.done()]:
+            self._in_work.discard(task)
+            task.result()
+        stream = subjects.node_rollouts_stream(self._id)
+        try:
+            room = max(1, IN_WORK - len(self._in_work))
+            deliveries = await self._node.fetch(stream, subjects.VERIFIER_CONSUMER, room, FETCH_TIMEOUT_S)
+        except TransportError as error:
+            self._log.warning("own_groups_unreachable", reason=str(error), retry_s=RETRY_S)
+            await asyncio.sleep(RETRY_S)
+            return
+        self._in_work.update(asyncio.create_task(self._settle(delivery)) for delivery in deliveries)
+
+    async def _settle(self, delivery: Delivery) -> None:
+        keeping = asyncio.create_task(self._keep(delivery))
+        try:
+            await self._score_and_store(delivery)
+        except TransportError as error:
+            self._log.warning("own_group_delayed", reason=str(error), deliveries=delivery.deliveries, retry_s=RETRY_S)
+            with suppress(TransportError):
+                await delivery.nak(RETRY_S)
+        finally:
+            keeping.cancel()
+
+    async def _keep(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self._config.verifier.ack_wait_s / 3)
+            with suppress(TransportError):
+                await delivery.in_progress()
+
+    async def _score_and_store(self, delivery: Delivery) -> None:
+        payload = await self._node.payload(delivery.message)
+        try:
+            group = decode(payload, RolloutGroup)
+        except MessageError as error:
+            self._log.error("own_group_unreadable", reason=str(error), remedy="run all of a node's services in one version")
+            await self._bury(payload, content_id(payload), str(error))
+            await delivery.ack()
+            return
+        group_id = content_id(payload)
+        self._own.learn(group)
+        if delivery.deliveries >= self._config.verifier.max_deliver > 1:
+            # Each earlier try ended in a crash or an outage; the last one is used to put the group away safely.
+            await self._give_up(group, group_id, payload, f"not scored in {delivery.deliveries - 1} tries")
+            await delivery.ack()
+            return
+        texts = [completion.text for completion in group.completions]
+        (result,) = await self._pool.run([ScoringJob(ref=group.task.ref, texts=texts, expected=group.task, urgent=True)])
+        if result.reason is not None:
+            await self._give_up(group, group_id, payload, f"{result.reason}: {result.detail}")
+            await delivery.ack()
+            return
+        if await self._store(self._scored(group, group_id, result)):
+            self._figures.scored_local(result.seconds, result.timeouts)
+        # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
+        self._outbox.offer(group, result.rewards)
+        await delivery.ack()
+
+    async def sweep(self) -> None:
+        """For ever: put away groups that were handed out too often and are invisible to everybody but the stream."""
+        period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
+        while True:
+            await asyncio.sleep(period_s)
+            with suppress(TransportError):
+                await self.sweep_once(time.time())
+
+    async def sweep_once(self, now_s: float) -> int:
+        """Put away what no consumer will be given again. Returns how many groups."""
+        stream = subjects.node_rollouts_stream(self._id)
+        state = await self._node.stream_state(stream)
+        lag = await self._node.consumer_state(stream, subjects.VERIFIER_CONSUMER)
+        stuck = state.messages - lag.pending - lag.ack_pending
+        if stuck <= 0:
+            return 0
+        longest_s = self._config.verifier.ack_wait_s * self._config.verifier.max_deliver
+        put_away = 0
+        for message in await self._node.read(stream, state.first_seq, stuck):
+            if now_s - message.stored_at > longest_s:
+                await self._put_away(stream, message)
+                put_away += 1
+        return put_away
+
+    async def _put_away(self, stream: str, message: StoredMessage) -> None:
+        payload = await self._node.payload(message)
+        group_id = content_id(payload)
+        try:
+            await self._give_up(decode(payload, RolloutGroup), group_id, payload, "handed out too often")
+        except MessageError as error:
+            await self._bury(payload, group_id, str(error))
+        await self._node.delete(stream, message.seq)
+
+    async def _give_up(self, group: RolloutGroup, group_id: str, payload: bytes, cause: str) -> None:
+        self._log.error("own_group_given_up", group=group_id[:12], draw=group.draw, dataset=group.task.ref.dataset, cause=cause)
+        await self._bury(payload, group_id, cause)
+        failed = self._scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
+        if await self._store(failed):
+            self._figures.failed_local()
+
+    async def _bury(self, payload: bytes, group_id: str, cause: str) -> None:
+        subject, stream = subjects.node_dead_letters(self._id), subjects.node_dead_letters_stream(self._id)
+        headers = {"Swarm-Cause": " ".join(cause.split())[:200].encode("ascii", "replace").decode()}
+        await self._node.publish(subject, payload, stream=stream, message_id=group_id, headers=headers)
+
+    async def _store(self, scored: ScoredGroup) -> bool:
+        subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
+        ack = await self._node.publish(subject, encode(scored), stream=stream, message_id=scored.group_id)
+        return not ack.duplicate
+
+    def _scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:
+        return ScoredGroup(
+            group_id=group_id,
+            origin="local",
+            group=group,
+            rewards=result.rewards,
+            scored_by=self._id,
+            score_seconds=result.seconds,
+            scored_at=time.time(),
+            failure=failure,
+        )

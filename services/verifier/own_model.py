@@ -1,0 +1,22 @@
+"""What is known of the node's own policy: learned from its own groups, so that the verifier need not load a model."""
+
+from __future__ import annotations
+
+from shared.messages import ModelIdentity, RolloutGroup
+
+
+class OwnModel:
+    """Name and tokenizer of the policy that made the newest own group; None before the first."""
+
+    def __init__(self) -> None:
+        self.identity: ModelIdentity | None = None
+        self.policy_version = 0
+
+    def learn(self, group: RolloutGroup) -> None:
+        """Take note of an own group."""
+        self.identity = group.model
+        self.policy_version = max(self.policy_version, group.policy_version)
+
+    def same_tokenizer(self, group: RolloutGroup) -> bool:
+        """Whether the token ids of a foreign group mean the same here."""
+        return self.identity is not None and self.identity.tokenizer_hash == group.model.tokenizer_hash

@@ -1,0 +1,96 @@
+"""What the node tells the swarm of itself: its entry in the directory and its held-out scores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from services.verifier.own_model import OwnModel
+from services.verifier.swarm_link import SwarmLink
+from shared import subjects
+from shared.config import NodeConfig
+from shared.messages import (
+    EvalReport,
+    MessageError,
+    NodeRecord,
+    PolicyPointer,
+    ScoredGroup,
+    content_id,
+    decode,
+    encode,
+)
+from shared.transport.base import Transport, TransportError
+from shared.version import VERSION
+
+RECORD_PERIOD_S = 10.0
+EVAL_PERIOD_S = 2.0
+
+
+class Reports:
+    """Writes the node's directory entry and forwards its held-out scores."""
+
+    def __init__(self, config: NodeConfig, public_key: str, node: Transport, link: SwarmLink, own: OwnModel, log: Any) -> None:
+        self._config = config
+        self._id = config.node.id
+        self._public_key = public_key
+        self._node = node
+        self._link = link
+        self._own = own
+        self._log = log
+        self._forwarded_revision = 0
+
+    async def run_evals(self) -> None:
+        """Forward each new held-out report, for ever."""
+        while True:
+            try:
+                await self._forward_eval()
+            except (TransportError, MessageError) as error:
+                self._log.debug("eval_report_delayed", reason=str(error))
+            await asyncio.sleep(EVAL_PERIOD_S)
+
+    async def run_record(self) -> None:
+        """Renew the directory entry, for ever."""
+        while True:
+            try:
+                await self._write_record()
+            except (TransportError, MessageError) as error:
+                self._log.debug("node_record_delayed", reason=str(error))
+            await asyncio.sleep(RECORD_PERIOD_S)
+
+    async def _forward_eval(self) -> None:
+        swarm = self._link.transport
+        entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.EVAL_KEY)
+        if swarm is None or entry is None or entry.revision == self._forwarded_revision:
+            return
+        payload = encode(decode(entry.value, EvalReport))
+        await swarm.publish(subjects.evals(self._id), payload, stream=subjects.SWARM_EVALS, message_id=content_id(payload))
+        self._forwarded_revision = entry.revision
+
+    async def _write_record(self) -> None:
+        swarm = self._link.transport
+        if self._own.identity is None:
+            await self._learn_from_log()
+        if swarm is None or self._own.identity is None:
+            return
+        pointer = await self._node.kv_get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
+        version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
+        record = NodeRecord(
+            node=self._id,
+            public_key=self._public_key,
+            model=self._own.identity,
+            tasks=sorted({spec.dataset for spec in self._config.tasks}),
+            policy_version=version,
+            software=f"swarm {VERSION}",
+            updated_at=time.time(),
+        )
+        await swarm.kv_put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
+
+    async def _learn_from_log(self) -> None:
+        """After a restart: the newest scored group may be this node's own."""
+        newest = await self._node.last(subjects.node_scored_stream(self._id), subjects.node_scored(self._id))
+        if newest is None:
+            return
+        scored = decode(await self._node.payload(newest), ScoredGroup)
+        if scored.origin == "local":
+            self._own.learn(scored.group)

@@ -1,0 +1,94 @@
+"""The verifier: puts the scorer, the border, the swarm link and the loops together."""
+
+from __future__ import annotations
+
+from services.verifier.border import Border, BorderRules
+from services.verifier.figures import Figures
+from services.verifier.intake import Intake
+from services.verifier.local import LocalScorer
+from services.verifier.own_model import OwnModel
+from services.verifier.replay import ReplayMemory
+from services.verifier.reports import Reports
+from services.verifier.sharing import Outbox
+from services.verifier.swarm_link import SwarmLink
+from services.verifier.trust import KnownKeys
+from shared import subjects
+from shared.config import NodeConfig
+from shared.keys import KeyFileError, load_or_create
+from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.tasks.derive import TaskError
+from shared.tasks.held_out import HeldOut, held_out_tasks
+from shared.tasks.sandbox import SandboxError, ScorerPool
+from shared.tasks.specs import check_specs
+from shared.transport.base import ConsumerSpec
+
+MAX_ACK_PENDING = 256
+
+
+class VerifierService:
+    """One verifier replica."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Load the node's key and derive the held-out set, which nothing from outside may contain."""
+        self._config = config
+        run_dir = config.node.run_dir
+        try:
+            self._key = load_or_create(run_dir / "node.nk")
+            self._known_keys = KnownKeys(run_dir / "known_keys.txt", (config.node.id, self._key.public_key))
+            self._replay = ReplayMemory(config.verifier.replay_memory, run_dir / "accepted_groups.txt")
+            check_specs(config.tasks)
+            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+        except (KeyFileError, TaskError) as error:
+            raise FatalError(str(error)) from None
+        except OSError as error:
+            raise FatalError(f"{run_dir}: {error}: make the folder writable or set node.var_dir") from None
+
+    async def run(self, context: ServiceContext) -> None:
+        """Score, share and take in until told to stop."""
+        config, log = self._config, context.log
+        await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
+        figures = Figures(context.registry, context.status)
+        pool = ScorerPool.from_config(config.verifier)
+        link = SwarmLink(config, context.swarm, figures, log)
+        try:
+            await pool.start()
+            own = OwnModel()
+            outbox = Outbox(config.verifier, self._key, link, figures, log)
+            local = LocalScorer(config, context.node, pool, outbox, own, figures, log)
+            border = Border(self._rules(), self._known_keys, self._replay, self._held_out)
+            intake = Intake(config, context.node, link, border, pool, own, figures, log)
+            reports = Reports(config, self._key.public_key, context.node, link, own, log)
+            context.mark_ready()
+            context.status.state("verifying")
+            log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)
+            loops = [local.run(), local.sweep(), outbox.run(), link.run(), figures.watch_workers(pool)]
+            if config.nats.swarm_url is not None:
+                loops += [intake.run(), reports.run_evals(), reports.run_record()]
+            await run_until_stopped(context.stopping, *loops)
+        except SandboxError as error:
+            raise FatalError(str(error)) from None
+        finally:
+            await pool.close()
+            await link.close()
+
+    def _consumer(self) -> ConsumerSpec:
+        verifier = self._config.verifier
+        return ConsumerSpec(
+            name=subjects.VERIFIER_CONSUMER,
+            ack_wait_s=verifier.ack_wait_s,
+            max_deliver=verifier.max_deliver,
+            max_ack_pending=MAX_ACK_PENDING,
+        )
+
+    def _rules(self) -> BorderRules:
+        verifier = self._config.verifier
+        return BorderRules(
+            node=self._config.node.id,
+            accept=verifier.accept,
+            own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in self._config.tasks),
+            max_age_s=verifier.max_age_s,
+            max_clock_skew_s=verifier.max_clock_skew_s,
+            max_bytes=verifier.max_foreign_bytes,
+            max_completions=verifier.max_foreign_completions,
+            max_answer_chars=verifier.max_answer_chars,
+        )

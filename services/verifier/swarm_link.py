@@ -1,0 +1,70 @@
+"""The connection to the swarm plane, which may be away at the start or at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.verifier.figures import Figures
+from shared.config import NodeConfig
+from shared.streams import ensure_swarm_streams
+from shared.transport.base import Transport, TransportError
+from shared.transport.connect import connect
+
+RETRY_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+
+
+class SwarmLink:
+    """Holds the transport once there is one. Once connected, the transport reconnects by itself."""
+
+    def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Any) -> None:
+        """`transport` is what the runtime connected at the start, or None."""
+        self._config = config
+        self._transport = transport
+        self._given = transport
+        self._figures = figures
+        self._log = log
+        self._was_connected = transport is not None
+
+    @property
+    def transport(self) -> Transport | None:
+        """The swarm plane while it can be reached."""
+        return self._transport if self._transport is not None and self._transport.connected else None
+
+    async def run(self) -> None:
+        """Connect in the background and make sure of the streams again whenever the swarm plane comes back."""
+        if self._config.nats.swarm_url is None:
+            return
+        self._figures.connected(self._was_connected)
+        while True:
+            if self._transport is None:
+                await self._connect(self._config.nats.swarm_url)
+            connected = self.transport is not None
+            if connected and not self._was_connected:
+                connected = await self._ensure_streams()
+            if connected != self._was_connected:
+                self._log.info("swarm_plane", connected=connected)
+            self._was_connected = connected
+            self._figures.connected(connected)
+            await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Close the connection that was made here; the one given at the start belongs to the runtime."""
+        if self._transport is not None and self._transport is not self._given:
+            await self._transport.close()
+
+    async def _connect(self, url: str) -> None:
+        try:
+            self._transport = await connect(url, name=f"{self._config.node.id}-border", timeout_s=CONNECT_TIMEOUT_S)
+        except TransportError as error:
+            self._log.debug("swarm_plane_away", reason=str(error))
+
+    async def _ensure_streams(self) -> bool:
+        assert self._transport is not None
+        try:
+            await ensure_swarm_streams(self._transport, replicas=self._config.nats.swarm_replicas)
+        except TransportError as error:
+            self._log.warning("swarm_streams", reason=str(error))
+            return False
+        return True
