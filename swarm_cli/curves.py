@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
 from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
 
 from swarm_cli.evaluations import read_evaluations, read_steps  # noqa: E402
 
@@ -92,15 +93,18 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
             xs, ys = [x for x, _ in points], [y for _, y in points]
             positive |= any(y > 0 for y in ys)
             window = max(1, len(ys) // SMOOTHED_POINTS)
-            label = f"{folder.name} {panel.labels[position]}" if panel.labels else folder.name
+            label = folder.name
             if window > 1:
                 axis.plot(xs, ys, color=colours[folder], alpha=0.2, linewidth=0.8)
                 label += f" (mean of {window})"
-            style = "-" if position == 0 else "--"
+            style, label = ("-", label) if position == 0 else ("--", "_beside its node's other curve")
             axis.plot(xs, trailing_mean(ys, window), color=colours[folder], linestyle=style, linewidth=1.5, label=label)
     if panel.log_scale and positive:
         axis.set_yscale("log")
     _finish(axis)
+    if panel.labels and axis.lines:
+        styles = [Line2D([], [], color="black", linestyle=style) for style in ("-", "--")]
+        axis.legend(styles, panel.labels, fontsize=8)
 
 
 def _finish(axis: Axes) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,9 +23,6 @@ from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.model_commands import export_node
 from swarm_cli.task_sources import task_sources
-
-if TYPE_CHECKING:
-    from shared.tasks.sandbox.pool import JobResult
 
 TASKS_A_CALL = 32
 
@@ -68,7 +65,7 @@ async def _evaluate(
 ) -> EvalReport:
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
-    from shared.tasks.sandbox.pool import Sandbox, SandboxError, ScoringJob
+    from shared.tasks.sandbox import SandboxError, ScorerPool
 
     tasks = _held_out(sources, n)
     started = time.monotonic()
@@ -81,34 +78,22 @@ async def _evaluate(
         await engine.start()
     except EngineError as error:
         raise CommandError(str(error)) from None
-    verifier = config.verifier
-    sandbox = Sandbox(workers=1, answer_timeout_s=verifier.answer_timeout_s, memory_mb=verifier.worker_memory_mb)
     try:
         prompts = _prompts(model, config, tasks)
-        await sandbox.start()
-        with _progress() as progress:
-            bar = progress.add_task("tasks", total=len(tasks))
-            for first in range(0, len(tasks), TASKS_A_CALL):
-                part = tasks[first : first + TASKS_A_CALL]
-                samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
-                answers = zip(part, samples, strict=True)
-                scored = await sandbox.score([ScoringJob(ref=task.ref, texts=[only.text]) for task, (only,) in answers])
-                results += [(task.ref.dataset, _reward(task, result)) for task, result in zip(part, scored, strict=True)]
-                progress.advance(bar, len(part))
+        async with ScorerPool.from_config(config.verifier, workers=1) as scorers:
+            with _progress() as progress:
+                bar = progress.add_task("tasks", total=len(tasks))
+                for first in range(0, len(tasks), TASKS_A_CALL):
+                    part = tasks[first : first + TASKS_A_CALL]
+                    samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
+                    rewards = await scorers.score([(task, [only.text]) for task, (only,) in zip(part, samples, strict=True)])
+                    results += [(task.ref.dataset, reward) for task, (reward,) in zip(part, rewards, strict=True)]
+                    progress.advance(bar, len(part))
     except (EngineError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
-        await sandbox.close()
         await engine.close()
-    return summarise(
-        results, node="eval", policy_version=0, created_at=time.time(), seconds=round(time.monotonic() - started, 3)
-    )
-
-
-def _reward(task: Task, result: JobResult) -> float:
-    if result.reason is not None:
-        raise CommandError(f"{task.ref.dataset}: an answer could not be scored ({result.reason}): {result.detail}")
-    return result.rewards[0]
+    return summarise(results, node="eval", policy_version=0, created_at=time.time(), seconds=round(time.monotonic() - started, 3))
 
 
 def _held_out(sources: Sequence[TaskSpec], n: int) -> list[Task]:

@@ -96,9 +96,8 @@ def _nats(layout: Layout) -> str:
 
 
 def _service(layout: Layout, position: int, node: str, role: str) -> str:
-    supervise = "python -m shared.runtime.supervise --stay" if role == "trainer" else "python -m shared.runtime.supervise"
     environment = f"SWARM_NODE__ID={node} {_environment(layout, position)} {_PYTHON}"
-    return f"{environment} exec {supervise} -- python -m services.{role}"
+    return f"{environment} exec python -m shared.runtime.supervise -- python -m services.{role}"
 
 
 def _environment(layout: Layout, position: int) -> str:

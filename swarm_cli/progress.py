@@ -18,8 +18,7 @@ HEADER = (
     f"{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}{'stale':>7}  state"
 )
 SUMMARY_HEADER = (
-    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}"
-    f"{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}"
+    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}"
 )
 LEGEND = (
     "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks never trained on, (base): of "

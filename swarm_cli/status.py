@@ -124,5 +124,3 @@ def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
         return alive[0].state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
     return f"silent {at - known[0].updated_at:.0f} s" if known else "never seen"
-
-

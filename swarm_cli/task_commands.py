@@ -28,7 +28,7 @@ def list_tasks(contains: Annotated[str, typer.Argument(help="Only names that con
 @task_app.command()
 def show(
     dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
-    config: Annotated[str, typer.Option(help='The dataset\'s settings as JSON, e.g. \'{"max_terms": 3}\'.')] = "{}",
+    config: Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")] = "{}",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     index: Annotated[int, typer.Option(min=0, help="First task.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=1000)] = 3,

@@ -1,0 +1,81 @@
+"""`swarm plot` over a run's files."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from swarm_cli.curves import draw_curves, standard_error, trailing_mean
+from swarm_cli.errors import CommandError
+from swarm_cli.evaluations import newest_step, read_evaluations, read_steps
+from swarm_cli.plot import find_run, plot
+
+
+def write_run(run_dir: Path, *, nodes: int = 2, steps: int = 150) -> Path:
+    """Files as a run of the demo leaves them: noisy rewards that rise, evaluations every 25 versions."""
+    for position in range(nodes):
+        random.seed(position)
+        folder = run_dir / ("alpha", "beta", "gamma")[position]
+        folder.mkdir(parents=True)
+        with (folder / "metrics.jsonl").open("w") as metrics:
+            for step in range(1, steps + 1):
+                skill = 0.1 + 0.5 * (1 - math.exp(-step / (60 + 20 * position)))
+                line = {
+                    "step": step,
+                    "policy_version": step,
+                    "loss": random.gauss(0, 0.02),
+                    "grad_norm": math.exp(random.gauss(-1, 0.5)),
+                    "entropy": 1.2 * math.exp(-step / 90) + random.gauss(0, 0.02),
+                    "reward_local": min(1, max(0, random.gauss(skill, 0.08))),
+                    "reward_external": None if step < 3 else min(1, max(0, random.gauss(skill, 0.1))),
+                    "groups_local": 4 if step > 5 else 8,
+                    "groups_external": 4 if step > 5 else 0,
+                    "staleness_mean": random.choice([0.5, 1.0, 1.25, 1.75]),
+                    "staleness_max": 2,
+                }
+                metrics.write(json.dumps(line) + "\n")
+        with (folder / "eval.jsonl").open("w") as evaluations:
+            for version in range(0, steps + 1, 25):
+                pass_rate = 0.08 + 0.42 * (1 - math.exp(-version / (60 + 20 * position)))
+                evaluations.write(json.dumps({"policy_version": version, "pass_rate": pass_rate, "n": 200}) + "\n")
+    return run_dir
+
+
+def test_a_png_of_readable_size_is_written_into_the_run(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "var" / "runs" / "demo")
+    plot("demo", out=None, var_dir=tmp_path / "var")
+    picture = (run_dir / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
+    assert width >= 1000 and height >= 1000
+
+
+def test_a_run_without_evaluations_or_after_its_first_step_can_be_drawn(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", nodes=1, steps=1)
+    (run_dir / "alpha" / "eval.jsonl").unlink()
+    draw_curves("run", [run_dir / "alpha"], tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "monday", steps=1)
+    with pytest.raises(CommandError, match="newest runs are monday"):
+        find_run("tuesday", tmp_path)
+
+
+def test_torn_and_repeated_lines_do_not_count_twice(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 5}\n{"step": 2}\n{"step": 1, "loss": 6}\n{"step": 3, "lo')
+    assert [(line["step"], line.get("loss")) for line in read_steps(tmp_path)] == [(1, 6), (2, None)]
+    assert newest_step(tmp_path) == {"step": 1, "loss": 6}
+    (tmp_path / "eval.jsonl").write_text('{"policy_version": 0, "pass_rate": 0.1, "n": 200}\n{"policy_version": "x"}\n')
+    assert [evaluation.pass_rate for evaluation in read_evaluations(tmp_path)] == [0.1]
+
+
+def test_the_trailing_mean_and_the_standard_error_are_those_worked_out_by_hand() -> None:
+    assert trailing_mean([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
+    assert standard_error(0.5, 100) == pytest.approx(0.05)
+    assert standard_error(0.5, 0) == 0.0

@@ -1,0 +1,127 @@
+"""What the progress view shows, and when it calls a run complete."""
+
+from __future__ import annotations
+
+from shared.messages import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition, encode
+from shared.transport.base import KvEntry
+from swarm_cli.evaluations import Evaluation
+from swarm_cli.procfile import ROLES
+from swarm_cli.progress import HEADER, Row, StepRate, evaluations_done, state, steps_done, summary
+from swarm_cli.view import NodeView, node_view
+
+NOW = 1_000_000.0
+
+
+def status(role: str, *, replica: str = "r1", age_s: float = 1.0, state: str = "working", **figures: float) -> ServiceStatus:
+    return ServiceStatus(
+        node="alpha",
+        role=role,  # type: ignore[arg-type]
+        replica=replica,
+        pid=1,
+        host="here",
+        state=state,
+        started_at=NOW - 100,
+        updated_at=NOW - age_s,
+        figures=figures,
+    )
+
+
+def position(step: int) -> TrainerPosition:
+    return TrainerPosition(batch_number=step, step=step, policy_version=step, consumed_local=0)
+
+
+def pointer(version: int) -> PolicyPointer:
+    return PolicyPointer(
+        version=version, sha256="0" * 64, size_bytes=1, uri="file:///p", batch_number=version, consumed_local=0, created_at=NOW
+    )
+
+
+def report(version: int, pass_rate: float = 0.5) -> EvalReport:
+    return EvalReport(
+        node="alpha", policy_version=version, created_at=NOW, n=200, pass_rate=pass_rate, mean_reward=0.5, per_task={}, seconds=1.0
+    )
+
+
+def view(step: int, *, evaluated: int | None = None, statuses: tuple[ServiceStatus, ...] = ()) -> NodeView:
+    return NodeView("alpha", statuses, position(step), pointer(step), None if evaluated is None else report(evaluated))
+
+
+def entry(key: str, value: bytes) -> KvEntry:
+    return KvEntry(key=key, value=value, revision=1)
+
+
+def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
+    seen = node_view(
+        "alpha",
+        [
+            entry("status.trainer.r1", encode(status("trainer", step=7.0))),
+            entry("trainer", encode(position(6))),
+            entry("policy", encode(pointer(6))),
+            entry("eval", encode(report(5))),
+            entry("ledger", b"somebody else's"),
+            entry("status.sampler.r1", b"\xc1 torn"),
+        ],
+    )
+    assert (seen.step, seen.version) == (7, 6)
+    assert seen.evaluation is not None and seen.evaluation.policy_version == 5
+    assert seen.unreadable == ("status.sampler.r1",)
+
+
+def test_counters_go_on_after_a_restart_and_gauges_are_the_newest() -> None:
+    statuses = (
+        status("generator", replica="old", age_s=90, groups_generated=40, tokens_per_s=5),
+        status("generator", replica="new", groups_generated=2, tokens_per_s=9),
+    )
+    seen = view(3, statuses=statuses)
+    assert seen.total("generator", "groups_generated") == 42
+    assert seen.figure("generator", "tokens_per_s") == 9
+
+
+def test_a_silent_service_is_named_and_a_stopped_one_is_not_alive() -> None:
+    alive = tuple(status(role) for role in ROLES if role != "verifier")
+    assert state(view(3, statuses=alive), NOW) == "no word from verifier"
+    silent = status("verifier", age_s=60)
+    assert state(view(3, statuses=(*alive, silent)), NOW) == "no word from verifier"
+    stopped = status("verifier", state="stopped")
+    assert state(view(3, statuses=(*alive, stopped)), NOW) == "no word from verifier"
+    assert state(view(3, statuses=(*alive, status("verifier"))), NOW) == "working"
+
+
+def test_a_run_is_done_when_the_slowest_node_has_taken_and_published_its_steps() -> None:
+    assert not steps_done([], 5)
+    assert not steps_done([NodeView("alpha")], 5)
+    assert not steps_done([view(5), view(4)], 5)
+    unpublished = NodeView("alpha", (), position(5), pointer(4))
+    assert not steps_done([view(5), unpublished], 5)
+    assert steps_done([view(5), view(9)], 5)
+
+
+def test_the_last_policy_must_have_been_evaluated() -> None:
+    assert not evaluations_done([view(5, evaluated=5), view(5, evaluated=4)], 5)
+    assert not evaluations_done([view(5, evaluated=5), view(5)], 5)
+    assert evaluations_done([view(5, evaluated=5), view(6, evaluated=6)], 5)
+
+
+def test_the_step_rate_is_that_of_the_last_minute() -> None:
+    rate = StepRate()
+    assert rate.update(0.0, 0) is None
+    assert rate.update(30.0, 10) == 20.0
+    for second in range(40, 400, 10):
+        latest = rate.update(float(second), 10)
+    assert latest == 0.0
+
+
+def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
+    statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.625))
+    row = Row(view(12, evaluated=10, statuses=statuses), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
+    text = row.text(65.0, NOW)
+    assert text.startswith("   1:05  alpha")
+    columns = HEADER[: HEADER.index("state")]
+    for name, value in (("held-out", "0.500"), ("(base)", "0.100"), ("steps/min", "7.5"), ("reward", "0.625"), ("stale", "0.25")):
+        end = columns.index(name) + len(name)
+        assert text[:end].endswith(value), name
+
+
+def test_the_summary_shows_the_gain_over_the_base_policy() -> None:
+    (_, line) = summary([Row(view(30, evaluated=30), [Evaluation(0, 0.1, 200)], None)])
+    assert line.split()[:6] == ["alpha", "30", "0.500", "0.100", "+0.400", "200"]
