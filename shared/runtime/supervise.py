@@ -3,8 +3,6 @@
 honcho ends everything when one process ends, so each service runs under this supervisor: a child that crashes or is killed is
 started again after a back-off, a child that finished (0) or cannot go on (78) ends the supervisor with the same code.
 Too many crashes in a short time end it too, with the child's code: something is wrong that restarting will not mend.
-With `--stay` before the `--` it outlives a child that finished, until it is told to stop: a trainer that has taken its last step
-must not end the generator that still has to evaluate it.
 """
 
 from __future__ import annotations
@@ -43,13 +41,8 @@ class RestartPolicy:
         return BACKOFF_S[min(len(self._crashes), len(BACKOFF_S)) - 1]
 
 
-def supervise(command: list[str], *, stay: bool = False) -> int:
-    """Run `command` until it finishes for good; returns its exit code. SIGTERM and SIGINT are passed on.
-
-    Args:
-        command: program and arguments.
-        stay: after the command has finished with 0, wait for SIGTERM or SIGINT.
-    """
+def supervise(command: list[str]) -> int:
+    """Run `command` until it finishes for good; returns its exit code. SIGTERM and SIGINT are passed on."""
     policy = RestartPolicy()
     child: subprocess.Popen[bytes] | None = None
     stop_signal: int | None = None
@@ -69,10 +62,6 @@ def supervise(command: list[str], *, stay: bool = False) -> int:
         code = child.wait()
         if stop_signal is not None:
             return 0 if code in (0, -signal.SIGTERM) else code
-        if stay and code == 0:
-            while stop_signal is None:
-                time.sleep(0.05)
-            return 0
         delay_s = policy.after_exit(code, time.monotonic())
         described = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if delay_s is None:
@@ -88,11 +77,8 @@ def supervise(command: list[str], *, stay: bool = False) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    stay = arguments[:1] == ["--stay"]
-    if stay:
-        arguments = arguments[1:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
-        sys.exit("usage: python -m shared.runtime.supervise [--stay] -- COMMAND [ARGUMENT ...]")
-    sys.exit(supervise(arguments, stay=stay))
+        sys.exit("usage: python -m shared.runtime.supervise -- COMMAND [ARGUMENT ...]")
+    sys.exit(supervise(arguments))
