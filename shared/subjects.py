@@ -90,6 +90,8 @@ TRAINER_KEY = "trainer"
 SAMPLER_KEY = "sampler"
 LEDGER_KEY = "ledger"
 INTAKE_KEY = "intake"
+EVAL_KEY = "eval"
+EVAL_TURN_KEY = "eval_turn"
 
 
 def status_key(role: str, replica: str) -> str:
@@ -97,6 +99,16 @@ def status_key(role: str, replica: str) -> str:
     return f"status.{role}.{replica}"
 
 
-def policy_objects_bucket(node: str) -> str:
-    """Object storage for policies when there is no shared volume."""
-    return f"policies_{node}"
+def node_policies_stream(node: str) -> str:
+    """Policies in chunks, when there is no shared volume."""
+    return f"NODE_{node.upper()}_POLICIES"
+
+
+def node_policies(node: str) -> str:
+    """Chunks of a node's policies."""
+    return f"node.{node}.policies"
+
+
+def node_policies_catalogue(node: str) -> str:
+    """Which policies are stored, and where."""
+    return f"node.{node}.policies.catalogue"

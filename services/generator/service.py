@@ -55,10 +55,11 @@ class GeneratorService:
             dtype=config.model.dtype,
             device=config.model.device,
             max_model_len=max_length,
-            threads=generator.threads,
-            gpu_memory_fraction=generator.gpu_memory_fraction,
-            openai_url=generator.openai_url,
-            model_name=config.model.public_name,
+            threads=generator.threads or None,
+            gpu_memory_utilization=generator.gpu_memory_fraction,
+            swap_timeout_s=generator.policy_load_timeout_s,
+            base_url=generator.openai_url or None,
+            served_model=config.model.public_name,
         )
         self._dropped_local = 0
 
