@@ -67,6 +67,17 @@ class Options:
     inbox_prefix: str = "_INBOX"
 
 
+class _Client(nats.NATS):  # type: ignore[misc]
+    """nats-py, whose read loop ends for good when a foreign message's status line is not UTF-8 (2.16, `_process_headers`)."""
+
+    async def _process_headers(self, headers: Any) -> Any:
+        try:
+            return await super()._process_headers(headers)
+        except (UnicodeDecodeError, IndexError) as error:
+            await self._error_cb(error)
+            return None
+
+
 class Connection:
     """A NATS connection with requests that are tried again until their deadline."""
 
@@ -100,7 +111,7 @@ class Connection:
 
     async def open(self, timeout_s: float) -> None:
         """Connect. Raises NotConnected after `timeout_s`."""
-        client = nats.NATS()
+        client = _Client()
         try:
             await asyncio.wait_for(client.connect(**self._settings()), timeout_s)
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:

@@ -47,6 +47,18 @@ async def asked(server: NatsServer, subject: str, request: object = None) -> dic
         await client.close()
 
 
+async def sent_raw(server: NatsServer, subject: str, block: bytes, times: int = 1) -> None:
+    """Publish messages with exactly these bytes as headers, which no client library would let out."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b'CONNECT {"headers":true,"verbose":false}\r\n')
+    for _ in range(times):
+        writer.write(b"HPUB %b %d %d\r\n%b\r\n" % (subject.encode(), len(block), len(block), block))
+    writer.write(b"PING\r\n")
+    while b"PONG" not in await reader.readline():
+        pass
+    writer.close()
+
+
 async def published(transport: Transport, payload: bytes, message_id: str, timeout_s: float = 15.0):
     return await transport.publish("queue", payload, stream="QUEUE", message_id=message_id, timeout_s=timeout_s)
 
@@ -257,6 +269,13 @@ async def test_a_batch_of_which_a_reply_was_lost_ends_before_the_gap():
         b"NATS/1.0\r\nStatus: 204\r\nNats-Last-Sequence: 0\r\nNats-Num-Pending: 0\r\n\r\n",
         b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\n\r\n",
         b"NATS/1.0 404 No Messages\r\n\r\n",
+        b"NATS/1.0 204 EOB\r\nX: \xff\r\n\r\n",
+        b"NATS/1.0 204 \xff\r\n\r\n",
+        b"NATS/1.0 \xff\xff\xff\r\n\r\n",
+        b"NATS/1.0 204\r\nX: \xff\r\n\r\n",
+        b"NATS/1.0 \xc2\xb2\xc2\xb2\r\n\r\n",
+        b"NATS/1.0",
+        b"NATS/1.0\r\n",
         b"NATS/1.0\r\nX: \xff\xfe\xff\r\n\r\n",
         b"NATS/1.0\r\nno colon at all\r\n\r\n",
         b"NATS/1.0\r\n: empty\r\n\r\n",
@@ -270,14 +289,7 @@ async def test_hostile_headers_neither_stop_a_reader_nor_pass_for_the_server_s_o
     async with opened(server.url) as transport:
         await transport.ensure_stream(LOG)
         await transport.publish("log.a", b"before", stream="LOG", message_id="1")
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b'CONNECT {"headers":true,"verbose":false}\r\n')
-        for _ in range(2):
-            writer.write(b"HPUB log.evil %d %d\r\n%b\r\n" % (len(block), len(block), block))
-        writer.write(b"PING\r\n")
-        while b"PONG" not in await reader.readline():
-            pass
-        writer.close()
+        await sent_raw(server, "log.evil", block, times=2)
         await transport.publish("log.a", b"after", stream="LOG", message_id="2")
         for batch in (10, 2, 1):
             seen, position = [], 1
@@ -360,6 +372,22 @@ async def test_a_watch_whose_pushes_never_arrive_still_polls(nats_server: MakeSe
         await asyncio.sleep(0.1)
         await writing.kv_put("state", "policy", b"2")
         assert (await asyncio.wait_for(following, 3)).value == b"2"
+
+
+async def test_a_message_that_breaks_the_client_s_parser_does_not_end_a_watch(nats_server: MakeServer):
+    server = nats_server()
+    async with opened(server.url) as transport:
+        await transport.ensure_bucket("state")
+        await transport.kv_put("state", "policy", b"1")
+        watch = transport.kv_watch("state", "policy", poll_s=0.2)
+        assert (await asyncio.wait_for(anext(watch), 5)).value == b"1"
+        following = asyncio.create_task(anext(watch))
+        await asyncio.sleep(0.1)
+        await sent_raw(server, "$KV.state.policy", b"NATS/1.0 204 \xff\r\n\r\n")
+        assert (await asyncio.wait_for(following, 5)).value == b""
+        await transport.kv_put("state", "policy", b"2")
+        assert (await asyncio.wait_for(anext(watch), 5)).value == b"2"
+        assert transport.counters.errors == 1  # type: ignore[attr-defined]
 
 
 async def test_a_watch_follows_a_bucket_that_was_made_anew(nats_server: MakeServer):
