@@ -82,9 +82,7 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
     if implementation == "eager":
         # Eager attention adds the mask to the scores.
         dtype = next(model.parameters()).dtype
-        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(
-            ~allowed, torch.finfo(dtype).min
-        )
+        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
     raise ValueError(
         f"attention {implementation!r} takes no mask of one's own, so completions cannot share a row: "
         "use sdpa, or plan rows with shared_prompt=False"

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from services.trainer.rows import RowSlice, TokenGroup
 
 
-def plan_rows(
-    groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_tokens: int, hidden_size: int
-) -> list[RowSlice]:
+def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_tokens: int, hidden_size: int) -> list[RowSlice]:
     """Cuts every group into rows: one completion per row, or, with `shared_prompt`, as many as make it cheapest.
 
     A row stays within `budget_tokens` unless a single completion with its prompt does not fit.

@@ -99,9 +99,7 @@ class TokenRows:
         }
         return replace(self, **moved)
 
-    def pad(
-        self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def pad(self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32) -> Tensor:
         """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and for None."""
         padded = torch.zeros(self.mask.shape, dtype=dtype)
         for row, (group, completion) in enumerate(self.sequences):
@@ -114,9 +112,7 @@ class TokenRows:
 def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> TokenRows:
     """Lays out the sliced completions of `groups`, one row per slice, as CPU tensors."""
     width = max(piece.width for piece in slices)
-    longest = max(
-        len(tokens) for piece in slices for tokens in groups[piece.group].completions[piece.start : piece.stop]
-    )
+    longest = max(len(tokens) for piece in slices for tokens in groups[piece.group].completions[piece.start : piece.stop])
     count = sum(piece.stop - piece.start for piece in slices)
     input_ids = torch.zeros(len(slices), width, dtype=torch.int64)
     position_ids = torch.zeros_like(input_ids)

@@ -64,9 +64,7 @@ def batch_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: Updat
 
     Once at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
-    logprobs: BatchLogprobs = [
-        [torch.empty(0)] * len(group.completions) if config.takes_part(group) else [] for group in groups
-    ]
+    logprobs: BatchLogprobs = [[torch.empty(0)] * len(group.completions) if config.takes_part(group) else [] for group in groups]
     for rows in _micro_batches(model, groups, config):
         with torch.no_grad(), _autocast(rows, config):
             scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
@@ -149,9 +147,7 @@ def _micro_batch_loss(
         keep=correction.keep,
         reference_logprobs=None if reference is None else rows.pad(reference, dtype),
     )
-    group_weights = torch.tensor(
-        [groups[group].weight for group, _ in rows.sequences], dtype=torch.float64, device=device
-    )
+    group_weights = torch.tensor([groups[group].weight for group, _ in rows.sequences], dtype=torch.float64, device=device)
     weights = token_weights(config.objective, rows.mask, normaliser) * group_weights.unsqueeze(1)
     loss = (weights * per_token.loss).sum()
     return loss, _sums(loss, per_token, correction, scored.entropy, rows.mask)

@@ -16,9 +16,7 @@ groups = st.lists(st.lists(rewards, min_size=1, max_size=9), min_size=1, max_siz
 def test_group_normalised_advantages_are_those_worked_out_by_hand() -> None:
     # mean (1 + 0 + 0 + 1) / 4 = 0.5; sample variance 4 x 0.25 / 3 = 1/3; so +-0.5 / (sqrt(1/3) + 1e-4)
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
-    assert group_normalised([[1.0, 0.0, 0.0, 1.0]])[0] == pytest.approx(
-        [expected, -expected, -expected, expected], abs=1e-12
-    )
+    assert group_normalised([[1.0, 0.0, 0.0, 1.0]])[0] == pytest.approx([expected, -expected, -expected, expected], abs=1e-12)
 
 
 def test_the_divisor_uses_the_sample_deviation_unless_told_otherwise() -> None:
@@ -44,13 +42,13 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
     assert leave_one_out([1.0, 0.0, 2.0]) == pytest.approx([0.0, -1.5, 1.5])
 
 
-@pytest.mark.parametrize("config", [AdvantageConfig(scale=scale) for scale in ("group", "batch", "none")] + [
-    AdvantageConfig(kind="leave_one_out")
-])
+@pytest.mark.parametrize(
+    "config", [AdvantageConfig(scale=scale) for scale in ("group", "batch", "none")] + [AdvantageConfig(kind="leave_one_out")]
+)
 @pytest.mark.parametrize(
     "flat",
-    [[0.7], [0.1] * 3, [0.1 + 0.2, 0.3, 0.3], [math.nextafter(1e5, math.inf), 1e5, 1e5], [0.0, 5e-17]],
-    ids=["one", "equal", "rounded", "rounded large", "rounded at zero"],
+    [[], [0.7], [0.1] * 3, [0.1 + 0.2, 0.3, 0.3], [math.nextafter(1e5, math.inf), 1e5, 1e5], [0.0, 5e-17]],
+    ids=["none", "one", "equal", "rounded", "rounded large", "rounded at zero"],
 )
 def test_a_group_without_spread_has_advantage_exactly_zero(config: AdvantageConfig, flat: list[float]) -> None:
     assert not has_spread(flat)
@@ -105,9 +103,7 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_group() -> None:
         batch_advantages([[0.0, 1.0], [math.nan, 1.0]], AdvantageConfig())
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"kind": "mean"}, {"scale": "all"}, {"std_ddof": 2}, {"std_eps": -1.0}, {"std_eps": math.nan}]
-)
+@pytest.mark.parametrize("wrong", [{"kind": "mean"}, {"scale": "all"}, {"std_ddof": 2}, {"std_eps": -1.0}, {"std_eps": math.nan}])
 def test_an_impossible_advantage_setting_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(wrong))).split("_")[0]):
         AdvantageConfig(**wrong)

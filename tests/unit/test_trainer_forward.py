@@ -41,9 +41,7 @@ def test_logprobs_in_a_padded_batch_equal_those_of_each_sequence_alone(family: s
 def test_more_padding_changes_nothing(shared_prompt: bool) -> None:
     model = small_model()
     groups = ragged_groups(2)
-    long = TokenGroup(
-        prompt_ids=list(range(30)), completions=[list(range(30))], behaviour_logprobs=[None], advantages=[1.0]
-    )
+    long = TokenGroup(prompt_ids=list(range(30)), completions=[list(range(30))], behaviour_logprobs=[None], advantages=[1.0])
     config = UpdateConfig(shared_prompt=shared_prompt, budget_tokens=1 << 20)
     narrow = batch_logprobs(model, groups, config)
     wide = batch_logprobs(model, [*groups, long], config)

@@ -28,9 +28,7 @@ def test_every_completion_is_in_exactly_one_row_of_one_micro_batch(
     groups = [group_of(*shape) for shape in batch]
     rows = plan_rows(groups, shared_prompt=shared, budget_tokens=budget, hidden_size=hidden_size)
     micro_batches = plan_micro_batches(rows, budget)
-    placed = sorted(
-        (row.group, index) for rows in micro_batches for row in rows for index in range(row.start, row.stop)
-    )
+    placed = sorted((row.group, index) for rows in micro_batches for row in rows for index in range(row.start, row.stop))
     assert placed == [(g, c) for g, (_, completions) in enumerate(batch) for c in range(len(completions))]
     for rows in micro_batches:
         assert len(rows) * max(row.width for row in rows) <= budget or len(rows) == 1
@@ -42,9 +40,7 @@ def test_every_completion_is_in_exactly_one_row_of_one_micro_batch(
 
 
 @given(shapes, st.booleans())
-def test_laid_out_rows_hold_every_token_behind_its_own_prompt(
-    batch: list[tuple[int, list[int]]], shared: bool
-) -> None:
+def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[int, list[int]]], shared: bool) -> None:
     groups = [group_of(*shape) for shape in batch]
     rows = build_rows(groups, plan_rows(groups, shared_prompt=shared, budget_tokens=10_000, hidden_size=4096))
     flat_ids, flat_positions = rows.input_ids.flatten(), rows.position_ids.flatten()

@@ -56,9 +56,9 @@ def straightforward_loss(model, groups, config: ObjectiveConfig, proximal) -> to
             elif config.name == "reinforce":
                 loss_t = -advantage * logprobs
             else:
-                loss_t = -torch.min(
-                    ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage
-                ).expand(len(completion))
+                loss_t = -torch.min(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage).expand(
+                    len(completion)
+                )
             behaviour = group.behaviour_logprobs[c]
             if behaviour is not None:
                 loss_t = loss_t * (proximal[g][c] - torch.tensor(behaviour)).exp().clamp(max=2.0)

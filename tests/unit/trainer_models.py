@@ -20,9 +20,7 @@ def small_model(
     **options: object,
 ) -> PreTrainedModel:
     """A random model whose weights are large enough that its logprobs are far from uniform."""
-    config_class, model_class = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
-        family
-    ]
+    config_class, model_class = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[family]
     config = config_class(
         vocab_size=VOCABULARY,
         hidden_size=hidden_size,
@@ -35,6 +33,8 @@ def small_model(
         attn_implementation=attention,
         **options,
     )
+    # Matrices this small gain nothing from a second thread, and lose seconds to it when the machine is busy.
+    torch.set_num_threads(1)
     torch.manual_seed(7)
     return model_class(config).to(dtype)
 
@@ -66,8 +66,7 @@ def ragged_groups(
                 prompt_ids=tokens(integer(prompt)),
                 completions=texts,
                 behaviour_logprobs=[
-                    (-3.6 + torch.randn(len(text), generator=generator) * 0.5).tolist() if known else None
-                    for text in texts
+                    (-3.6 + torch.randn(len(text), generator=generator) * 0.5).tolist() if known else None for text in texts
                 ],
                 advantages=torch.randn(len(texts), generator=generator).tolist(),
                 is_local=index % 2 == 0,

@@ -58,9 +58,7 @@ class ObjectiveConfig:
         if self.name not in _AGGREGATION:
             raise ValueError(f"objective {self.name!r} is unknown: use one of {', '.join(_AGGREGATION)}")
         if self.aggregation not in (None, "sequence_mean", "token_mean", "fixed_length"):
-            raise ValueError(
-                f"aggregation {self.aggregation!r} is unknown: use sequence_mean, token_mean or fixed_length"
-            )
+            raise ValueError(f"aggregation {self.aggregation!r} is unknown: use sequence_mean, token_mean or fixed_length")
         if not 0.0 <= self.clip_low <= 1.0:
             raise ValueError(f"clip_low is {self.clip_low}: 1 - clip_low bounds a ratio, so use a value from 0 to 1")
         if not self.clip_high >= 0.0:

@@ -70,9 +70,7 @@ def token_loss(
         loss = loss * importance_weights.detach().masked_fill(~mask, 0.0)
     reference_kl = torch.zeros_like(logprobs)
     if reference_logprobs is not None:
-        reference_kl = k3_divergence(
-            logprobs, reference_logprobs.detach().masked_fill(~mask, 0.0), config.log_ratio_bound
-        )
+        reference_kl = k3_divergence(logprobs, reference_logprobs.detach().masked_fill(~mask, 0.0), config.log_ratio_bound)
         if config.needs_reference:
             loss = loss + config.kl_coefficient * reference_kl
     counted = mask if keep is None else mask & keep
