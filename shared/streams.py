@@ -151,11 +151,16 @@ def swarm_streams(limits: SwarmLimits, *, replicas: int = 1) -> tuple[StreamSpec
 
 
 async def ensure_node_streams(transport: Transport, node: str, limits: NodeLimits | None = None, *, replicas: int = 1) -> None:
-    """Make the node's streams, consumer and bucket as `limits` says, also where they exist with other settings."""
+    """Make the node's streams and bucket as `limits` says, also where they exist with other settings. The verifier's consumer is
+    made only if it is missing: its settings are the verifier's own, and other services' defaults must not set them back."""
     bounds = limits or NodeLimits()
     for spec in node_streams(node, bounds, replicas=replicas):
         await transport.ensure_stream(spec)
-    await transport.ensure_consumer(subjects.node_rollouts_stream(node), verifier_consumer(bounds))
+    rollouts = subjects.node_rollouts_stream(node)
+    try:
+        await transport.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)
+    except TransportError:
+        await transport.ensure_consumer(rollouts, verifier_consumer(bounds))
     await transport.ensure_bucket(subjects.node_bucket(node), history=bounds.state_history, replicas=replicas)
 
 

@@ -658,6 +658,20 @@ async def test_all_processes_of_two_nodes_can_set_up_their_streams_at_once(over)
     await over(body)
 
 
+async def test_setting_up_a_node_leaves_the_verifier_s_own_consumer_settings_alone(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        stream = node_streams(plane.tag, NodeLimits())[0].name
+        await ensure_node_streams(transport, plane.tag)
+        await transport.ensure_consumer(stream, replace(WORKER, name="verifier", max_ack_pending=1))
+        await ensure_node_streams(transport, plane.tag)
+        for number in range(2):
+            await transport.publish(f"node.{plane.tag}.rollouts", b"x", stream=stream, message_id=f"{number}")
+        assert len(await transport.fetch(stream, "verifier", 2, 1.0)) == 1
+
+    await over(body)
+
+
 async def test_a_closed_transport_refuses_and_can_be_closed_twice(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
