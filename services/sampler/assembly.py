@@ -1,0 +1,141 @@
+"""When to build the next batch and of what: a pure state machine over pools, trainer position and time.
+
+A batch waits for three things in turn: the trainer to come near, I local groups, J external ones.
+
+* **Trainer**: at most `prefetch` batches lie ahead of it.
+* **Local**: always I. They cannot fail to come while the generator lives: admission lets it claim (max_staleness + version + 1) * I
+  groups plus the dropped ones. The batches there are were filled from what it could claim a version earlier,
+  (max_staleness + version) * I, so I more are on their way; each is consumed, or dropped and counted, which gives its place back.
+* **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy decides. `wait` waits on; `short` goes
+  on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
+  those: the generator is paced by I, so they may never come. No policy makes an empty batch.
+
+The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
+gone silent thus waits once, not at every step; as soon as the pool has held J again the clock starts anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from services.sampler.pool import PoolEntry
+from services.sampler.strategies import Strategy, local_order
+from shared.messages import TrainerPosition
+
+
+class WaitFor(IntEnum):
+    """What the next batch is waiting for; the value is the status figure `waiting_for`."""
+
+    NOTHING = 0
+    LOCAL = 1
+    EXTERNAL = 2
+    TRAINER = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a batch is made of. `local` is I, `external` is J."""
+
+    local: int
+    external: int
+    shortage: Literal["wait", "fill_local", "short"]
+    shortage_wait_s: float
+    max_external_age_s: float
+    prefetch: int
+    strategy: Strategy
+    node_seed: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No batch now. `have` of `need`: groups for LOCAL and EXTERNAL, the trainer's position and the one waited for for TRAINER."""
+
+    reason: WaitFor
+    have: int
+    need: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The groups of the next batch in training order, local before external, and how they were chosen."""
+
+    number: int
+    local: tuple[PoolEntry, ...]
+    external: tuple[PoolEntry, ...]
+    aged: tuple[PoolEntry, ...]
+    """External entries that are too old by now and leave the pool with this batch."""
+    seed: int
+    pool_local: int
+    pool_external: int
+    shortage: Literal["none", "fill_local", "short"]
+
+
+class Assembly:
+    """Decides, and remembers one thing: since when the external pool has been short."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._short_since: float | None = None
+
+    def decide(
+        self, local: Iterable[PoolEntry], external: Iterable[PoolEntry], number: int, position: TrainerPosition | None, now: float
+    ) -> Wait | BatchPlan:
+        """Wait, or build batch `number`.
+
+        Args:
+            local: Entries that are not too stale for this batch.
+            external: Entries that the strategy keeps; the ones older than `max_external_age_s` are not used.
+            number: Number of the next batch.
+            position: The trainer's; None as long as it has not written one.
+            now: Unix time, seconds.
+        """
+        rules = self.rules
+        everything = list(external)
+        fresh = [entry for entry in everything if entry.age_s(now) <= rules.max_external_age_s]
+        waited_s = self._short_for(len(fresh) < rules.external, now)
+
+        trained = position.batch_number if position is not None else 0
+        if number > trained + rules.prefetch or (position is not None and position.finished):
+            return Wait(WaitFor.TRAINER, trained, number - rules.prefetch)
+        own = sorted(local, key=local_order)
+        if len(own) < rules.local:
+            return Wait(WaitFor.LOCAL, len(own), rules.local)
+        missing = max(0, rules.external - len(fresh))
+        if missing and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
+            return Wait(WaitFor.EXTERNAL, len(fresh), rules.external)
+        filled = own[: rules.local + missing] if rules.shortage == "fill_local" else own[: rules.local]
+        if not filled and not fresh:
+            return Wait(WaitFor.EXTERNAL, 0, rules.external)
+
+        seed = batch_seed(rules.node_seed, rules.node_id, number)
+        chosen = rules.strategy.draw(fresh, rules.external, random.Random(seed)) if rules.external else []
+        kept = set(map(id, fresh))
+        return BatchPlan(
+            number=number,
+            local=tuple(filled),
+            external=tuple(chosen),
+            aged=tuple(entry for entry in everything if id(entry) not in kept),
+            seed=seed,
+            pool_local=len(own),
+            pool_external=len(fresh),
+            shortage="none" if not missing or rules.shortage == "wait" else rules.shortage,
+        )
+
+    def _short_for(self, short: bool, now: float) -> float:
+        if not short:
+            self._short_since = None
+            return 0.0
+        self._short_since = now if self._short_since is None else min(self._short_since, now)
+        return now - self._short_since
+
+
+def batch_seed(node_seed: int, node_id: str, number: int) -> int:
+    """Seed of one batch's draw, below 2**62: different for every node and number, the same in every run."""
+    digest = hashlib.sha256(f"swarm-batch\x00{node_seed}\x00{node_id}\x00{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2

@@ -1,0 +1,111 @@
+"""The two streams the sampler lives between: the scored log it reads and the batch log it appends to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.sampler.memory import SamplerMemory
+from services.sampler.pool import PoolEntry
+from shared.messages import Batch, MessageError, ScoredGroup, decode, encode
+from shared.subjects import node_batches, node_batches_stream, node_scored_stream
+from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
+
+_MESSAGES_PER_READ = 256
+_PAYLOADS_AT_ONCE = 16
+
+
+class ScoredLog:
+    """A node's scored groups, by position."""
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self.stream = node_scored_stream(node)
+        self._transport = transport
+
+    async def read_into(self, memory: SamplerMemory) -> list[str]:
+        """Take in the next messages after the memory's cursor, some hundreds at most; returns what was wrong with unreadable ones.
+
+        The cursor has moved exactly if there was anything.
+        """
+        problems: list[str] = []
+        for message in await self._transport.read(self.stream, memory.cursor + 1, _MESSAGES_PER_READ):
+            scored = await self._readable(message, problems)
+            memory.observe(message.seq, scored)
+        return problems
+
+    async def payloads(self, entries: Iterable[PoolEntry]) -> dict[int, ScoredGroup | None]:
+        """The groups at the entries' positions; None for one that the stream no longer holds."""
+        slots = asyncio.Semaphore(_PAYLOADS_AT_ONCE)
+
+        async def one(seq: int) -> tuple[int, ScoredGroup | None]:
+            async with slots:
+                message = await self._transport.get(self.stream, seq)
+                return seq, None if message is None else await self._readable(message, [])
+
+        return dict(await asyncio.gather(*(one(entry.seq) for entry in entries)))
+
+    async def bounds(self) -> tuple[int, int]:
+        """First position still held (one past the last when the stream is empty) and last position ever used."""
+        state = await self._transport.stream_state(self.stream)
+        return (state.first_seq if state.messages else state.last_seq + 1), state.last_seq
+
+    async def purge(self, up_to_seq: int) -> None:
+        """Forget positions up to `up_to_seq`."""
+        await self._transport.purge(self.stream, up_to_seq)
+
+    async def _readable(self, message: StoredMessage, problems: list[str]) -> ScoredGroup | None:
+        """The group; None, and a problem, for what reading again would not mend."""
+        try:
+            return decode(await self._transport.payload(message), ScoredGroup)
+        except NotConnected:
+            raise
+        except (MessageError, TransportError) as error:
+            problems.append(f"position {message.seq}: {error}")
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest batch (None before the first) and the position after which the next one must stand."""
+
+    batch: Batch | None
+    seq: int
+
+
+class BatchLog:
+    """A node's batches. Appending is a compare-and-set on the log's end, so that two samplers never both append one."""
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self.stream = node_batches_stream(node)
+        self._subject = node_batches(node)
+        self._transport = transport
+
+    async def newest(self) -> Newest:
+        """The end of the log.
+
+        Raises:
+            MessageError: the newest batch is of a version this software does not know, or no batch.
+        """
+        message = await self._transport.last(self.stream, self._subject)
+        if message is None:
+            return Newest(None, (await self._transport.stream_state(self.stream)).last_seq)
+        return Newest(decode(await self._transport.payload(message), Batch), message.seq)
+
+    async def append(self, batch: Batch, after_seq: int) -> int | None:
+        """Append right after `after_seq`; returns the position.
+
+        None when a batch of this number was there already, which may have other content: read the log's end.
+
+        Raises:
+            Conflict: the log's end is elsewhere.
+            TransportError: it is not known whether the batch was stored; read the log's end.
+        """
+        ack = await self._transport.publish(
+            self._subject,
+            encode(batch),
+            stream=self.stream,
+            message_id=f"batch-{batch.number}",
+            expected_last_seq=after_seq,
+        )
+        return None if ack.duplicate else ack.seq

@@ -1,0 +1,187 @@
+"""What the sampler knows, as a pure replay of the scored stream.
+
+Invariant: the memory is a function of the newest batch's `SamplerState`, of the stream up to `cursor` and of the next batch's
+number, and of nothing else. A sampler that is killed at any instant and reads the stream again therefore builds the batch that it
+would have built. This is why time plays no part here (ageing out is decided with each batch) and why a full pool gives up the entry
+that came first.
+
+Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`: the generator's admission adds them up,
+and a group in neither would take a place from it for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from services.sampler.pool import Pool, PoolEntry, pool_entry
+from shared.messages import Origin, SamplerState, ScoredGroup
+
+DUPLICATE_POSITIONS = 4096
+"""A group id seen this many positions back or less is known. Positions, not seconds, because a verifier that is down for an hour
+and then publishes its last group once more moves the stream by one."""
+
+MAX_POSITIONS = 100_000
+"""An entry this far behind the newest position leaves, so that the list of settled positions in a batch stays small."""
+
+DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds on what is remembered.
+
+    in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I.
+    """
+
+    max_staleness: int
+    pool_local: int
+    pool_external: int
+    in_flight_local: int
+
+
+class SamplerMemory:
+    """Pools, counts and the position up to which the scored stream was read."""
+
+    def __init__(
+        self, limits: Limits, keeps: Callable[[PoolEntry], bool], state: SamplerState | None = None, next_number: int = 1
+    ) -> None:
+        """Start from `state` (the newest batch's) with the pools still empty: replay the stream from `cursor + 1` to fill them."""
+        self._known = state or SamplerState()
+        self._known_settled = frozenset(self._known.settled)
+        self._limits = limits
+        self._keeps = keeps
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self.local = Pool(limits.pool_local)
+        self.external = Pool(limits.pool_external)
+        self.next_number = next_number
+        self.consumed_local = self._known.consumed_local
+        self.dropped_local = self._known.dropped_local
+        self.drops: Counter[tuple[Origin, DropReason]] = Counter()
+        """Groups given up since the counter was last cleared, for logs and metrics."""
+        self.cursor = max(0, min(self._known.floor_seq, self._known.scored_seq - DUPLICATE_POSITIONS))
+        """Position of the last message that was taken in, or is not needed."""
+
+    def observe(self, seq: int, scored: ScoredGroup | None) -> None:
+        """Take in the message at `seq`, the next one that the stream holds; None when it cannot be decoded."""
+        self._pass_over(self.cursor + 1, seq - 1)
+        self.cursor = seq
+        if scored is None:
+            if not self._settled_before(seq):
+                self._drop("local", "unreadable")  # counted as local: one place too many is given back, never one too few
+            return
+        duplicate = self._remember(scored.group_id, seq)
+        if self._settled_before(seq):
+            return
+        if duplicate and seq > self._known.scored_seq:
+            self.drops[(scored.origin, "duplicate")] += 1
+            return
+        if scored.failure is not None or len(scored.rewards) != len(scored.group.completions):
+            self._drop(scored.origin, "failed")
+            return
+        self._admit(pool_entry(seq, scored))
+
+    def skip_to(self, first_seq: int) -> None:
+        """Positions before `first_seq` no longer exist in the stream; those not settled are lost."""
+        self._pass_over(self.cursor + 1, first_seq - 1)
+        self.cursor = max(self.cursor, first_seq - 1)
+
+    def lose(self, seq: int) -> None:
+        """The stream no longer holds the payload of this entry."""
+        for pool in (self.local, self.external):
+            entry = pool.remove(seq)
+            if entry is not None:
+                self._drop(entry.origin, "lost")
+
+    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry]) -> SamplerState:
+        """Remove a batch's groups and those that grew too old; returns the state that travels in this batch."""
+        for entry in chosen:
+            (self.local if entry.origin == "local" else self.external).remove(entry.seq)
+            self.consumed_local += entry.origin == "local"
+        for entry in aged:
+            if self.external.remove(entry.seq) is not None:
+                self._drop("external", "aged")
+        return self.state()
+
+    def advance(self) -> None:
+        """The batch is in the log: count on, and let go the local groups that no later batch may take."""
+        self.next_number += 1
+        for entry in self.local:
+            if entry.staleness(self.next_number) > self._limits.max_staleness:
+                self.local.remove(entry.seq)
+                self._drop("local", "stale")
+
+    def state(self) -> SamplerState:
+        """The memory as it travels: everything seen and not in a pool is settled."""
+        oldest = [seq for pool in (self.local, self.external) if (seq := pool.oldest_seq()) is not None]
+        floor_seq = min(oldest) - 1 if oldest else self.cursor
+        holds_local, holds_external = self.local.holds_seq, self.external.holds_seq
+        settled = [s for s in range(floor_seq + 1, self.cursor + 1) if not (holds_local(s) or holds_external(s))]
+        return SamplerState(
+            scored_seq=self.cursor,
+            floor_seq=floor_seq,
+            settled=settled,
+            consumed_local=self.consumed_local,
+            dropped_local=self.dropped_local,
+        )
+
+    def purgeable_seq(self, published: SamplerState) -> int:
+        """Up to where the stream may be forgotten, given the newest published state: settled, and no longer needed to know ids."""
+        return max(0, min(published.floor_seq, published.scored_seq - DUPLICATE_POSITIONS))
+
+    def _admit(self, entry: PoolEntry) -> None:
+        if entry.origin == "external":
+            if not self._keeps(entry):
+                self._drop("external", "without_advantage")
+            elif not self.external.holds_group(entry.group_id):
+                self._evicted(self.external.add(entry))
+        elif entry.staleness(self.next_number) > self._limits.max_staleness:
+            self._drop("local", "stale")
+        elif not self.local.holds_group(entry.group_id):
+            self._evicted(self.local.add(entry))
+        for pool in (self.local, self.external):
+            while (oldest := pool.oldest_seq()) is not None and oldest <= self.cursor - MAX_POSITIONS:
+                self._evicted(pool.remove(oldest))
+
+    def _evicted(self, entry: PoolEntry | None) -> None:
+        if entry is not None:
+            self._drop(entry.origin, "overflow")
+
+    def _drop(self, origin: Origin, reason: DropReason) -> None:
+        self.drops[(origin, reason)] += 1
+        self.dropped_local += origin == "local"
+
+    def _settled_before(self, seq: int) -> bool:
+        return seq <= self._known.floor_seq or (seq <= self._known.scored_seq and seq in self._known_settled)
+
+    def _remember(self, group_id: str, seq: int) -> bool:
+        """Note a group id; returns whether it was known."""
+        while self._seen and next(iter(self._seen.values())) < seq - DUPLICATE_POSITIONS:
+            self._seen.popitem(last=False)
+        known = group_id in self._seen or self.local.holds_group(group_id) or self.external.holds_group(group_id)
+        self._seen[group_id] = seq
+        self._seen.move_to_end(group_id)
+        return known
+
+    def _pass_over(self, first: int, last: int) -> None:
+        """Positions `first..last` are not in the stream: those not settled are lost.
+
+        How many of them were local nobody can say any more, but never more than the generator may have out.
+        """
+        before_news = range(max(first, self._known.floor_seq + 1), min(last, self._known.scored_seq) + 1)
+        lost = sum(seq not in self._known_settled for seq in before_news)
+        lost += max(0, last - max(first, self._known.scored_seq + 1) + 1)
+        if lost:
+            self.drops[("local", "lost")] += lost
+            self.dropped_local += min(lost, self._limits.in_flight_local)
+
+
+def state_for_new_stream(state: SamplerState, in_flight_local: int) -> SamplerState:
+    """The state to go on with when the scored stream was made anew: its positions mean nothing, what was out is lost."""
+    return msgspec.structs.replace(
+        state, scored_seq=0, floor_seq=0, settled=[], dropped_local=state.dropped_local + in_flight_local
+    )

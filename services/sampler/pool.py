@@ -1,0 +1,117 @@
+"""What the sampler remembers of a scored group, and the bounded pool that holds such entries.
+
+An entry is a few hundred bytes whatever the group's size: payloads stay in the scored stream and are read again, by position, for
+the few groups that a batch takes. A pool of long-context groups would otherwise need tens of gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.messages import Origin, ScoredGroup
+
+_SPREAD = 1e-9
+"""Rewards closer than this are equal: what is left of their advantage would be rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEntry:
+    """One scored group in a pool. `seq` is its position in the scored stream."""
+
+    seq: int
+    group_id: str
+    origin: Origin
+    node: str
+    dataset: str
+    draw: int
+    policy_version: int
+    created_at: float
+    received_at: float
+    """When this node's verifier scored it; for a foreign group the only time that is not hearsay."""
+    mean_reward: float
+    informative: bool
+    """Whether its rewards differ, so that it has an advantage."""
+    completions: int
+    token_count: int
+
+    def age_s(self, now: float) -> float:
+        """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its author says."""
+        return max(0.0, now - min(self.created_at, self.received_at))
+
+    def staleness(self, batch_number: int) -> int:
+        """Optimiser steps between the policy that sampled it and the one that batch `batch_number` updates; 0 is on-policy."""
+        return batch_number - 1 - self.policy_version
+
+
+def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
+    """The entry for a group that was scored (`scored.failure` is None and `scored.rewards` is not empty)."""
+    group, rewards = scored.group, scored.rewards
+    return PoolEntry(
+        seq=seq,
+        group_id=scored.group_id,
+        origin=scored.origin,
+        node=group.node,
+        dataset=group.task.ref.dataset,
+        draw=group.draw,
+        policy_version=group.policy_version,
+        created_at=group.created_at,
+        received_at=scored.scored_at,
+        mean_reward=sum(rewards) / len(rewards),
+        informative=max(rewards) - min(rewards) > _SPREAD,
+        completions=len(group.completions),
+        token_count=sum(completion.token_count for completion in group.completions),
+    )
+
+
+class Pool:
+    """At most `capacity` entries, each group once. When full, the entry that came first gives way."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"pool capacity is {capacity}: at least 1 is needed")
+        self.capacity = capacity
+        self._by_seq: dict[int, PoolEntry] = {}
+        self._group_ids: set[str] = set()
+
+    def __len__(self) -> int:
+        """How many entries it holds."""
+        return len(self._by_seq)
+
+    def __iter__(self) -> Iterator[PoolEntry]:
+        """Entries in the order in which they came, which is that of their positions."""
+        return iter(list(self._by_seq.values()))
+
+    def holds_seq(self, seq: int) -> bool:
+        """Whether the entry at this position is here."""
+        return seq in self._by_seq
+
+    def holds_group(self, group_id: str) -> bool:
+        """Whether this group is here."""
+        return group_id in self._group_ids
+
+    def oldest_seq(self) -> int | None:
+        """Position of the entry that came first."""
+        return next(iter(self._by_seq), None)
+
+    def add(self, entry: PoolEntry) -> PoolEntry | None:
+        """Take an entry in; returns the one that had to give way, if any.
+
+        Raises:
+            ValueError: the group is here already, or an entry with a later position is: callers add in stream order.
+        """
+        if entry.group_id in self._group_ids:
+            raise ValueError(f"group {entry.group_id} is in the pool already")
+        if self._by_seq and entry.seq <= next(reversed(self._by_seq)):
+            raise ValueError(f"position {entry.seq} is not after {next(reversed(self._by_seq))}")
+        evicted = self.remove(next(iter(self._by_seq))) if len(self._by_seq) >= self.capacity else None
+        self._by_seq[entry.seq] = entry
+        self._group_ids.add(entry.group_id)
+        return evicted
+
+    def remove(self, seq: int) -> PoolEntry | None:
+        """Take an entry out; None when it is not here."""
+        entry = self._by_seq.pop(seq, None)
+        if entry is not None:
+            self._group_ids.discard(entry.group_id)
+        return entry

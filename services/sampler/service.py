@@ -1,0 +1,253 @@
+"""The sampler as a process: follows the scored stream and the trainer, and appends each batch as soon as it may.
+
+All decisions are `memory`'s and `assembly`'s. This file only reads, asks them, and appends. Whenever it is in doubt about the log's
+end (an append that timed out, another sampler's batch) it forgets everything and reads the logs again, which is also how it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.sampler.assembly import Assembly, BatchPlan, Rules, Wait, WaitFor
+from services.sampler.composition import compose
+from services.sampler.figures import Figures
+from services.sampler.logs import BatchLog, ScoredLog
+from services.sampler.memory import Limits, SamplerMemory, state_for_new_stream
+from services.sampler.strategies import strategy_named
+from shared.config import NodeConfig
+from shared.messages import MessageError, SamplerPosition, SamplerState, TrainerPosition, decode, encode
+from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.subjects import SAMPLER_KEY, TRAINER_KEY, node_bucket
+from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
+
+IDLE_S = 0.02
+"""Pause after finding nothing new while the trainer waits for a batch: a demo's whole step takes 0.3 s."""
+IDLE_WHILE_TRAINING_S = 0.1
+"""Pause while the trainer is busy; its news ends it at once."""
+_RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_PURGE_EVERY_S = 20.0
+_COMPLAIN_AFTER_S = 60.0
+_REPLAY_TIMEOUT_S = 60.0
+
+_REMEDIES = {
+    WaitFor.LOCAL: "are the generator and verifier of this node alive? see `swarm status`",
+    WaitFor.EXTERNAL: "sampler.shortage decides what happens without other nodes' groups; short or fill_local go on",
+    WaitFor.TRAINER: "is the trainer alive? see `swarm status`",
+    WaitFor.NOTHING: "",
+}
+
+
+def rules_of(config: NodeConfig) -> Rules:
+    """What the assembly needs of the configuration. Raises ValueError for an unknown strategy."""
+    sampler = config.sampler
+    return Rules(
+        local=sampler.local,
+        external=sampler.external,
+        shortage=sampler.shortage,
+        shortage_wait_s=sampler.shortage_wait_s,
+        max_external_age_s=sampler.max_external_age_s,
+        prefetch=sampler.prefetch,
+        strategy=strategy_named(sampler.strategy),
+        node_seed=config.node.seed,
+        node_id=config.node.id,
+    )
+
+
+def limits_of(config: NodeConfig) -> Limits:
+    """What the memory needs. A pool holds a batch, and what the generator may have out, whatever smaller size is configured:
+    else local groups would be thrown away and made again for ever."""
+    sampler = config.sampler
+    in_flight = (sampler.max_staleness + 1) * sampler.local
+    return Limits(
+        max_staleness=sampler.max_staleness,
+        pool_local=max(sampler.pool_local, in_flight, 1),
+        pool_external=max(sampler.pool_external, sampler.external, 1),
+        in_flight_local=in_flight,
+    )
+
+
+@dataclass
+class _Loaded:
+    """Everything that reading the logs again replaces."""
+
+    memory: SamplerMemory
+    after_seq: int
+    published: SamplerState
+
+
+class SamplerService:
+    """See the module. `clock` gives Unix time in seconds; tests hold it still."""
+
+    def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
+        try:
+            self._rules = rules_of(config)
+        except ValueError as error:
+            raise FatalError(str(error)) from None
+        self._limits = limits_of(config)
+        self._node = config.node.id
+        self._clock = clock
+        self._position: TrainerPosition | None = None
+        self._news = asyncio.Event()
+
+    async def run(self, context: ServiceContext) -> None:
+        """Build batches until `context.stopping` is set."""
+        self._context = context
+        self._figures = Figures(context)
+        self._scored = ScoredLog(context.node, self._node)
+        self._batches = BatchLog(context.node, self._node)
+        self._reported: SamplerPosition | None = None
+        await run_until_stopped(context.stopping, self._follow_trainer(), self._go_on())
+
+    async def _follow_trainer(self) -> None:
+        async for entry in self._context.node.kv_watch(node_bucket(self._node), TRAINER_KEY, poll_s=0.5):
+            try:
+                self._position = decode(entry.value, TrainerPosition)
+            except MessageError as error:
+                self._context.log.error("trainer_position_unreadable", reason=str(error), remedy="update the older side")
+                continue
+            self._news.set()
+
+    async def _go_on(self) -> None:
+        failures = 0
+        while True:
+            try:
+                loaded = await self._load()
+                self._context.mark_ready()
+                failures = 0
+                await self._build_batches(loaded)
+            except Conflict as error:
+                self._context.log.warning("log_end_moved", reason=str(error), consequence="reading the newest batch again")
+                await asyncio.sleep(IDLE_S)
+            except TransportError as error:
+                pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)]
+                failures += 1
+                self._context.log.warning("node_plane_away", reason=str(error), retry_in_s=pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def _load(self) -> _Loaded:
+        """Rebuild the memory from the newest batch and the scored stream."""
+        self._context.status.state("reading logs")
+        started = time.monotonic()
+        try:
+            newest = await self._batches.newest()
+        except MessageError as error:
+            raise FatalError(
+                f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it"
+            ) from None
+        first_held, last_used = await self._scored.bounds()
+        state = newest.batch.state if newest.batch is not None else SamplerState()
+        if last_used < state.scored_seq:
+            self._context.log.warning(
+                "scored_stream_made_anew", stream=self._scored.stream, expected_seq=state.scored_seq, found_seq=last_used
+            )
+            state = state_for_new_stream(state, self._limits.in_flight_local)
+        number = newest.batch.number + 1 if newest.batch is not None else 1
+        memory = SamplerMemory(self._limits, self._rules.strategy.keeps, state, number)
+        memory.skip_to(first_held)
+        while memory.cursor < last_used:
+            before = memory.cursor
+            await self._read(memory)
+            if memory.cursor == before:  # a copy of the stream that lags behind its leader answered
+                if time.monotonic() - started > _REPLAY_TIMEOUT_S:
+                    raise TransportError(f"{self._scored.stream} gives nothing after {before}, yet its last message is {last_used}")
+                await asyncio.sleep(IDLE_S)
+        self._context.log.info(
+            "logs_read",
+            next_batch=number,
+            pool_local=len(memory.local),
+            pool_external=len(memory.external),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return _Loaded(memory, newest.seq, state)
+
+    async def _read(self, memory: SamplerMemory) -> None:
+        for problem in await self._scored.read_into(memory):
+            self._context.log.error("scored_group_unreadable", reason=problem, consequence="dropped")
+
+    async def _build_batches(self, loaded: _Loaded) -> None:
+        memory, assembly = loaded.memory, Assembly(self._rules)
+        purged_at = waiting_since = complained_at = time.monotonic()
+        while True:
+            self._news.clear()
+            cursor = memory.cursor
+            await self._read(memory)
+            decided_at = time.monotonic()
+            decision = assembly.decide(memory.local, memory.external, memory.next_number, self._position, self._clock())
+            if isinstance(decision, BatchPlan):
+                if await self._append(decision, loaded):
+                    self._figures.built(decision, time.monotonic() - decided_at)
+                    waiting_since = complained_at = time.monotonic()
+                self._figures.refresh(memory, WaitFor.NOTHING)
+                await self._report(memory)
+                continue
+            self._figures.refresh(memory, decision.reason)
+            await self._report(memory)
+            if time.monotonic() - complained_at > _COMPLAIN_AFTER_S:
+                complained_at = time.monotonic()
+                self._complain(decision, memory, complained_at - waiting_since)
+            if time.monotonic() - purged_at > _PURGE_EVERY_S:
+                purged_at = time.monotonic()
+                await self._scored.purge(memory.purgeable_seq(loaded.published))
+            if memory.cursor == cursor:
+                await self._pause(decision)
+            self._figures.waited(decision.reason, time.monotonic() - decided_at)
+
+    async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
+        """Append the planned batch; False when it must be planned anew because a payload is gone."""
+        payloads = await self._scored.payloads((*plan.local, *plan.external))
+        present = {seq: scored for seq, scored in payloads.items() if scored is not None}
+        if len(present) < len(payloads):
+            for gone in payloads.keys() - present.keys():
+                loaded.memory.lose(gone)
+            return False
+        state = loaded.memory.take((*plan.local, *plan.external), plan.aged)
+        batch = compose(plan, present, state, self._rules, self._clock())
+        try:
+            seq = await self._batches.append(batch, loaded.after_seq)
+        except TooLarge as error:
+            raise FatalError(
+                f"batch {plan.number} does not fit into {self._batches.stream}: {error}: lower sampler.local and sampler.external"
+            ) from None
+        except StreamFull as error:
+            raise TransportError(f"{error}: is the trainer alive?") from None
+        if seq is None:
+            raise Conflict(f"batch {plan.number} was in the log already")
+        loaded.after_seq, loaded.published = seq, state
+        loaded.memory.advance()
+        self._context.log.debug(
+            "batch", number=plan.number, local=len(plan.local), external=len(plan.external), shortage=plan.shortage, seq=seq
+        )
+        return True
+
+    async def _report(self, memory: SamplerMemory) -> None:
+        """Tell the generator what was consumed and dropped: its admission may be waiting for exactly this."""
+        position = SamplerPosition(
+            batch_number=memory.next_number - 1, consumed_local=memory.consumed_local, dropped_local=memory.dropped_local
+        )
+        if position != self._reported:
+            await self._context.node.kv_put(node_bucket(self._node), SAMPLER_KEY, encode(position))
+            self._reported = position
+
+    async def _pause(self, waiting: Wait) -> None:
+        self._context.status.state(f"waiting for {waiting.reason.name.lower()}")
+        pause_s = IDLE_WHILE_TRAINING_S if waiting.reason is WaitFor.TRAINER else IDLE_S
+        try:
+            await asyncio.wait_for(self._news.wait(), pause_s)
+        except TimeoutError:
+            return
+
+    def _complain(self, waiting: Wait, memory: SamplerMemory, waited_s: float) -> None:
+        if self._position is not None and self._position.finished:
+            return
+        self._context.log.warning(
+            "no_batch",
+            next_batch=memory.next_number,
+            waiting_for=waiting.reason.name.lower(),
+            have=waiting.have,
+            need=waiting.need,
+            seconds=round(waited_s),
+            remedy=_REMEDIES[waiting.reason],
+        )

@@ -1,0 +1,70 @@
+"""The interface of a policy store, and what goes wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from shared.messages import PolicyPointer
+
+
+class PolicyStoreError(Exception):
+    """A policy could not be stored or may not be used; the message names the version, the cause and the remedy."""
+
+
+class StoredPolicy(NamedTuple):
+    """Where a policy was stored, as it goes into a `PolicyPointer`."""
+
+    sha256: str
+    size_bytes: int
+    uri: str
+
+
+class PolicyStore(Protocol):
+    """Weight files by version and content. One writer (the trainer), any number of readers."""
+
+    async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        """Store a copy of `weights_file`. When this returns, any reader can fetch it; a failure leaves nothing visible.
+
+        Raises:
+            PolicyStoreError: the file cannot be read, or the store cannot take it (disk full, server away).
+        """
+        ...
+
+    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+        """A local file with exactly the bytes that `pointer` names: size and sha256 are checked before this returns.
+
+        Args:
+            pointer: What the trainer announced.
+            into: Folder of the caller's own for a download; a store on a volume returns the file in place.
+
+        Raises:
+            PolicyStoreError: gone, truncated or different. The caller keeps its old policy and tries again with the newest pointer.
+        """
+        ...
+
+    async def prune(self, keep: Collection[int]) -> None:
+        """Forget every version that is not in `keep`. What a kept version needs is never touched."""
+        ...
+
+
+def policy_label(node: str, version: int) -> str:
+    """How errors name a policy: `policy alpha@41`."""
+    return f"policy {node}@{version}"
+
+
+def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyStoreError:
+    """The error for a file of another size."""
+    return PolicyStoreError(
+        f"{label}: truncated or overwritten: expected {expected} bytes, {where} has {got}: not loaded; "
+        "wait for the next policy, or restart the trainer to publish this one again"
+    )
+
+
+def wrong_hash(label: str, where: str, expected: str, got: str) -> PolicyStoreError:
+    """The error for other bytes than were announced."""
+    return PolicyStoreError(
+        f"{label}: sha256 mismatch (expected {expected[:12]}.., got {got[:12]}.. in {where}): not loaded; "
+        "wait for the next policy, or restart the trainer to publish this one again"
+    )

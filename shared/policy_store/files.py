@@ -1,0 +1,68 @@
+"""Reading, hashing and writing weight files, in constant memory. These block: call them in a thread."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 20
+"""Large enough that system calls do not count, small enough to be hashed while still in the processor's cache."""
+
+DRAFT_PREFIX = ".draft-"
+"""Names of files that are being written; what is left of a killed writer begins with it."""
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb", buffering=0) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def copy_hashing(source: Path, write: Callable[[memoryview], object]) -> tuple[str, int]:
+    """Hand the file's bytes to `write` block by block; returns their sha256 and number."""
+    digest, size = hashlib.sha256(), 0
+    block = memoryview(bytearray(BLOCK_BYTES))
+    with source.open("rb", buffering=0) as stream:
+        while count := stream.readinto(block):
+            digest.update(block[:count])
+            write(block[:count])
+            size += count
+    return digest.hexdigest(), size
+
+
+@contextmanager
+def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """An open new file in `folder` that is gone afterwards unless it was renamed with `keep_draft`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        with draft.open("xb", buffering=0) as stream:
+            yield stream, draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
+    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever stands for half a file."""
+    os.fsync(stream.fileno())
+    os.replace(draft, target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cause_of(error: OSError, folder: Path) -> str:
+    """The cause and remedy of a failed write, in words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left for {folder}: free some, lower policy_store.keep or move policy_store.uri"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{folder} may not be written ({error.strerror}): change its owner or move policy_store.uri"
+    return f"{error}: check {folder}"

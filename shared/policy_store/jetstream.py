@@ -1,0 +1,251 @@
+"""`nats://`: policies as chunks in a stream of the node plane, where trainer and generators share no volume.
+
+Each chunk is one message whose headers say which publication it belongs to and its place in it. After the chunks, a catalogue of
+all stored policies is published on a second subject of the stream; its newest message is all a restarted trainer needs to prune.
+The pointer's uri names the first and last position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. Reading is
+batched direct get of positions, in parallel with hashing and writing (nats-py's own object store took 40 times as long).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from shared.messages import PolicyPointer
+from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
+from shared.policy_store.files import cause_of, draft_in, sha256_of
+from shared.subjects import node_policies, node_policies_catalogue, node_policies_stream
+from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
+
+CHUNK_BYTES = 512 * 1024
+_MESSAGES_PER_READ = 16
+_READS_AT_ONCE = 2
+_PUBLISHES_AT_ONCE = 8
+_DOWNLOADS_KEPT = 2
+_TIMEOUT_S = 30.0
+_PUBLICATION = "Swarm-Policy"
+_INDEX = "Swarm-Chunk"
+_URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
+_DOWNLOAD = re.compile(r"[0-9a-f]{64}\.safetensors")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """One policy in the catalogue: its chunks lie among the positions `first..last`."""
+
+    version: int
+    first: int
+    last: int
+
+    @property
+    def positions(self) -> range:
+        return range(self.first, self.last + 1)
+
+
+class JetStreamStore:
+    """See `PolicyStore`."""
+
+    def __init__(self, transport: Transport, node: str, replicas: int = 1) -> None:
+        self._transport = transport
+        self._node = node
+        self._stream = node_policies_stream(node)
+        self._chunks = node_policies(node)
+        self._catalogue = node_policies_catalogue(node)
+        self._replicas = replicas
+        self._ensured = False
+
+    async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        """Send chunks, then the catalogue; see `PolicyStore.publish`."""
+        label = policy_label(self._node, version)
+        publication = secrets.token_hex(8)
+        try:
+            await self._ensure_stream()
+            size_bytes, sha256, positions = await self._send(weights_file, publication)
+            entries = [*await self._entries(), _Entry(version, min(positions), max(positions))]
+            await self._write_catalogue(entries)
+        except OSError as error:
+            raise PolicyStoreError(f"{label}: not published: {error}: was {weights_file} deleted while being published?") from error
+        except TransportError as error:
+            raise PolicyStoreError(
+                f"{label}: not published: {error}: the old policy stays until the server takes this one"
+            ) from error
+        return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
+
+    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+        """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads there are removed but one."""
+        label = policy_label(self._node, pointer.version)
+        match = _URI.fullmatch(pointer.uri)
+        if match is None or match[1] != self._stream:
+            raise PolicyStoreError(
+                f"{label}: its uri {pointer.uri} is not in {self._stream}: set policy_store.uri alike for trainer and generator"
+            )
+        target = into / f"{pointer.sha256}.safetensors"
+        try:
+            if target.exists() and await asyncio.to_thread(sha256_of, target) == pointer.sha256:
+                return target
+            await self._download(pointer, match[2], int(match[3]), int(match[4]), target, label)
+            await asyncio.to_thread(_remove_old_downloads, into, target)
+        except OSError as error:
+            raise PolicyStoreError(f"{label}: not downloaded: {cause_of(error, into)}") from error
+        except TransportError as error:
+            raise PolicyStoreError(f"{label}: not downloaded: {error}: the old policy stays; trying again will do") from error
+        return target
+
+    async def prune(self, keep: Collection[int]) -> None:
+        """Forget every version that is not in `keep`."""
+        try:
+            entries = await self._entries()
+            kept = [entry for entry in entries if entry.version in keep]
+            if len(kept) == len(entries):
+                return
+            # The catalogue first: a version it does not list is never looked for, one it lists must be whole.
+            newest = await self._write_catalogue(kept)
+            first_kept = min((entry.first for entry in kept), default=newest)
+            await self._transport.purge(self._stream, first_kept - 1)
+            needed = {position for entry in kept for position in entry.positions}
+            gone = {position for entry in entries for position in entry.positions if position > first_kept} - needed
+            for position in sorted(gone):
+                await self._transport.delete(self._stream, position)
+        except TransportError as error:
+            raise PolicyStoreError(f"old policies of {self._node} not pruned: {error}: the next prune will") from error
+
+    async def _ensure_stream(self) -> None:
+        if not self._ensured:
+            await self._transport.ensure_stream(
+                StreamSpec(
+                    name=self._stream,
+                    subjects=(self._chunks, self._catalogue),
+                    max_msg_bytes=CHUNK_BYTES,
+                    replicas=self._replicas,
+                    description=f"Policies of {self._node} in chunks",
+                )
+            )
+            self._ensured = True
+
+    async def _send(self, weights_file: Path, publication: str) -> tuple[int, str, list[int]]:
+        """Publish all chunks; returns size, sha256 and the positions in no particular order."""
+        digest, size_bytes, index = hashlib.sha256(), 0, 0
+        sending: set[asyncio.Task[int]] = set()
+        positions: list[int] = []
+        with weights_file.open("rb", buffering=0) as source:  # noqa: ASYNC230 (read in a thread below)
+            try:
+                while True:
+                    chunk = await asyncio.to_thread(_read_hashing, source, digest)
+                    if not chunk and index:
+                        break
+                    sending.add(asyncio.create_task(self._send_chunk(publication, index, chunk)))
+                    size_bytes, index = size_bytes + len(chunk), index + 1
+                    if len(sending) >= _PUBLISHES_AT_ONCE:
+                        done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+                        positions += [task.result() for task in done]
+                positions += await asyncio.gather(*sending)
+            finally:
+                for task in sending:
+                    task.cancel()
+        return size_bytes, digest.hexdigest(), positions
+
+    async def _send_chunk(self, publication: str, index: int, chunk: bytes) -> int:
+        # The id holds a number of this publication alone: the same bytes published twice are stored twice, and pruned apart.
+        message_id = f"{publication}-{index}"
+        headers = {_PUBLICATION: publication, _INDEX: str(index)}
+        ack = await self._transport.publish(
+            self._chunks, chunk, stream=self._stream, message_id=message_id, headers=headers, timeout_s=_TIMEOUT_S
+        )
+        return ack.seq
+
+    async def _entries(self) -> list[_Entry]:
+        newest = await self._transport.last(self._stream, self._catalogue)
+        if newest is None:
+            return []
+        try:
+            return msgspec.msgpack.decode(await self._transport.payload(newest), type=list[_Entry])
+        except msgspec.MsgspecError as error:
+            raise PolicyStoreError(
+                f"catalogue in {self._stream} is unreadable ({error}): delete the stream, it is made anew"
+            ) from None
+
+    async def _write_catalogue(self, entries: list[_Entry]) -> int:
+        ack = await self._transport.publish(
+            self._catalogue, msgspec.msgpack.encode(entries), stream=self._stream, message_id=f"catalogue-{secrets.token_hex(8)}"
+        )
+        return ack.seq
+
+    async def _download(self, pointer: PolicyPointer, publication: str, first: int, last: int, target: Path, label: str) -> None:
+        download = _Download(pointer.size_bytes)
+        with draft_in(target.parent) as (stream, draft):
+            async for messages in self._windows(first, last):
+                wanted = [message for message in messages if message.headers.get(_PUBLICATION) == publication]
+                await asyncio.to_thread(download.take, wanted, stream)
+            if download.size_bytes != pointer.size_bytes:
+                raise wrong_size(label, self._stream, pointer.size_bytes, download.size_bytes)
+            found = download.digest.hexdigest()
+            if found != pointer.sha256:
+                raise wrong_hash(label, self._stream, pointer.sha256, found)
+            os.replace(draft, target)  # not synced: after a power cut the hash tells, and the store still has the bytes
+
+    async def _windows(self, first: int, last: int) -> AsyncIterator[list[StoredMessage]]:
+        """Messages at `first..last` in order, a few at a time, the next ones being on their way meanwhile."""
+        starts = iter(range(first, last + 1, _MESSAGES_PER_READ))
+        reads: deque[asyncio.Task[list[StoredMessage]]] = deque()
+        try:
+            while True:
+                while len(reads) < _READS_AT_ONCE and (start := next(starts, None)) is not None:
+                    reads.append(asyncio.create_task(self._window(start, min(start + _MESSAGES_PER_READ - 1, last))))
+                if not reads:
+                    return
+                yield await reads.popleft()
+        finally:
+            for read in reads:
+                read.cancel()
+
+    async def _window(self, first: int, last: int) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
+        while first <= last:
+            messages = await self._transport.read(self._stream, first, last - first + 1, _TIMEOUT_S)
+            found += [message for message in messages if message.seq <= last]
+            if not messages or messages[-1].seq >= last:
+                break
+            first = messages[-1].seq + 1
+        return found
+
+
+class _Download:
+    """Puts chunks in order, hashes and writes them. Chunks may arrive a few places early, as they were published in parallel."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.digest = hashlib.sha256()
+        self.size_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._early: dict[int, bytes] = {}
+        self._next = 0
+
+    def take(self, messages: list[StoredMessage], stream: BinaryIO) -> None:
+        for message in messages:
+            self._early[int(message.headers[_INDEX])] = message.inline or b""
+        while (chunk := self._early.pop(self._next, None)) is not None and self.size_bytes <= self._limit_bytes:
+            self.digest.update(chunk)
+            stream.write(chunk)
+            self.size_bytes += len(chunk)
+            self._next += 1
+
+
+def _read_hashing(source: BinaryIO, digest: hashlib._Hash) -> bytes:
+    chunk = source.read(CHUNK_BYTES)
+    digest.update(chunk)
+    return chunk
+
+
+def _remove_old_downloads(folder: Path, newest: Path) -> None:
+    """Keep the newest downloads: an engine may still be reading the one before."""
+    downloads = [file for file in folder.iterdir() if _DOWNLOAD.fullmatch(file.name) and file != newest]
+    downloads.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in downloads[_DOWNLOADS_KEPT - 1 :]:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""`file://`: policies in a folder that trainer and generators share.
+
+    <sha256>.safetensors          the weights
+    v<version>.<sha256>.version   empty; says that this version consists of that file
+
+Both appear by rename or creation, so a reader sees a whole file or none. The version's mark is made first: a writer that is killed
+between the two leaves a mark without weights, which the next `prune` removes, never weights that nothing remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from shared.messages import PolicyPointer
+from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
+from shared.policy_store.files import DRAFT_PREFIX, cause_of, copy_hashing, draft_in, keep_draft, sha256_of
+
+_MARK = re.compile(r"v(\d+)\.([0-9a-f]{64})\.version")
+_ABANDONED_AFTER_S = 3600.0
+
+
+class VolumeStore:
+    """See `PolicyStore`."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self.folder = folder
+        self._node = node
+
+    async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        """Copy, hash, sync and rename; see `PolicyStore.publish`."""
+        return await asyncio.to_thread(self._publish, weights_file, version)
+
+    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+        """The file in place, after reading and hashing all of it; `into` is not used."""
+        return await asyncio.to_thread(self._verified, pointer)
+
+    async def prune(self, keep: Collection[int]) -> None:
+        """Forget every version that is not in `keep`."""
+        await asyncio.to_thread(self._prune, frozenset(keep))
+
+    def _publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        label = policy_label(self._node, version)
+        try:
+            with draft_in(self.folder) as (stream, draft):
+                sha256, size_bytes = copy_hashing(weights_file, stream.write)
+                (self.folder / f"v{version}.{sha256}.version").touch()
+                target = self._weights(sha256)
+                keep_draft(stream, draft, target)
+        except FileNotFoundError as error:
+            raise PolicyStoreError(f"{label}: not published: {error}: was it deleted while being published?") from error
+        except OSError as error:
+            raise PolicyStoreError(f"{label}: not published: {cause_of(error, self.folder)}") from error
+        return StoredPolicy(sha256, size_bytes, target.absolute().as_uri())
+
+    def _verified(self, pointer: PolicyPointer) -> Path:
+        label = policy_label(self._node, pointer.version)
+        file = self._weights(pointer.sha256)
+        try:
+            size_bytes = file.stat().st_size
+            if size_bytes != pointer.size_bytes:
+                raise wrong_size(label, str(file), pointer.size_bytes, size_bytes)
+            found = sha256_of(file)
+        except FileNotFoundError:
+            raise PolicyStoreError(
+                f"{label}: {file} does not exist (published as {pointer.uri}): pruned since, or this process does not see the "
+                "trainer's folder; wait for the next policy, or set policy_store.uri to the folder that both see"
+            ) from None
+        except OSError as error:
+            raise PolicyStoreError(f"{label}: {file} cannot be read: {error}: check the volume") from error
+        if found != pointer.sha256:
+            raise wrong_hash(label, str(file), pointer.sha256, found)
+        return file
+
+    def _prune(self, keep: frozenset[int]) -> None:
+        try:
+            marks = [
+                (path, int(match[1]), match[2]) for path in self.folder.glob("v*.version") if (match := _MARK.fullmatch(path.name))
+            ]
+            needed = {sha256 for _, version, sha256 in marks if version in keep}
+            for path, version, sha256 in marks:
+                if version in keep:
+                    continue
+                if sha256 not in needed:
+                    self._weights(sha256).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+            for draft in self.folder.glob(f"{DRAFT_PREFIX}*"):
+                if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
+                    draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise PolicyStoreError(f"old policies of {self._node} not pruned: {cause_of(error, self.folder)}") from error
+
+    def _weights(self, sha256: str) -> Path:
+        return self.folder / f"{sha256}.safetensors"

@@ -1,0 +1,294 @@
+"""The sampler service against a real NATS server, through its own streams."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.sampler.service import SamplerService
+from shared.config import NodeConfig
+from shared.messages import Batch, SamplerPosition, TrainerPosition, decode, encode
+from shared.runtime import ServiceContext
+from shared.runtime.status import StatusBoard
+from shared.streams import ensure_node_streams
+from shared.subjects import (
+    SAMPLER_KEY,
+    TRAINER_KEY,
+    node_batches_stream,
+    node_bucket,
+    node_scored,
+    node_scored_stream,
+)
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer
+from tests.unit.sampler_groups import scored_group
+
+DEADLINE_S = 20.0
+
+
+def still_clock() -> float:
+    return 1000.0
+
+
+def configured(node: str, **sampler: Any) -> NodeConfig:
+    chosen = {"local": 2, "external": 2, "shortage_wait_s": 0.2, **sampler}
+    return NodeConfig(node={"id": node}, tasks=[{"dataset": "chain_sum"}], sampler=chosen)  # type: ignore[arg-type]
+
+
+class Node:
+    """One node's plane, with a sampler that can be started, stopped and killed."""
+
+    def __init__(self, transport: Transport, config: NodeConfig, clock: Callable[[], float] = still_clock) -> None:
+        self.transport, self.config, self.clock = transport, config, clock
+        self.id = config.node.id
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> ServiceContext:
+        self.context = ServiceContext(
+            config=self.config,
+            role="sampler",
+            replica="test",
+            node=self.transport,
+            swarm=None,
+            log=structlog.get_logger("test"),
+            registry=CollectorRegistry(),
+            status=StatusBoard(self.id, "sampler", "test"),
+            stopping=asyncio.Event(),
+        )
+        self._task = asyncio.create_task(SamplerService(self.config, self.clock).run(self.context))
+        return self.context
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self.context.stopping.set()
+        await asyncio.wait_for(self._task, 4.0)
+
+    async def kill(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def publish(self, *draws: int, **settings: Any) -> None:
+        for draw in draws:
+            scored = scored_group(draw, **{"node": self.id, **settings})
+            await self.transport.publish(
+                node_scored(self.id), encode(scored), stream=node_scored_stream(self.id), message_id=scored.group_id
+            )
+
+    async def publish_external(self, *draws: int, **settings: Any) -> None:
+        await self.publish(*draws, node="beta", origin="external", **settings)
+
+    async def train_to(self, number: int) -> None:
+        position = TrainerPosition(batch_number=number, step=number, policy_version=number, consumed_local=0)
+        await self.transport.kv_put(node_bucket(self.id), TRAINER_KEY, encode(position))
+
+    async def raw_batches(self) -> list[bytes]:
+        messages = await self.transport.read(node_batches_stream(self.id), 1, 1000)
+        return [await self.transport.payload(message) for message in messages]
+
+    async def batches(self, at_least: int) -> list[Batch]:
+        found: list[Batch] = []
+
+        async def enough() -> bool:
+            nonlocal found
+            found = [decode(raw, Batch) for raw in await self.raw_batches()]
+            return len(found) >= at_least
+
+        await until(enough)
+        return found
+
+    async def reported(self) -> SamplerPosition | None:
+        entry = await self.transport.kv_get(node_bucket(self.id), SAMPLER_KEY)
+        return None if entry is None else decode(entry.value, SamplerPosition)
+
+
+async def until(condition: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not await condition():
+        assert time.monotonic() < deadline, "not reached in time"
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def a_node(url: str, node_id: str = "", clock: Callable[[], float] = still_clock, **sampler: Any) -> AsyncIterator[Node]:
+    name = node_id or f"s{secrets.token_hex(4)}"
+    transport = await connect(url, name=name)
+    try:
+        await ensure_node_streams(transport, name)
+        node = Node(transport, configured(name, **sampler), clock)
+        yield node
+        if node._task is not None and not node._task.done():
+            await node.stop()
+    finally:
+        await transport.close()
+
+
+async def test_a_batch_is_built_when_groups_are_there_and_the_next_when_the_trainer_comes_near(nats_url: str) -> None:
+    async with a_node(nats_url) as node:
+        node.start()
+        await node.publish(0, 1, 2, 3)
+        await node.publish_external(0, 1, 2, 3)
+        [first] = await node.batches(1)
+        assert (first.number, first.shortage, first.strategy) == (1, "none", "uniform")
+        assert [item.scored.group.draw for item in first.items[:2]] == [0, 1]
+        assert [item.scored.origin for item in first.items] == ["local", "local", "external", "external"]
+        await asyncio.sleep(0.3)
+        assert len(await node.raw_batches()) == 1
+        await node.train_to(1)
+        second = (await node.batches(2))[1]
+        assert [item.scored.group.draw for item in second.items[:2]] == [2, 3]
+        assert second.items[0].staleness == 1
+
+
+async def test_an_appended_batch_follows_the_trainers_news_within_a_fraction_of_a_step(nats_url: str) -> None:
+    async with a_node(nats_url, external=0, prefetch=1) as node:
+        node.start()
+        await node.publish(*range(4))
+        await node.batches(1)
+        delays = []
+        for number in range(1, 12):
+            await node.publish(2 * number + 2, 2 * number + 3, version=number)
+            await asyncio.sleep(0.15)
+            started = time.perf_counter()
+            await node.train_to(number)
+            await node.batches(number + 1)
+            delays.append(time.perf_counter() - started)
+        assert sorted(delays)[len(delays) // 2] < 0.1, delays
+
+
+async def test_killed_at_any_moment_the_sampler_goes_on_where_it_was(nats_url: str) -> None:
+    async with a_node(nats_url, prefetch=8, max_staleness=20) as node:
+        for round_ in range(8):
+            node.start()
+            await node.publish(*range(4 * round_, 4 * round_ + 4))
+            await node.publish_external(*range(4 * round_, 4 * round_ + 4))
+            await node.train_to(round_)
+            await asyncio.sleep(0.02 * round_)
+            await node.kill()
+        node.start()
+        batches = await node.batches(15)
+        assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
+        used = [item.scored.group_id for batch in batches for item in batch.items]
+        assert len(used) == len(set(used))
+
+
+async def test_two_samplers_at_once_append_one_log_without_a_group_used_twice(nats_url: str) -> None:
+    async with a_node(nats_url, prefetch=64, max_staleness=64) as node:
+        other = Node(node.transport, node.config)
+        node.start()
+        other.start()
+        for draw in range(40):
+            await node.publish(draw)
+            await node.publish_external(draw)
+        batches = await node.batches(20)
+        await other.stop()
+        assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
+        used = [item.scored.group_id for batch in batches for item in batch.items]
+        assert len(used) == len(set(used))
+
+
+async def test_the_same_scored_stream_and_trainer_positions_give_identical_batches(
+    nats_server: Callable[..., NatsServer],
+) -> None:
+    logs = []
+    for _ in range(2):
+        async with a_node(nats_server().url, "alpha") as node:
+            for draw in range(20):
+                await node.publish(draw, version=draw // 2)
+                await node.publish_external(draw, rewards=(0.0, 1.0) if draw % 3 else (1.0, 1.0))
+            node.start()
+            for number in range(1, 6):
+                await node.batches(number)
+                await node.train_to(number)
+            await node.batches(6)
+            logs.append(await node.raw_batches())
+    assert len(logs[0]) == 6
+    assert logs[0] == logs[1]
+
+
+async def test_the_generator_learns_at_once_of_groups_that_will_never_be_trained_on(nats_url: str) -> None:
+    async with a_node(nats_url) as node:
+        node.start()
+        await node.publish(0, failure="the scorer was killed three times")
+
+        async def told() -> bool:
+            position = await node.reported()
+            return position is not None and position.dropped_local == 1
+
+        await until(told)
+        assert node.context.status.get("dropped_local") == 1
+        assert (
+            'swarm_sampler_dropped_groups_total{origin="local",reason="failed"} 1.0'
+            in generate_latest(node.context.registry).decode()
+        )
+
+
+async def test_without_other_nodes_groups_it_fills_up_with_its_own(nats_url: str) -> None:
+    async with a_node(nats_url, clock=time.time) as node:
+        node.start()
+        await node.publish(0, 1, 2)
+        [batch] = await node.batches(1)
+        assert (batch.shortage, len(batch.items), batch.wanted_external) == ("fill_local", 3, 2)
+
+
+async def test_an_unreadable_scored_group_is_dropped_and_the_rest_used(nats_url: str) -> None:
+    async with a_node(nats_url, external=0) as node:
+        await node.transport.publish(node_scored(node.id), b"\xc1", stream=node_scored_stream(node.id), message_id="junk")
+        await node.publish(0, 1)
+        node.start()
+        [batch] = await node.batches(1)
+        assert batch.state.dropped_local == 1
+        assert batch.state.floor_seq == 3
+
+
+async def test_a_group_deleted_from_the_stream_before_its_use_is_replaced(nats_url: str) -> None:
+    async with a_node(nats_url, external=0) as node:
+        await node.publish(0, 1)
+        node.start()
+
+        async def both_pooled() -> bool:
+            return len(await node.raw_batches()) == 1
+
+        await until(both_pooled)
+        await node.publish(2, version=1)
+
+        async def pooled() -> bool:
+            return node.context.status.get("pool_local") == 1
+
+        await until(pooled)
+        await node.transport.delete(node_scored_stream(node.id), 3)
+        await node.train_to(1)
+        await node.publish(3, 4, version=1)
+        second = (await node.batches(2))[1]
+        assert [item.scored.group.draw for item in second.items] == [3, 4]
+        assert second.state.dropped_local == 1
+
+
+async def test_groups_larger_than_a_message_pass_through(nats_url: str) -> None:
+    async with a_node(nats_url, external=0) as node:
+        await node.publish(0, 1, text_chars=1_500_000)
+        node.start()
+        [batch] = await node.batches(1)
+        assert [len(item.scored.group.completions[0].text) for item in batch.items] == [1_500_000] * 2
+
+
+async def test_the_sampler_outlives_a_killed_server(nats_server: Callable[..., NatsServer]) -> None:
+    server = nats_server()
+    async with a_node(server.url, external=0) as node:
+        node.start()
+        await node.publish(0, 1)
+        await node.batches(1)
+        server.kill()
+        await asyncio.sleep(0.3)
+        server.start()
+        await node.publish(2, 3, version=1)
+        await node.train_to(1)
+        assert (await node.batches(2))[1].number == 2

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed
+from tests.unit.sampler_groups import scored_group
+from tests.unit.sampler_history import History, limits, position, rules
+
+
+def history(local: int = 0, external: int = 0, **changes: object) -> History:
+    chosen = rules(**changes)
+    made = History(chosen, limits(chosen))
+    for draw in range(local):
+        made.publish(scored_group(draw))
+    for draw in range(external):
+        made.publish(scored_group(draw, node="beta", origin="external"))
+    made.read()
+    return made
+
+
+def test_a_full_batch_holds_i_local_groups_then_j_external_ones() -> None:
+    plan = history(local=3, external=4).decide()
+    assert isinstance(plan, BatchPlan)
+    assert [e.draw for e in plan.local] == [0, 1]
+    assert len({e.draw for e in plan.external}) == 2
+    assert (plan.number, plan.shortage, plan.pool_local, plan.pool_external) == (1, "none", 3, 4)
+
+
+def test_too_few_local_groups_are_waited_for() -> None:
+    assert history(local=1, external=4).decide() == Wait(WaitFor.LOCAL, 1, 2)
+
+
+def test_a_batch_is_not_built_further_ahead_of_the_trainer_than_prefetch_says() -> None:
+    made = history(local=12, external=12)
+    assert isinstance(made.step(), BatchPlan)
+    assert made.step() == Wait(WaitFor.TRAINER, 0, 1)
+    made.trained = 1
+    assert isinstance(made.step(), BatchPlan)
+
+
+def test_a_trainer_that_has_finished_gets_no_more_batches() -> None:
+    made = history(local=4, external=4)
+    decision = made.assembly.decide(made.memory.local, made.memory.external, 1, position(0, finished=True), 1000.0)
+    assert isinstance(decision, Wait)
+    assert decision.reason is WaitFor.TRAINER
+
+
+@pytest.mark.parametrize(
+    ("shortage", "local_groups", "external_groups"), [("wait", None, None), ("short", 2, 1), ("fill_local", 3, 1)]
+)
+def test_the_shortage_policy_decides_once_the_wait_is_over(
+    shortage: str, local_groups: int | None, external_groups: int | None
+) -> None:
+    made = history(local=5, external=1, shortage=shortage)
+    assert made.decide() == Wait(WaitFor.EXTERNAL, 1, 2)
+    made.now += 4.9
+    assert made.decide() == Wait(WaitFor.EXTERNAL, 1, 2)
+    made.now += 0.1
+    plan = made.decide()
+    if local_groups is None:
+        assert plan == Wait(WaitFor.EXTERNAL, 1, 2)
+        return
+    assert isinstance(plan, BatchPlan)
+    assert (len(plan.local), len(plan.external), plan.shortage) == (local_groups, external_groups, shortage)
+
+
+def test_fill_local_goes_on_with_i_groups_when_the_generator_is_paced_to_no_more() -> None:
+    made = history(local=2, external=0)
+    assert isinstance(made.decide(), Wait)
+    made.now += 5
+    plan = made.decide()
+    assert isinstance(plan, BatchPlan)
+    assert (len(plan.local), len(plan.external)) == (2, 0)
+
+
+def test_a_swarm_that_has_gone_silent_is_waited_for_once_not_at_every_step() -> None:
+    made = history(local=6, external=0)
+    made.decide()
+    made.now += 5
+    assert isinstance(made.step(), BatchPlan)
+    made.trained = 1
+    assert isinstance(made.step(), BatchPlan)
+
+
+def test_after_a_pool_that_was_full_again_the_wait_starts_anew() -> None:
+    made = history(local=4, external=0)
+    made.decide()
+    made.now += 5
+    for draw in (7, 8):
+        made.publish(scored_group(draw, node="beta", origin="external"))
+    plan = made.step()
+    assert isinstance(plan, BatchPlan)
+    assert len(plan.external) == 2
+    made.trained = 1
+    assert made.step() == Wait(WaitFor.EXTERNAL, 0, 2)
+
+
+@pytest.mark.parametrize("shortage", ["wait", "short", "fill_local"])
+def test_without_any_group_no_batch_is_made(shortage: str) -> None:
+    made = history(shortage=shortage)
+    made.rules = made.assembly.rules = rules(local=0, shortage=shortage)
+    made.decide()
+    made.now += 100
+    assert made.decide() == Wait(WaitFor.EXTERNAL, 0, 2)
+
+
+def test_i_zero_trains_on_external_groups_alone() -> None:
+    made = history(external=2)
+    made.rules = made.assembly.rules = rules(local=0)
+    plan = made.decide()
+    assert isinstance(plan, BatchPlan)
+    assert (plan.local, len(plan.external), plan.shortage) == ((), 2, "none")
+
+
+def test_a_node_alone_never_waits_for_others() -> None:
+    made = history(local=2)
+    made.rules = made.assembly.rules = rules(external=0, shortage="wait")
+    plan = made.decide()
+    assert isinstance(plan, BatchPlan)
+    assert (len(plan.local), plan.external, plan.shortage) == (2, (), "none")
+
+
+def test_external_groups_that_grew_too_old_are_not_used_and_leave_with_the_batch() -> None:
+    made = history(local=2, external=2, shortage="short", shortage_wait_s=0.0)
+    made.now = 1000.0 + 601.0
+    plan = made.step()
+    assert isinstance(plan, BatchPlan)
+    assert (plan.external, len(plan.aged), plan.shortage) == ((), 2, "short")
+    assert len(made.memory.external) == 0
+    assert made.memory.drops[("external", "aged")] == 2
+
+
+def test_a_clock_that_was_set_back_does_not_lengthen_the_wait() -> None:
+    made = history(local=2)
+    made.decide()
+    made.now -= 10_000
+    made.decide()
+    made.now += 5
+    assert isinstance(made.decide(), BatchPlan)
+
+
+def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
+    seeds = {batch_seed(seed, node, number) for seed in (0, 1) for node in ("alpha", "beta") for number in range(1, 50)}
+    assert len(seeds) == 2 * 2 * 49
+    assert all(0 <= seed < 2**62 for seed in seeds)
+    assert batch_seed(0, "alpha", 1) == 731442922139857421

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.sampler.pool import Pool, PoolEntry, pool_entry
+from services.sampler.strategies import UNIFORM, local_order, strategy_named
+from tests.unit.sampler_groups import scored_group
+
+
+def entry(seq: int, **settings: object) -> PoolEntry:
+    return pool_entry(seq, scored_group(seq, **settings))  # type: ignore[arg-type]
+
+
+def test_an_entry_says_what_the_group_is_without_holding_it() -> None:
+    made = entry(7, node="beta", origin="external", version=3, rewards=(0.0, 0.5, 1.0, 0.5), created_at=50.0)
+    assert (made.seq, made.node, made.origin, made.dataset, made.draw) == (7, "beta", "external", "chain_sum", 7)
+    assert (made.policy_version, made.mean_reward, made.informative) == (3, 0.5, True)
+    assert (made.completions, made.token_count) == (4, 8)
+
+
+def test_a_group_is_informative_only_if_its_rewards_differ() -> None:
+    assert not entry(1, rewards=(0.3, 0.3, 0.3)).informative
+    assert not entry(1, rewards=(1.0,)).informative
+    assert entry(1, rewards=(0.3, 0.3, 0.31)).informative
+
+
+def test_a_group_is_never_younger_than_its_arrival() -> None:
+    liar = PoolEntry(**{**{f: getattr(entry(1), f) for f in PoolEntry.__slots__}, "created_at": 2000.0, "received_at": 1000.0})
+    assert liar.age_s(1500.0) == 500.0
+    assert liar.age_s(900.0) == 0.0
+
+
+def test_staleness_counts_from_the_policy_that_the_batch_updates() -> None:
+    assert entry(1, version=4).staleness(5) == 0
+    assert entry(1, version=4).staleness(7) == 2
+
+
+def test_a_full_pool_gives_up_what_came_first() -> None:
+    pool = Pool(2)
+    assert pool.add(entry(1)) is None
+    assert pool.add(entry(2)) is None
+    evicted = pool.add(entry(3))
+    assert evicted is not None
+    assert evicted.seq == 1
+    assert [e.seq for e in pool] == [2, 3]
+    assert not pool.holds_group(evicted.group_id)
+
+
+def test_a_pool_holds_a_group_once() -> None:
+    pool = Pool(4)
+    first = entry(1)
+    pool.add(first)
+    twin = PoolEntry(**{**{f: getattr(first, f) for f in PoolEntry.__slots__}, "seq": 2})
+    with pytest.raises(ValueError, match="in the pool already"):
+        pool.add(twin)
+
+
+def test_uniform_draws_without_replacement_and_every_group_alike() -> None:
+    entries = [entry(seq) for seq in range(10)]
+    counts = dict.fromkeys(range(10), 0)
+    rng = random.Random(1)
+    for _ in range(2000):
+        drawn = UNIFORM.draw(entries, 3, rng)
+        assert len({e.seq for e in drawn}) == 3
+        for chosen in drawn:
+            counts[chosen.seq] += 1
+    # 600 expected each, standard deviation 20.5
+    assert all(500 < count < 700 for count in counts.values())
+
+
+def test_uniform_gives_all_there_is_when_there_is_too_little() -> None:
+    assert sorted(e.seq for e in UNIFORM.draw([entry(1), entry(2)], 5, random.Random(0))) == [1, 2]
+
+
+def test_uniform_refuses_groups_without_advantage() -> None:
+    assert UNIFORM.keeps(entry(1))
+    assert not UNIFORM.keeps(entry(1, rewards=(1.0, 1.0)))
+
+
+def test_local_groups_go_oldest_policy_first_then_by_draw_however_they_arrived() -> None:
+    arrived = [entry(seq, version=version) for seq, version in [(4, 1), (3, 0), (9, 0), (1, 1)]]
+    assert [e.seq for e in sorted(arrived, key=local_order)] == [3, 9, 1, 4]
+
+
+def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'best' is unknown: use one of uniform"):
+        strategy_named("best")
