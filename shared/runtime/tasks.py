@@ -25,8 +25,12 @@ async def run_until_stopped(stopping: asyncio.Event, *loops: Coroutine[Any, Any,
             if stop in done:
                 return
     finally:
-        for task in (*running, stop):
-            task.cancel()
+        leaving = {*running, stop}
+        while leaving:
+            # Again until it is heeded: before Python 3.12, `wait_for` swallows a cancellation that meets a result.
+            for task in leaving:
+                task.cancel()
+            _, leaving = await asyncio.wait(leaving, timeout=0.5)
         await asyncio.gather(*running, stop, return_exceptions=True)
 
 
