@@ -168,18 +168,18 @@ def mixed_batch(tokenizer: PreTrainedTokenizerFast, number: int) -> Batch:
     )
 
 
-async def put_batches(transport: Transport, batches: Sequence[Batch]) -> None:
+async def put_batches(transport: Transport, batches: Sequence[Batch], node: str = NODE) -> None:
     """Play the sampler: append batches to the log."""
     for batch in batches:
         await transport.publish(
-            node_batches(NODE), encode(batch), stream=node_batches_stream(NODE), message_id=f"batch-{batch.number}"
+            node_batches(node), encode(batch), stream=node_batches_stream(node), message_id=f"batch-{batch.number}"
         )
 
 
-async def set_up(transport: Transport, batches: Sequence[Batch] = ()) -> None:
+async def set_up(transport: Transport, batches: Sequence[Batch] = (), node: str = NODE) -> None:
     """Make the node's streams and put batches into the log."""
-    await ensure_node_streams(transport, NODE)
-    await put_batches(transport, batches)
+    await ensure_node_streams(transport, node)
+    await put_batches(transport, batches, node)
 
 
 class Life:
@@ -244,13 +244,13 @@ class Life:
         await asyncio.wait_for(self._running, DEADLINE_S)
 
 
-async def trainer_position(transport: Transport) -> TrainerPosition | None:
-    entry = await transport.kv_get(node_bucket(NODE), TRAINER_KEY)
+async def trainer_position(transport: Transport, node: str = NODE) -> TrainerPosition | None:
+    entry = await transport.kv_get(node_bucket(node), TRAINER_KEY)
     return decode(entry.value, TrainerPosition) if entry else None
 
 
-async def policy_pointer(transport: Transport) -> PolicyPointer | None:
-    entry = await transport.kv_get(node_bucket(NODE), POLICY_KEY)
+async def policy_pointer(transport: Transport, node: str = NODE) -> PolicyPointer | None:
+    entry = await transport.kv_get(node_bucket(node), POLICY_KEY)
     return decode(entry.value, PolicyPointer) if entry else None
 
 

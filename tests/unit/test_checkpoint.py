@@ -1,0 +1,152 @@
+"""Checkpoints: whole or not there, checked byte by byte, the newest few and the best kept."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointError,
+    CheckpointStore,
+    TrainedModel,
+    TrainedPosition,
+)
+from services.trainer.learner import LearnerState
+
+MODEL = TrainedModel(
+    model_path="models/base", dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
+)
+
+
+def state(step: int, size: int = 100) -> LearnerState:
+    weights = {"w": torch.full((size,), float(step)), "half": torch.ones(3, dtype=torch.bfloat16) * step}
+    optimizer = {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.rand(size)}}, "param_groups": [{"lr": 0.1}]}
+    return LearnerState(weights, optimizer, {"cpu": torch.get_rng_state()})
+
+
+def position(step: int) -> TrainedPosition:
+    return TrainedPosition(batch_number=step, stream_seq=10 * step, consumed_local=4 * step)
+
+
+def saved(folder: Path, *steps: int, keep: int = 2, keep_best: bool = True) -> CheckpointStore:
+    store = CheckpointStore(folder, keep=keep, keep_best=keep_best)
+    for step in steps:
+        store.save(state(step), position(step), MODEL)
+    return store
+
+
+def test_what_is_read_is_what_was_saved(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, keep_best=False)
+    written = state(7)
+    store.save(written, position(7), MODEL)
+    checkpoint, reasons = store.newest()
+    assert checkpoint is not None and reasons == []
+    assert checkpoint.position == position(7) and checkpoint.model == MODEL
+    assert all(torch.equal(checkpoint.state.weights[name], value) for name, value in written.weights.items())
+    assert torch.equal(checkpoint.state.optimizer["state"][0]["exp_avg"], written.optimizer["state"][0]["exp_avg"])
+    assert torch.equal(checkpoint.state.random["cpu"], written.random["cpu"])
+
+
+def test_there_is_no_checkpoint_in_an_empty_or_missing_folder(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "none", keep=1, keep_best=True).newest() == (None, [])
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, MANIFEST])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "empty", "missing"])
+def test_any_damage_is_noticed_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
+    store = saved(tmp_path, 1, 2)
+    file = tmp_path / "step-00000002" / name
+    payload = file.read_bytes()
+    middle = len(payload) // 2
+    damaged = {
+        "truncated": payload[:-7],
+        "altered": payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :],
+        "empty": b"",
+    }
+    file.unlink() if damage == "missing" else file.write_bytes(damaged[damage])
+    checkpoint, reasons = store.newest()
+    assert checkpoint is not None and checkpoint.position == position(1)
+    assert len(reasons) == 1 and "step-00000002" in reasons[0]
+    store.set_aside(newer_than=1)
+    assert store.steps() == [1] and (tmp_path / "corrupt-step-00000002").is_dir()
+
+
+def test_when_none_is_whole_the_error_names_each_cause_and_the_remedy(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2)
+    for step in (1, 2):
+        (tmp_path / f"step-0000000{step}" / WEIGHTS).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="step-00000002: weights.* torn.*step-00000001.*restore one from a copy"):
+        store.newest()
+
+
+def test_a_half_written_checkpoint_is_never_read_and_swept_at_the_next_save(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1)
+    unfinished = tmp_path / ".unfinished-99-2"
+    unfinished.mkdir()
+    (unfinished / WEIGHTS).write_bytes(b"half")
+    assert store.steps() == [1]
+    store.save(state(2), position(2), MODEL)
+    assert not unfinished.exists() and store.steps() == [1, 2]
+
+
+def test_a_full_disk_raises_and_leaves_what_was_there(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError):
+            store.save(state(2, size=10_000), position(2), MODEL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    checkpoint, _ = store.newest()
+    assert checkpoint is not None and checkpoint.position == position(1)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    store = saved(tmp_path, 3)
+    store.save(state(3, size=7), position(3), MODEL)
+    checkpoint, _ = store.newest()
+    assert checkpoint is not None and checkpoint.state.weights["w"].shape == (7,)
+
+
+def test_the_newest_few_are_kept_and_the_best_besides(tmp_path: Path) -> None:
+    store = saved(tmp_path, 10, 20, 30)
+    assert store.note_evaluation(12, 0.6, tolerance=10)
+    store.prune()
+    assert store.steps() == [10, 20, 30]
+    store.save(state(40), position(40), MODEL)
+    store.prune()
+    assert store.steps() == [10, 30, 40]
+    assert not store.note_evaluation(40, 0.6, tolerance=10), "equal is not better"
+    assert store.note_evaluation(40, 0.7, tolerance=10)
+    store.prune()
+    assert store.steps() == [30, 40]
+    without = CheckpointStore(tmp_path, keep=1, keep_best=False)
+    without.prune()
+    assert without.steps() == [40]
+
+
+def test_an_evaluation_far_from_every_checkpoint_marks_none(tmp_path: Path) -> None:
+    store = saved(tmp_path, 10)
+    assert not store.note_evaluation(25, 0.9, tolerance=10) and store.best() is None
+
+
+def test_batches_are_needed_from_the_oldest_of_the_newest_few_on(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3)
+    store.note_evaluation(1, 0.9, tolerance=0)
+    store.prune()
+    assert store.steps() == [1, 2, 3] and store.replay_seq() == 20
+    (tmp_path / "step-00000002" / MANIFEST).write_text("torn")
+    assert store.replay_seq() == 0
+    assert CheckpointStore(tmp_path / "none", keep=1, keep_best=True).replay_seq() == 0

@@ -1,0 +1,182 @@
+"""The learner: deterministic, resumable, and it learns what the rewards say."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.forward import completion_logprobs
+from services.trainer.intake import take_in
+from services.trainer.learner import Learner
+from services.trainer.micro_batches import plan_rows
+from services.trainer.rows import build_rows
+from services.trainer.schedule import learning_rate
+from shared.config import NodeConfig
+from shared.config.sections import ModelSection
+from shared.messages import Batch
+from shared.model.loading import load_tokenizer
+from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, tiny_policy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def config_for(model: Path, **trainer: Any) -> NodeConfig:
+    return node_config(model, model.parent, trainer=trainer)
+
+
+def trained(learner: Learner, first: int, last: int) -> Learner:
+    for number in range(first, last + 1):
+        learner.step(mixed_batch(learner.tokenizer, number))
+    return learner
+
+
+def same_policy(one: Learner, other: Learner) -> bool:
+    left, right = one.policy(), other.policy()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_same_configuration_and_batches_give_the_same_weights_bit_for_bit(model: Path) -> None:
+    config = config_for(model)
+    assert same_policy(trained(Learner(config), 1, 4), trained(Learner(config), 1, 4))
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {},
+        {"schedule": "cosine", "schedule_steps": 5, "warmup_steps": 2},
+        {"lora": {"rank": 4, "dropout": 0.3}},
+        {"updates_per_batch": 2, "kl_coefficient": 0.1},
+    ],
+    ids=["plain", "schedule", "lora-dropout", "updates-and-reference"],
+)
+def test_a_restored_learner_goes_on_as_if_nothing_had_happened(model: Path, tmp_path: Path, trainer: dict[str, Any]) -> None:
+    config = config_for(model, **trainer)
+    whole = trained(Learner(config), 1, 5)
+    random_after_whole = torch.get_rng_state()
+
+    first = trained(Learner(config), 1, 2)
+    store = CheckpointStore(tmp_path, keep=1, keep_best=False)
+    described = TrainedModel(
+        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
+    )
+    store.save(first.state(), TrainedPosition(batch_number=2, stream_seq=2), described)
+    checkpoint, _ = store.newest()
+    assert checkpoint is not None
+    second = Learner(config)
+    torch.manual_seed(999)
+    second.restore(checkpoint.state)
+    trained(second, 3, 5)
+    assert same_policy(whole, second)
+    assert torch.equal(random_after_whole, torch.get_rng_state())
+
+
+def test_one_update_has_ratio_one_and_several_updates_move_away_from_it_and_clip(model: Path) -> None:
+    once = Learner(config_for(model, learning_rate=0.05)).step(batch(model))
+    assert (once.updates, once.importance_ratio, once.importance_ratio_max, once.clip_fraction) == (1, 1.0, 1.0, 0.0)
+    often = Learner(config_for(model, learning_rate=0.05, updates_per_batch=4)).step(batch(model))
+    assert often.updates == 4 and often.importance_ratio_max > 1.28 and often.clip_fraction > 0.0
+
+
+def test_the_reference_divergence_is_zero_at_the_base_policy_and_grows_as_it_moves(model: Path) -> None:
+    learner = Learner(config_for(model, kl_coefficient=0.05))
+    first, second = (learner.step(mixed_batch(learner.tokenizer, number)) for number in (1, 2))
+    assert first.kl_reference == pytest.approx(0.0, abs=1e-7) and second.kl_reference > 1e-4
+    assert Learner(config_for(model))._reference is None
+
+
+def test_rewarded_completions_become_likelier_and_others_less_likely(model: Path) -> None:
+    learner = Learner(config_for(model, learning_rate=3e-3))
+    lesson = batch(model)
+    before = mean_logprobs(learner, lesson)
+    for _ in range(5):
+        learner.step(lesson)
+    after = mean_logprobs(learner, lesson)
+    assert after[1.0] > before[1.0] + 0.1 and after[0.0] < before[0.0] - 0.1
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_result(model: Path) -> None:
+    plain = trained(Learner(config_for(model)), 1, 2).policy()
+    frugal = trained(Learner(config_for(model, gradient_checkpointing=True)), 1, 2).policy()
+    assert all(torch.allclose(plain[name], frugal[name], atol=1e-6) for name in plain)
+
+
+def test_plain_and_shared_prompt_rows_train_the_same_policy(model: Path) -> None:
+    shared = Learner(config_for(model, shared_prompt="on", learning_rate=1e-4))
+    plain = Learner(config_for(model, shared_prompt="off", learning_rate=1e-4))
+    assert shared.update_config.shared_prompt and not plain.update_config.shared_prompt
+    left, right = trained(shared, 1, 1).policy(), trained(plain, 1, 1).policy()
+    norms = [float((left[name] - right[name]).abs().max()) for name in left]
+    # Adam's first step has the size of the learning rate whatever the gradient's, so tiny gradients may differ in sign.
+    assert sum(norm > 1e-5 for norm in norms) <= 1
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_and_is_said(model: Path) -> None:
+    learner = Learner(config_for(model))
+    with torch.no_grad():
+        learner.model.get_input_embeddings().weight[65] = float("nan")
+    before = {name: value.clone() for name, value in learner.policy().items()}
+    record = learner.step(batch(model))
+    assert not record.updated and record.updates == 0
+    after = learner.policy()
+    assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
+
+
+def test_external_groups_of_weight_zero_change_nothing(model: Path) -> None:
+    config = config_for(model, external_weight=0.0)
+    with_others, alone = Learner(config), Learner(config)
+    tokenizer = alone.tokenizer
+    own = [scored_group(tokenizer, random.Random(1)), scored_group(tokenizer, random.Random(2))]
+    foreign = scored_group(tokenizer, random.Random(3), origin="external")
+    with_others.step(batch_of(1, [*own, foreign]))
+    alone.step(batch_of(1, own))
+    assert same_policy(with_others, alone)
+
+
+def test_settings_that_do_not_fit_the_objective_are_refused(model: Path) -> None:
+    with pytest.raises(ValueError, match="dual_clip acts on clipped objectives only"):
+        Learner(config_for(model, objective="reinforce", dual_clip=3.0))
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"])
+def test_every_objective_of_the_configuration_trains(model: Path, objective: str) -> None:
+    learner = Learner(config_for(model, objective=objective))
+    before = {name: value.clone() for name, value in learner.policy().items()}
+    record = learner.step(batch(model))
+    assert record.updated and record.grad_norm > 0.0
+    assert any(not torch.equal(before[name], value) for name, value in learner.policy().items())
+
+
+def test_the_learning_rate_warms_up_and_falls_as_in_the_worked_example() -> None:
+    def rates(kind: Any, last: int) -> list[float]:
+        return [learning_rate(step, peak=1.0, warmup_steps=2, kind=kind, end_step=6) for step in range(1, last + 1)]
+
+    assert rates("linear", 8) == pytest.approx([1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+    assert rates("constant", 4) == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+    assert rates("cosine", 7) == pytest.approx([1 / 3, 2 / 3, 1.0, 0.853553, 0.5, 0.146447, 0.0], abs=1e-6)
+
+
+def batch(model: Path) -> Batch:
+    return mixed_batch(load_tokenizer(ModelSection(path=str(model))), 1)
+
+
+def mean_logprobs(learner: Learner, lesson: Batch) -> dict[float, float]:
+    """Mean logprob per token of the first group's completions, by reward."""
+    group = take_in(lesson, learner.rules).groups[0]
+    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=10_000, hidden_size=32))
+    with torch.no_grad():
+        scored = completion_logprobs(learner.model, rows).logprobs
+    rewards = lesson.items[0].scored.rewards
+    means: dict[float, list[float]] = {}
+    for row, (_, completion) in enumerate(rows.sequences):
+        length = len(group.completions[completion])
+        means.setdefault(rewards[completion], []).append(float(scored[row, :length].mean()))
+    return {reward: sum(values) / len(values) for reward, values in means.items()}

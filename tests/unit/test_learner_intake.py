@@ -1,0 +1,110 @@
+"""What becomes of a batch's groups before training: kept tokens, encoded text, or left out and counted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.trainer.intake import IntakeRules, take_in
+from shared.config.sections import ModelSection
+from shared.messages import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from shared.model.loading import load_tokenizer
+from shared.model.prompts import render_prompt
+from shared.model.tokenizer_hash import tokenizer_hash
+from tests.integration.trainer_life import batch_of, scored_group, tiny_policy
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> IntakeRules:
+    model = tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
+    tokenizer = load_tokenizer(ModelSection(path=str(model)))
+    return IntakeRules(
+        tokenizer=tokenizer, tokenizer_hash=tokenizer_hash(tokenizer), end_token_id=256, vocabulary_size=300, max_length=64
+    )
+
+
+def test_groups_of_the_same_tokenizer_keep_the_sampled_tokens_and_their_logprobs(rules: IntakeRules) -> None:
+    scored = scored_group(rules.tokenizer, random.Random(0))
+    intake = take_in(batch_of(1, [scored]), rules)
+    (group,) = intake.groups
+    completions = scored.group.completions
+    assert [list(ids) for ids in group.completions] == [unpack_ids(c.token_ids or b"") for c in completions]
+    sampled = [unpack_logprobs(completion.behaviour_logprobs or b"") for completion in completions]
+    assert [list(logprobs or []) for logprobs in group.behaviour_logprobs] == sampled
+    assert list(group.prompt_ids) == unpack_ids(scored.group.prompt_ids or b"")
+    assert all(ids[-1] == 256 for ids in group.completions)
+    assert (intake.with_behaviour, intake.reencoded) == (1, 0)
+
+
+def test_groups_of_another_tokenizer_are_encoded_again_with_their_end_token(rules: IntakeRules) -> None:
+    scored = scored_group(rules.tokenizer, random.Random(0), same_tokenizer=False, origin="external", finish_reason="length")
+    intake = take_in(batch_of(1, [scored]), rules)
+    (group,) = intake.groups
+    texts = [completion.text for completion in scored.group.completions]
+    expected = [rules.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert [list(ids) for ids in group.completions] == [expected[0], *([*ids, 256] for ids in expected[1:])]
+    assert group.behaviour_logprobs == [None] * len(texts)
+    assert list(group.prompt_ids) == render_prompt(rules.tokenizer, scored.group.task.question)
+    assert not group.is_local and (intake.with_behaviour, intake.reencoded) == (0, 1)
+
+
+def test_a_group_of_the_same_tokenizer_without_token_ids_is_encoded_again(rules: IntakeRules) -> None:
+    scored = scored_group(rules.tokenizer, random.Random(0), token_ids=None, behaviour_logprobs=None)
+    assert take_in(batch_of(1, [scored]), rules).reencoded == 1
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("malformed_tokens", {"token_count": 99}),
+    ("malformed_tokens", {"token_ids": b"\x01\x02\x03", "token_count": 1}),
+    ("malformed_tokens", {"token_ids": pack_ids([-1]), "token_count": 1, "behaviour_logprobs": pack_logprobs([-1.0])}),
+    ("malformed_tokens", {"behaviour_logprobs": pack_logprobs([-1.0] * 99)}),
+    ("malformed_tokens", {"behaviour_logprobs": pack_logprobs([float("nan")]), "token_ids": pack_ids([5]), "token_count": 1}),
+    ("unknown_token", {"token_ids": pack_ids([300]), "token_count": 1, "behaviour_logprobs": pack_logprobs([-1.0])}),
+    ("too_long", {"token_ids": pack_ids([5] * 60), "token_count": 60, "behaviour_logprobs": pack_logprobs([-1.0] * 60)}),
+]
+
+
+@pytest.mark.parametrize(("reason", "changes"), BAD, ids=[f"{reason}-{index}" for index, (reason, _) in enumerate(BAD)])
+def test_a_bad_group_is_left_out_and_counted_and_the_others_are_trained(
+    rules: IntakeRules, reason: str, changes: dict[str, Any]
+) -> None:
+    good, bad = scored_group(rules.tokenizer, random.Random(0)), scored_group(rules.tokenizer, random.Random(1), **changes)
+    intake = take_in(batch_of(1, [bad, good]), rules)
+    assert len(intake.groups) == intake.local == 1
+    assert dict(intake.skipped) == {reason: 1}
+
+
+def test_a_group_without_one_reward_per_completion_is_left_out(rules: IntakeRules) -> None:
+    scored = scored_group(rules.tokenizer, random.Random(0))
+    short = msgspec.structs.replace(scored, rewards=scored.rewards[1:])
+    failed = msgspec.structs.replace(scored, rewards=[], failure="timed out")
+    assert dict(take_in(batch_of(1, [short, failed]), rules).skipped) == {"unscored": 2}
+
+
+def test_an_answer_without_tokens_counts_in_the_baseline_and_is_not_trained(rules: IntakeRules) -> None:
+    scored = scored_group(
+        rules.tokenizer, random.Random(0), rewards=(1.0, 0.0, 0.0), token_ids=b"", token_count=0, behaviour_logprobs=b""
+    )
+    (group,) = take_in(batch_of(1, [scored]), rules).groups
+    assert len(group.completions) == 2
+    assert group.advantages == pytest.approx([-1 / 3 / (1 / 3**0.5 + 1e-4)] * 2, rel=1e-6)
+
+
+def test_groups_without_spread_are_counted_and_rewards_are_kept_apart_by_whose_they_are(rules: IntakeRules) -> None:
+    own = scored_group(rules.tokenizer, random.Random(0), rewards=(1.0, 1.0))
+    foreign = scored_group(rules.tokenizer, random.Random(1), rewards=(0.0, 0.5), origin="external")
+    intake = take_in(batch_of(1, [own, foreign]), replace(rules, external_weight=0.25))
+    assert intake.zero_advantage == 1 and list(intake.groups[0].advantages) == [0.0, 0.0]
+    assert (intake.rewards_local, intake.rewards_external) == ([1.0, 1.0], [0.0, 0.5])
+    assert [group.weight for group in intake.groups] == [1.0, 0.25]
+
+
+def test_a_batch_of_which_nothing_can_be_used_gives_no_groups(rules: IntakeRules, tmp_path: Path) -> None:
+    bad = scored_group(rules.tokenizer, random.Random(0), token_count=99)
+    intake = take_in(batch_of(1, [bad]), rules)
+    assert intake.groups == [] and intake.rewards_local == [] and intake.skipped.total() == 1

@@ -1,0 +1,79 @@
+"""What a trainer writes of its steps, and when it publishes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.trainer.publish import publication
+from services.trainer.records import MetricsLog, PhaseSeconds, StepRecord, forget_steps_after, scalars
+
+
+def record(step: int, **changes: float) -> StepRecord:
+    numbers = {name: 0.5 for name, kind in StepRecord.__annotations__.items() if kind == "float"}
+    counts = {name: 1 for name, kind in StepRecord.__annotations__.items() if kind == "int"}
+    rest = {"updated": True, "reward_local": 0.5, "reward_external": None, "skipped": {}}
+    rest |= {"staleness_mean": None, "staleness_max": None}
+    values = {**numbers, **counts, **rest, "step": step, "phase_seconds": PhaseSeconds(wait=0.25), **changes}
+    return StepRecord(**values)  # type: ignore[arg-type]
+
+
+def steps_in(file: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+
+def test_a_resumed_log_forgets_later_steps_torn_lines_and_repeats(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step":1}\n{"step":2}\n{"step":2,"again":1}\n{"step":3}\n{"step":4}\n{"st')
+    forget_steps_after(file, 3)
+    assert file.read_text() == '{"step":1}\n{"step":2,"again":1}\n{"step":3}\n'
+
+
+def test_each_step_is_one_line_that_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0)
+    log.append(record(1))
+    assert steps_in(tmp_path / "metrics.jsonl") == [1]
+    log.append(record(2, loss=float("nan")))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[1]["loss"] is None and lines[0]["phase_seconds"]["wait"] == 0.25
+    log.close()
+    again = MetricsLog(tmp_path, 1)
+    again.append(record(2))
+    again.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+def test_tensorboard_events_are_written_beside_when_it_is_installed(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = MetricsLog(tmp_path, 0)
+    log.append(record(1, loss=0.125))
+    log.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Scalars("train/loss")
+    assert (event.step, event.value) == (1, 0.125)
+
+
+def test_scalars_leave_out_what_is_no_number() -> None:
+    numbers = scalars(record(1, grad_norm=float("inf")))
+    assert numbers["seconds/wait"] == 0.25 and numbers["train/reward_local"] == 0.5
+    assert "train/grad_norm" not in numbers and "train/reward_external" not in numbers
+
+
+@pytest.mark.parametrize(
+    ("version", "pointer", "exhausted", "decision"),
+    [
+        (0, None, True, "hold"),
+        (1, None, False, "publish"),
+        (5, 4, False, "publish"),
+        (5, 5, False, "confirm"),
+        (3, 5, False, "hold"),
+        (3, 5, True, "step_back"),
+    ],
+)
+def test_older_policies_are_held_back_during_a_replay_and_published_only_when_the_log_ends_before_the_newer_one(
+    version: int, pointer: int | None, exhausted: bool, decision: str
+) -> None:
+    assert publication(version, pointer, log_exhausted=exhausted) == decision

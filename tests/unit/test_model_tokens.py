@@ -1,0 +1,69 @@
+"""Prompts, answers read back, and the hash that says whether token ids may be shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from shared.model.prompts import encode_answer, render_prompt
+from shared.model.tokenizer import train_tokenizer
+from shared.model.tokenizer_hash import tokenizer_hash
+from tests.engines.tiny_models import byte_tokenizer
+
+TEXTS = ["What is 12 + 34?", "Find the greatest common divisor", "Answer the question"] * 5
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return train_tokenizer(TEXTS, 300)
+
+
+def test_the_hash_survives_saving_and_loading(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path / "once")
+    once = AutoTokenizer.from_pretrained(tmp_path / "once")
+    once.save_pretrained(tmp_path / "twice")
+    twice = AutoTokenizer.from_pretrained(tmp_path / "twice")
+    assert tokenizer_hash(tokenizer) == tokenizer_hash(once) == tokenizer_hash(twice)
+    assert tokenizer_hash(train_tokenizer(TEXTS, 300)) == tokenizer_hash(tokenizer)
+
+
+def test_padding_and_truncation_are_not_part_of_the_hash(tokenizer: Any) -> None:
+    before = tokenizer_hash(tokenizer)
+    tokenizer(["a", "longer text"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_hash(tokenizer) == before
+
+
+def test_whatever_changes_what_ids_mean_changes_the_hash(tokenizer: Any) -> None:
+    hashes = {tokenizer_hash(tokenizer), tokenizer_hash(train_tokenizer(TEXTS, 290)), tokenizer_hash(byte_tokenizer())}
+    tokenizer.chat_template += " "
+    hashes.add(tokenizer_hash(tokenizer))
+    tokenizer.eos_token = "<|im_start|>"
+    hashes.add(tokenizer_hash(tokenizer))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    hashes.add(tokenizer_hash(tokenizer))
+    assert len(hashes) == 6
+
+
+def test_a_prompt_is_the_chat_template_up_to_where_the_answer_starts(tokenizer: Any) -> None:
+    ids = render_prompt(tokenizer, "What is 1 + 1?", "Be brief.")
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "system" not in tokenizer.decode(render_prompt(tokenizer, "What is 1 + 1?"))
+
+
+def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break() -> None:
+    tokenizer = byte_tokenizer()
+    assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?")) == "1 + 1?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?", "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+
+
+def test_an_answer_keeps_its_end_token_only_when_it_ended(tokenizer: Any) -> None:
+    end = tokenizer.eos_token_id
+    ended = encode_answer(tokenizer, "42", ended=True, end_token_id=end)
+    cut_off = encode_answer(tokenizer, "42", ended=False, end_token_id=end)
+    assert ended == [*cut_off, end] and tokenizer.decode(cut_off) == "42"
+    assert encode_answer(tokenizer, "", ended=True, end_token_id=end) == [end]
