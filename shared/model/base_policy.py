@@ -1,0 +1,284 @@
+"""Build the toy base policy: a small Qwen3 that can do each demo task some of the time.
+
+RL amplifies what a policy can already sometimes do. A policy that has seen only right answers for a minute is
+sure of what it knows and never tries the rest; what pre-training leaves in a real model is skill under noise.
+So the supervised start mixes right answers with a habitual slip and with other tasks' answers: the policy must
+learn the task to predict the mixture, answers rightly now and then, and RL has something to amplify.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from shared.model.corpus import DemoTask, Example, held_out_questions, noisy_answer, training_examples
+from shared.model.prompts import encode_answer, render_prompt
+from shared.model.tokenizer import train_tokenizer
+
+RECIPE_FILE = "base_policy.json"
+RECIPE_VERSION = 1
+POLICY_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BasePolicyRecipe:
+    """Everything the built policy depends on, beside the versions of torch, reasoning-gym and the thread count.
+
+    Attributes:
+        seed: of weights, order and noise.
+        steps: supervised optimiser steps; 1200 take about two minutes on one free core.
+        batch_size: examples a step.
+        learning_rate: AdamW's peak, reached after 5 % of the steps and brought to a tenth by a cosine.
+        correct_fraction: share of supervised answers that are right.
+        habit_fraction: share that carry the habitual slip. Above `correct_fraction`, greedy decoding starts low too.
+        held_out_count: questions kept out of training; the same set that evaluation uses.
+        attempts_per_task: indices looked at per dataset for training questions.
+        hidden_size, intermediate_size, layers, heads, kv_heads: the Qwen3 shape; head size is hidden_size / heads.
+        vocab_size: upper bound of the tokenizer's vocabulary; training stops earlier when no pair repeats.
+        tie_word_embeddings: share the input and output embeddings.
+    """
+
+    seed: int = 0
+    steps: int = 1200
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    correct_fraction: float = 0.25
+    habit_fraction: float = 0.45
+    held_out_count: int = 256
+    attempts_per_task: int = 6000
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    vocab_size: int = 1024
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse impossible mixtures and shapes with the field's name."""
+        if not 0.0 <= self.correct_fraction <= 1.0 or not 0.0 <= self.habit_fraction <= 1.0 - self.correct_fraction:
+            raise ValueError(
+                f"correct_fraction {self.correct_fraction} and habit_fraction {self.habit_fraction}: "
+                "both must be at least 0 and their sum at most 1"
+            )
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError("heads must divide hidden_size, and kv_heads must divide heads")
+        if self.steps < 1 or self.batch_size < 1:
+            raise ValueError("steps and batch_size must be at least 1")
+
+
+def build_base_policy(
+    out_dir: Path, tasks: Sequence[DemoTask], recipe: BasePolicyRecipe | None = None, *, show_progress: bool = True
+) -> Path:
+    """Build the policy into `out_dir` as a Hugging Face folder and return `out_dir`; do nothing if it is there.
+
+    The folder counts as there when every file is and the recorded recipe and tasks are the ones asked for.
+    Same recipe, tasks and number of torch threads: the same bytes (CPU). Written beside and moved in at once.
+
+    Raises:
+        FileExistsError: `out_dir` holds files that this function did not write.
+        ValueError: a dataset's configuration has too few questions.
+    """
+    recipe = recipe or BasePolicyRecipe()
+    record = policy_record(tasks, recipe)
+    if is_built(out_dir) and read_record(out_dir) == record:
+        return out_dir
+    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / RECIPE_FILE).exists():
+        raise FileExistsError(
+            f"{out_dir}: holds files but no {RECIPE_FILE}: choose an empty folder for the base policy"
+        )
+
+    held_out = held_out_questions(tasks, recipe.held_out_count)
+    pools = training_examples(tasks, recipe.attempts_per_task, held_out)
+    tokenizer = train_tokenizer((example.question for pool in pools for example in pool), recipe.vocab_size)
+    model = new_model(recipe, tokenizer)
+    supervise(model, tokenizer, pools, [task.weight for task in tasks], recipe, show_progress=show_progress)
+
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
+    try:
+        write_policy(staging, model, tokenizer, record)
+        staging.chmod(0o755)
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        os.replace(staging, out_dir)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out_dir
+
+
+def policy_record(tasks: Sequence[DemoTask], recipe: BasePolicyRecipe) -> dict[str, Any]:
+    """Return what is kept beside the weights to tell what they were built from, as JSON has it."""
+    record = {"recipe_version": RECIPE_VERSION, "recipe": asdict(recipe), "tasks": [asdict(task) for task in tasks]}
+    as_json: dict[str, Any] = json.loads(json.dumps(record))
+    return as_json
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record in `folder`, or None when there is none that can be read."""
+    try:
+        record = json.loads((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def is_built(folder: Path) -> bool:
+    """Say whether `folder` holds every file of a built policy."""
+    return all((folder / name).is_file() for name in (*POLICY_FILES, RECIPE_FILE))
+
+
+def new_model(recipe: BasePolicyRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Return a freshly initialised float32 Qwen3; the global random state is left as it was."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.hidden_size // recipe.heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=recipe.tie_word_embeddings,
+        use_sliding_window=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+def supervise(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    pools: Sequence[Sequence[Example]],
+    weights: Sequence[float],
+    recipe: BasePolicyRecipe,
+    *,
+    show_progress: bool,
+) -> None:
+    """Train on noisy answers in place; only answer tokens, the end token included, carry loss."""
+    rng = random.Random(recipe.seed)
+    end_id = int(tokenizer.eos_token_id)
+    prompt_ids = {e.question: render_prompt(tokenizer, e.question) for pool in pools for e in pool}
+    decay = [p for p in model.parameters() if p.ndim >= 2]
+    no_decay = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.01}, {"params": no_decay, "weight_decay": 0.0}],
+        lr=recipe.learning_rate,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
+    model.train()
+    for step in _progress(range(recipe.steps), recipe.steps, show_progress):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * learning_rate_factor(step, recipe.steps)
+        rows: list[tuple[list[int], list[int]]] = []
+        for pool in rng.choices(pools, weights, k=recipe.batch_size):
+            example = rng.choice(pool)
+            answer = noisy_answer(
+                example,
+                pool,
+                rng,
+                correct_fraction=recipe.correct_fraction,
+                habit_fraction=recipe.habit_fraction,
+            )
+            rows.append(
+                (prompt_ids[example.question], encode_answer(tokenizer, answer, ended=True, end_token_id=end_id))
+            )
+        loss = answer_loss(model, rows, int(tokenizer.pad_token_id))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.eval()  # type: ignore[no-untyped-call]
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Return the schedule at `step` of `steps`: linear over the first 5 %, then a cosine down to 0.1."""
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+
+
+def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
+    """Return the mean cross-entropy over all answer tokens of `(prompt ids, answer ids)` rows."""
+    token_logprobs, _ = _answer_token_logprobs(model, rows, pad_id)
+    return -token_logprobs.mean()
+
+
+def answer_log_probabilities(
+    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int
+) -> torch.Tensor:
+    """Return the log-probability of each row's whole answer, shape (rows,): its exponential is how often it is sampled."""
+    token_logprobs, row_of_token = _answer_token_logprobs(model, rows, pad_id)
+    return torch.zeros(len(rows)).index_add(0, row_of_token, token_logprobs)
+
+
+def _answer_token_logprobs(
+    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Right-padded: under a causal mask padding on the right changes nothing to its left.
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    input_ids = torch.full((len(rows), length), pad_id)
+    answers = torch.zeros(len(rows), length, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        input_ids[row, :end] = torch.tensor(prompt + answer)
+        answers[row, len(prompt) : end] = True
+    hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+    predicted = answers[:, 1:]
+    logprobs = torch.log_softmax(model.lm_head(hidden[predicted]), dim=-1)
+    token_logprobs = logprobs.gather(1, input_ids[:, 1:][predicted][:, None])[:, 0]
+    return token_logprobs, predicted.nonzero()[:, 0]
+
+
+def write_policy(
+    folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]
+) -> None:
+    """Write a Hugging Face folder whose weights are stored in half precision and load as float32.
+
+    Rounding once here keeps the shipped file small; `dtype` in config.json stays float32, which is what
+    every loader then computes in, exactly the same numbers for each.
+    """
+    tokenizer.save_pretrained(folder)
+    model.config.architectures = ["Qwen3ForCausalLM"]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tensors = {name: tensor.to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    (folder / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _progress(steps: Iterable[int], total: int, show: bool) -> Iterable[int]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        yield from progress.track(steps, total=total, description="base policy")
