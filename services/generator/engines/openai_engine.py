@@ -1,6 +1,6 @@
 """Engine over any server with OpenAI's completions interface, for policies that do not train here.
 
-Token ids go in and must come out: the server has to understand `return_token_ids` (vLLM, SGLang behind a vLLM-like front). For
+Token ids go in and must come out: the server has to understand `return_token_ids`, as vLLM does. For
 behaviour logprobs of temperatures other than 1 start vLLM with `--logprobs-mode processed_logprobs`.
 """
 
@@ -166,7 +166,7 @@ def _sample(choice: dict[str, Any], folder: ModelFolder, base_url: str) -> Sampl
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     if token_ids is None or logprobs is None or len(token_ids) != len(logprobs):
         raise EngineError(
-            f"{base_url} returned no token ids with their logprobs: use a server that supports return_token_ids, such as vLLM 0.11"
+            f"{base_url} returned no token ids with their logprobs: use a server that supports return_token_ids, such as vLLM"
         )
     if choice["finish_reason"] not in ("stop", "length"):
         raise EngineError(f"{base_url} ended a completion with {choice['finish_reason']}: see the server's log")

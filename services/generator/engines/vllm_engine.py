@@ -126,7 +126,11 @@ class VllmEngine(Engine):
         ]
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Load as `Engine.load_policy` says, once the running calls have ended."""
+        """Load as `Engine.load_policy` says, once the running calls have ended.
+
+        Should vLLM itself fail on a file that passed the check, its weights are undefined: then nothing is sampled until a load
+        succeeds.
+        """
         folder = self._started()
         await asyncio.to_thread(check_policy_file, weights_file, folder)
         async with self._gate.swapping(self._swap_timeout_s):
@@ -213,6 +217,7 @@ class VllmEngine(Engine):
                         distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
                         worker_extension_cls=_WORKER_EXTENSION,
                         disable_log_stats=True,
+                        use_tqdm_on_load=False,
                         seed=0,
                     )
                 )
