@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,8 @@ T = TypeVar("T")
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
+_GRACE_S = 1.0
+"""How long a stopping trainer tries to tell others of its last step; what they miss they learn when it is back."""
 
 
 class TrainerService:
@@ -166,7 +168,7 @@ class _Training:
         next_upkeep = 0.0
         while not self._context.stopping.is_set():
             try:
-                found = await self._batches.after(self._position)
+                found = await self._unless_stopped(self._batches.after(self._position))
                 failures = 0
             except TransportError as error:
                 failures += not isinstance(error, NotConnected)
@@ -179,7 +181,7 @@ class _Training:
                 return found
             if time.monotonic() >= next_upkeep:
                 next_upkeep = time.monotonic() + _RETRY_S
-                await self._upkeep(log_exhausted=True)
+                await self._unless_stopped(self._upkeep(log_exhausted=True))
             await sleep_unless_stopped(self._context.stopping, _POLL_S[min(polls // 20, len(_POLL_S) - 1)])
             polls += 1
         return None
@@ -194,7 +196,7 @@ class _Training:
             ) from None
         self._position = position
         started = time.perf_counter()
-        await self._upkeep(log_exhausted=False)
+        await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(
             record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s
         )
@@ -317,7 +319,7 @@ class _Training:
         self._context.status.set("finished", 1)
         self._log.info("finished", steps=self._position.batch_number)
         while not self._context.stopping.is_set():
-            await self._upkeep_when_finished()
+            await self._unless_stopped(self._upkeep_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
 
     async def _upkeep_when_finished(self) -> None:
@@ -333,6 +335,19 @@ class _Training:
         self._gauges.write_failures.labels(kind).inc()
         self._context.status.add(f"{kind}_write_failures")
         self._log.error("write_failed", kind=kind, reason=str(error), remedy=remedy)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
+        """The outcome of `work`, or None when the service is stopped and `grace_s` more did not suffice: a server that is away
+        must not keep the last checkpoint from being written in time."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._context.stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=grace_s)
+            return task.result() if task.done() else None
+        finally:
+            stop.cancel()
+            task.cancel()
 
     async def _in_torch(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.runtime import FatalError
 from shared.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
+from shared.transport.base import NotConnected
+from shared.transport.connect import connect
 from shared.transport.memory import MemoryTransport
 from shared.transport.memory_server import MemoryServer
 from tests.integration.trainer_life import (
@@ -40,6 +43,7 @@ from tests.integration.trainer_life import (
     tiny_policy,
     trainer_position,
 )
+from tests.nats_server import NatsServer
 
 STREAM = node_batches_stream(NODE)
 
@@ -344,3 +348,49 @@ async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged(
     assert all(torch.equal(published[name], exported[name]) for name in published)
     changed = {name for name in published if not torch.equal(published[name], base[name])}
     assert changed == {name for name in base if name.endswith("proj.weight")}
+
+
+async def test_it_outlives_its_server_and_goes_on_where_it_was(
+    model: Path, tokenizer: PreTrainedTokenizerFast, nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = nats_server()
+    transport = await connect(server.url, name="test-trainer")
+    config = node_config(model, tmp_path, policy_store={"uri": "nats://"})
+    await set_up(transport, some_batches(tokenizer, 2))
+    life = Life(config, transport)
+    await life.until_step(2)
+    server.kill()
+    await asyncio.sleep(0.5)
+    server.start()
+
+    async def stored() -> bool:
+        try:
+            await put_batches(transport, some_batches(tokenizer, 2, first=3))
+        except NotConnected:
+            return False
+        return True
+
+    await life.until(stored)
+    await life.until_step(4)
+    pointer = await policy_pointer(transport)
+    assert pointer is not None and pointer.version == 4
+    store = open_policy_store(config.policy_store_uri, transport, NODE)
+    assert load_file(await store.fetch(pointer, tmp_path / "fetched"))
+    assert await life.stop() < 4.0
+    assert [line["step"] for line in metric_lines(config)] == [1, 2, 3, 4]
+    await transport.close()
+
+
+async def test_a_server_that_stays_away_does_not_keep_the_trainer_from_stopping(
+    model: Path, tokenizer: PreTrainedTokenizerFast, nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = nats_server()
+    transport = await connect(server.url, name="test-trainer")
+    config = node_config(model, tmp_path)
+    await set_up(transport, some_batches(tokenizer, 2))
+    life = Life(config, transport)
+    await life.until_step(2)
+    server.kill()
+    await asyncio.sleep(0.3)
+    assert await life.stop() < 2.0
+    assert checkpoints(config).steps() == [2]
