@@ -49,14 +49,12 @@ def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
-    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever stands for half a file."""
+    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever stands for half a file.
+
+    The folder is not synced: a name that a power cut takes back is missed by its readers, and published again on resume.
+    """
     os.fsync(stream.fileno())
     os.replace(draft, target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def cause_of(error: OSError, folder: Path) -> str:
