@@ -90,7 +90,7 @@ def render_procfile(layout: Layout) -> str:
 def _nats(layout: Layout) -> str:
     return (
         'run="${SWARM_NODE__VAR_DIR:-var}/runs/${SWARM_NODE__RUN:-honcho}" && mkdir -p "$run" && '
-        "exec python -m shared.runtime.supervise -- "
+        "exec python -m shared.runtime.supervise --linger 3 -- "
         f'nats-server --config config/nats.conf --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log"'
     )
 

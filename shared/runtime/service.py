@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -81,13 +82,21 @@ def main(role: str, build: Callable[[NodeConfig], Service]) -> NoReturn:
         asyncio.run(_live(role, config, build, log))
     except FatalError as error:
         log.error("cannot_go_on", reason=str(error))
-        sys.exit(EXIT_CONFIG)
+        _leave(EXIT_CONFIG)
     except KeyboardInterrupt:
-        sys.exit(0)
+        _leave(0)
     except Exception:
         log.exception("crashed")
-        sys.exit(1)
-    sys.exit(0)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: tearing down torch and its like takes the interpreter seconds, and honcho kills after five."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Any) -> None:

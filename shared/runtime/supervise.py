@@ -3,6 +3,9 @@
 honcho ends everything when one process ends, so each service runs under this supervisor: a child that crashes or is killed is
 started again after a back-off, a child that finished (0) or cannot go on (78) ends the supervisor with the same code.
 Too many crashes in a short time end it too, with the child's code: something is wrong that restarting will not mend.
+
+`--linger 3` before the `--` lets the child live three seconds longer than asked: honcho stops everything at once, and a NATS server
+that is gone first leaves every service waiting for an answer.
 """
 
 from __future__ import annotations
@@ -41,8 +44,14 @@ class RestartPolicy:
         return BACKOFF_S[min(len(self._crashes), len(BACKOFF_S)) - 1]
 
 
-def supervise(command: list[str]) -> int:
-    """Run `command` until it finishes for good; returns its exit code. SIGTERM and SIGINT are passed on."""
+def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
+    """Run `command` until it finishes for good; returns its exit code.
+
+    Args:
+        command: program and arguments.
+        linger_s: how long after SIGTERM or SIGINT the child is told to stop. Above 0 the child has a process group of its own,
+            because honcho signals whole groups.
+    """
     policy = RestartPolicy()
     child: subprocess.Popen[bytes] | None = None
     stop_signal: int | None = None
@@ -50,13 +59,20 @@ def supervise(command: list[str]) -> int:
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal stop_signal
         stop_signal = number
+        if linger_s:
+            signal.setitimer(signal.ITIMER_REAL, linger_s)
+        else:
+            stop_child()
+
+    def stop_child(*_: object) -> None:
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
 
+    signal.signal(signal.SIGALRM, stop_child)
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
     while stop_signal is None:
-        child = subprocess.Popen(command)
+        child = subprocess.Popen(command, process_group=0 if linger_s else None)
         if stop_signal is not None:  # it came while the child was being started
             child.terminate()
         code = child.wait()
@@ -77,8 +93,12 @@ def supervise(command: list[str]) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
+    linger_s = 0.0
+    if arguments[:1] == ["--linger"] and len(arguments) > 1:
+        linger_s = float(arguments[1])
+        arguments = arguments[2:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments:
-        sys.exit("usage: python -m shared.runtime.supervise -- COMMAND [ARGUMENT ...]")
-    sys.exit(supervise(arguments))
+        sys.exit("usage: python -m shared.runtime.supervise [--linger SECONDS] -- COMMAND [ARGUMENT ...]")
+    sys.exit(supervise(arguments, linger_s=linger_s))

@@ -1,0 +1,151 @@
+"""`swarm up` as a newcomer runs it: real server, real services, two nodes, from the first line to the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_cli.evaluations import read_evaluations, read_steps
+from tests.nats_server import free_port
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 240.0
+STEPS = 3
+
+pytestmark = pytest.mark.slow
+
+
+class Swarm:
+    """One `swarm up` in a folder of its own, and other `swarm` commands that look at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nats_port = free_port()
+        self.base_port = free_port_range()
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SWARM_")},
+            "SWARM_NODE__VAR_DIR": str(folder / "var"),
+            "SWARM_EVAL__TASKS": "8",
+            "SWARM_TRAINER__CHECKPOINT_EVERY": "2",
+        }
+
+    def up(self, *arguments: str) -> subprocess.Popen[str]:
+        ports = ["--nats-port", str(self.nats_port), "--base-port", str(self.base_port)]
+        return self._start("up", "--run", "first", *ports, *arguments)
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self._start(*arguments)
+        out, err = process.communicate(timeout=START_TIMEOUT_S)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def status(self) -> dict[str, Any]:
+        answer = self.call("status", "alpha", "beta", "--json", "--node-url", f"nats://127.0.0.1:{self.nats_port}")
+        found: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+        return found
+
+    def node_dir(self, node: str) -> Path:
+        return self.folder / "var" / "runs" / "first" / node
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "swarm_cli", *arguments],
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def free_port_range() -> int:
+    """A port whose thirty successors are likely free too: the system hands out ports one by one, and from a range above these."""
+    return 10_000 + 40 * (free_port() % 500)
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    yield Swarm(tmp_path_factory.mktemp("swarm"))
+
+
+@pytest.fixture(scope="module")
+def finished(swarm: Swarm) -> subprocess.CompletedProcess[str]:
+    process = swarm.up("--steps", str(STEPS))
+    try:
+        out, err = process.communicate(timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        pytest.fail(f"swarm up --steps {STEPS} did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0, finished.stdout[-6000:]
+    assert f"all nodes have taken {STEPS} steps" in finished.stdout
+    assert "swarm plot first" in finished.stdout
+    assert "Traceback" not in finished.stdout
+
+
+def test_the_services_end_in_time_when_the_run_does(finished: subprocess.CompletedProcess[str]) -> None:
+    assert "SIGKILL" not in finished.stdout, finished.stdout[-3000:]
+
+
+@pytest.mark.parametrize("node", ["alpha", "beta"])
+def test_each_node_leaves_its_steps_and_evaluations(swarm: Swarm, finished: subprocess.CompletedProcess[str], node: str) -> None:
+    assert [step["step"] for step in read_steps(swarm.node_dir(node))] == list(range(1, STEPS + 1))
+    versions = [evaluation.policy_version for evaluation in read_evaluations(swarm.node_dir(node))]
+    assert versions[0] == 0, "the base policy was not evaluated"
+    assert versions[-1] == STEPS
+    assert (swarm.node_dir(node) / "trainer.log").stat().st_size > 0
+
+
+def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
+    plotted = swarm.call("plot", "first")
+    assert plotted.returncode == 0, plotted.stderr
+    assert Path(plotted.stdout.strip()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trained_policy_is_exported_and_scored(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
+    exported = swarm.folder / "exported"
+    answer = swarm.call("model", "export", "first", "alpha", str(exported))
+    assert answer.returncode == 0, answer.stderr
+    scored = swarm.call("eval", str(exported), "--tasks", "chain_sum,gcd", "--n", "8", "--json")
+    assert scored.returncode == 0, scored.stderr
+    report = json.loads(scored.stdout)
+    assert report["n"] == 8 and set(report["per_task"]) == {"chain_sum", "gcd"}
+
+
+def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
+    swarm: Swarm, finished: subprocess.CompletedProcess[str]
+) -> None:
+    process = swarm.up()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    try:
+        while time.monotonic() < deadline:
+            seen = swarm.status()
+            if seen and all(seen["nodes"][node]["step"] > STEPS for node in ("alpha", "beta")):
+                break
+            time.sleep(1.0)
+        else:
+            pytest.fail("the nodes did not go on within the deadline")
+        again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "goes on where it stopped" in err
+    alpha = seen["nodes"]["alpha"]
+    assert all(any(replica["alive"] for replica in alpha["services"][role]) for role in alpha["services"])
+    assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
+    assert alpha["streams"][0]["consumer_pending"] is not None
+    assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"
