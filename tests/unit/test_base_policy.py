@@ -19,7 +19,7 @@ from shared.model.tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "models" / "base"
-DEMO_TASKS = load_demo_tasks(REPOSITORY / "config" / "demo_tasks.toml")
+DEMO_TASKS = load_demo_tasks(REPOSITORY / "config" / "demo.toml")
 TINY = BasePolicyRecipe(
     steps=3, batch_size=8, attempts_per_task=400, hidden_size=32, intermediate_size=32, layers=1, heads=1, kv_heads=1
 )
