@@ -65,7 +65,7 @@ class Intake:
             while self._config.nats.swarm_url is not None:
                 try:
                     more = await self._turn()
-                except (TransportError, ValueError) as error:
+                except (TransportError, ValueError, OSError) as error:
                     self._log.warning("intake_delayed", reason=str(error), retry_s=RETRY_S)
                     more = False
                     await asyncio.sleep(RETRY_S)

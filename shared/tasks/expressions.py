@@ -22,7 +22,8 @@ FUNCTIONS = frozenset(
 CONSTANTS = frozenset({"pi", "E", "I"})
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/(). ]+")
-_LONG_NUMBER = re.compile(r"[0-9_.]{16}")
+_LONG_NUMBER = re.compile(r"[0-9_.]{16}|(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
+"""Also numbers with an exponent: sympy makes exact rationals of them."""
 
 
 def is_plain_expression(text: str, names: Collection[str]) -> bool:

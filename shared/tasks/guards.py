@@ -8,6 +8,7 @@ every scorer of reasoning-gym 0.1.25 was tried with hostile answers.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,13 @@ _COMPLEX = re.compile(r"[0-9+\-.ijIJ() eE]{1,200}")
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9_]{4}")
 _FOUR_DIGITS = re.compile(r"[0-9]{4}")
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,7}")
+_CONSTANT_NAMES = frozenset(string.ascii_letters) | {"C0", "C1", "C_0", "C_1"}
+"""Names that a model may give to the constant of integration."""
 _NUMBER_LIST = re.compile(r"[\[\]0-9eE+\-., '\"]*")
 
 
 def _integral(answer: str, entry: dict[str, Any]) -> bool:
-    names = {entry["metadata"]["variable"], "C"}
+    names = {entry["metadata"]["variable"]} | _CONSTANT_NAMES
     return (
         _SYMBOL.fullmatch(entry["metadata"]["variable"]) is not None
         and is_plain_expression(entry["metadata"]["integrand"], names)

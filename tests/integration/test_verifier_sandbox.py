@@ -1,0 +1,111 @@
+"""The sandbox with real worker processes: hangs, deaths, order, isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.messages import TaskRef
+from shared.tasks.derive import TaskError, derive_task
+from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
+
+GCD = [TaskRef(dataset="gcd", seed=3, index=index) for index in range(20)]
+INTEGRAL = TaskRef(dataset="simple_integration", seed=1, index=0)
+HANG = "(sin(x)+cos(x)+tan(x)+exp(x)+log(x))**30*(sinh(x)+atan(x)+sqrt(x))**20"
+"""Passes the guard, and keeps sympy's simplify busy far beyond any deadline."""
+
+
+def pool(**settings: float) -> ScorerPool:
+    return ScorerPool(workers=1, answer_timeout_s=settings.get("answer_timeout_s", 2.0), memory_mb=2048)
+
+
+def jobs_on_gcd() -> list[ScoringJob]:
+    return [ScoringJob(ref=ref, texts=[str(derive_task(ref).answer), "no"], expected=derive_task(ref)) for ref in GCD]
+
+
+async def test_a_hanging_answer_costs_only_itself() -> None:
+    async with pool() as scorers:
+        right = str(derive_task(INTEGRAL).answer)
+        started = time.monotonic()
+        hanging = ScoringJob(ref=INTEGRAL, texts=[right, HANG, right], expected=derive_task(INTEGRAL))
+        results = await scorers.run([*jobs_on_gcd()[:10], hanging, *jobs_on_gcd()[10:]])
+        assert time.monotonic() - started < 20
+        assert results[10].rewards == [1.0, 0.0, 1.0]
+        assert results[10].timeouts == 1
+        assert scorers.replaced == 1
+        for result in results[:10] + results[11:]:
+            assert result.rewards == [1.0, 0.0]
+            assert result.timeouts == 0
+
+
+async def test_a_foreign_group_whose_answers_keep_hanging_is_given_up() -> None:
+    async with pool(answer_timeout_s=1.0) as scorers:
+        stubborn = ScoringJob(ref=INTEGRAL, texts=[HANG + f"+{n}" for n in range(30)], max_timeouts=1)
+        (result, after) = await scorers.run([stubborn, jobs_on_gcd()[0]])
+        assert result.reason == "scoring_timeout"
+        assert result.timeouts == 2
+        assert after.rewards == [1.0, 0.0]
+
+
+async def test_a_killed_worker_is_replaced_and_its_jobs_run_again() -> None:
+    async with pool(answer_timeout_s=30.0) as scorers:
+        working = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG]), *jobs_on_gcd()]))
+        await asyncio.sleep(1.0)
+        (pid,) = children_of(os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        results = await working
+        assert [result.rewards for result in results[1:]] == [[1.0, 0.0]] * len(GCD)
+
+
+async def test_a_worker_holds_no_environment_and_is_limited() -> None:
+    os.environ["A_SECRET_OF_THE_TEST"] = "credential"
+    async with pool() as scorers:
+        await scorers.run(jobs_on_gcd()[:1])
+        (pid,) = children_of(os.getpid())
+        environment = Path(f"/proc/{pid}/environ").read_text()
+        assert "A_SECRET_OF_THE_TEST" not in environment
+        assert "HOME=" not in environment
+        modules = Path(f"/proc/{pid}/maps").read_text()
+        assert "torch" not in modules
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        assert f"Max address space         {2048 * 2**20}" in limits
+        assert "Max file size             0 " in limits
+
+
+async def test_a_derivation_from_outside_is_right_or_says_why_not() -> None:
+    async with pool() as scorers:
+        assert await scorers.derive(GCD[0]) == derive_task(GCD[0])
+        for ref, reason in (
+            (TaskRef(dataset="nothing_like_this", seed=1, index=0), "task_dataset"),
+            (TaskRef(dataset="gcd", seed=1, index=2**31 - 1), "task_index"),
+            (TaskRef(dataset="gcd", config='{"min_numbers":-1}', seed=1, index=0), "task_config"),
+            (TaskRef(dataset="gcd", config='{"min_numbers":900000000,"max_numbers":900000000}', seed=1, index=0), None),
+        ):
+            with pytest.raises(TaskError) as caught:
+                await scorers.derive(ref)
+            assert reason is None or caught.value.reason == reason
+        wrong = ScoringJob(ref=GCD[0], texts=["1"], expected=derive_task(GCD[1]))
+        (result,) = await scorers.run([wrong])
+        assert (result.rewards, result.reason) == ([], "task_mismatch")
+
+
+async def test_after_closing_nothing_waits_for_ever() -> None:
+    scorers = pool(answer_timeout_s=30.0)
+    await scorers.start()
+    waiting = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG]), *jobs_on_gcd()]))
+    await asyncio.sleep(0.5)
+    await scorers.close()
+    with pytest.raises(SandboxError):
+        await waiting
+    with pytest.raises(SandboxError):
+        await scorers.run(jobs_on_gcd())
+
+
+def children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed if b"sandbox.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -1,0 +1,303 @@
+"""Whole verifiers on a real server: own groups in, foreign groups in, and everything that must stay outside."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.verifier.border import Refusal
+from services.verifier.service import VerifierService
+from services.verifier.sharing_rules import sign
+from shared import subjects
+from shared.config import NodeConfig, load_config
+from shared.keys import SigningKey, new_seed
+from shared.messages import (
+    SIGNATURE_DOMAIN,
+    Completion,
+    EvalReport,
+    ModelIdentity,
+    NodeRecord,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    SignedRollouts,
+    Task,
+    TaskRef,
+    content_id,
+    decode,
+    encode,
+    pack_ids,
+    pack_logprobs,
+)
+from shared.runtime import ServiceContext
+from shared.runtime.status import StatusBoard
+from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.tasks.derive import derive_task
+from shared.tasks.held_out import held_out_tasks
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer, free_port
+
+MakeServer = Callable[..., NatsServer]
+TASKS = [{"dataset": "gcd"}, {"dataset": "simple_integration"}]
+HANG = "(sin(x)+cos(x)+tan(x)+exp(x)+log(x))**30*(sinh(x)+atan(x)+sqrt(x))**20"
+
+
+def configured(node: str, url: str, folder: Path, swarm_url: str | None = None, **verifier: object) -> NodeConfig:
+    return load_config(
+        overrides={
+            "node": {"id": node, "var_dir": folder},
+            "nats": {"node_url": url, "swarm_url": swarm_url or url},
+            "tasks": TASKS,
+            "eval": {"tasks": 10},
+            "verifier": {"intake_poll_s": 0.05, "answer_timeout_s": 1.5, "ack_wait_s": 5.0, **verifier},
+        }
+    )
+
+
+def group(node: str, index: int, answers: list[str] | None = None, **changes: object) -> RolloutGroup:
+    task = derive_task(TaskRef(dataset="gcd", seed=sum(map(ord, node)), index=index))
+    completions = [
+        Completion(
+            text=f"<answer>{text}</answer>",
+            finish_reason="stop",
+            token_count=2,
+            token_ids=pack_ids([7, 0]),
+            behaviour_logprobs=pack_logprobs([-1.0, -0.1]),
+        )
+        for text in answers or [str(task.answer), "wrong"]
+    ]
+    whole = RolloutGroup(
+        node=node,
+        created_at=time.time(),
+        draw=index,
+        task=task,
+        completions=completions,
+        model=ModelIdentity(name="tiny", tokenizer_hash="a" * 64),
+        policy_version=3,
+        sampling=Sampling(),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+@asynccontextmanager
+async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
+    """A running verifier, stopped in order at the end; its failure is the test's."""
+    node = await connect(config.nats.node_url, name=f"{config.node.id}-verifier")
+    await ensure_node_streams(node, config.node.id)
+    swarm = None
+    if config.nats.swarm_url == config.nats.node_url:
+        swarm = await connect(config.nats.swarm_url, name=f"{config.node.id}-border")
+        await ensure_swarm_streams(swarm)
+    board = StatusBoard(config.node.id, "verifier", "0")
+    log = structlog.get_logger("verifier")
+    context = ServiceContext(config, "verifier", "0", node, swarm, log, CollectorRegistry(), board, asyncio.Event())
+    running = asyncio.create_task(VerifierService(config).run(context))
+    try:
+        await until(lambda: context.ready or running.done())
+        yield context
+        context.stopping.set()
+        await asyncio.wait_for(running, 4.0)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await node.close()
+        if swarm is not None:
+            await swarm.close()
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 25.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        met = condition()
+        if met if isinstance(met, bool) else await met:
+            return
+        assert time.monotonic() < deadline, "did not come about in time"
+        await asyncio.sleep(0.05)
+
+
+async def generate(transport: Transport, *groups: RolloutGroup) -> None:
+    for each in groups:
+        payload = encode(each)
+        stream = subjects.node_rollouts_stream(each.node)
+        await transport.publish(subjects.node_rollouts(each.node), payload, stream=stream, message_id=content_id(payload))
+
+
+async def scored(transport: Transport, node: str) -> list[ScoredGroup]:
+    messages = await transport.read(subjects.node_scored_stream(node), 1, 1000)
+    return [decode(await transport.payload(message), ScoredGroup) for message in messages]
+
+
+async def queue_is_empty(transport: Transport, node: str) -> bool:
+    return (await transport.stream_state(subjects.node_rollouts_stream(node))).messages == 0
+
+
+async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(nats_server: MakeServer, tmp_path: Path) -> None:
+    url = nats_server().url
+    alpha_config, beta_config = (configured(name, url, tmp_path) for name in ("alpha", "beta"))
+    async with verifier(alpha_config) as alpha, verifier(beta_config) as beta:
+        assert beta.swarm is not None
+        await generate(beta.node, group("beta", 0))
+        await until(lambda: beta.status.get("scored_local") == 1)
+        report = EvalReport(
+            node="alpha", policy_version=1, created_at=1.0, n=1, pass_rate=1.0, mean_reward=1.0, per_task={}, seconds=1.0
+        )
+        await alpha.node.kv_put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(report))
+        await generate(alpha.node, *(group("alpha", index) for index in range(12)), group("alpha", 20, ["no", "none"]))
+        await until(lambda: beta.status.get("accepted") == 13 and alpha.status.get("accepted") == 1)
+        mine = [each for each in await scored(alpha.node, "alpha") if each.origin == "local"]
+        assert sorted(each.group.draw for each in mine) == [*range(12), 20]
+        assert [each.rewards for each in mine if each.group.draw < 12] == [[1.0, 0.0]] * 12
+        theirs = [each for each in await scored(beta.node, "beta") if each.origin == "external"]
+        assert {each.group_id for each in theirs} == {each.group_id for each in mine}
+        assert all(each.group.completions[0].token_ids is not None for each in theirs)
+        assert await queue_is_empty(alpha.node, "alpha")
+        assert alpha.status.get("shared") == 13
+        assert beta.status.get("refused") == alpha.status.get("refused") == 0
+
+        async def reported() -> bool:
+            assert alpha.swarm is not None
+            return bool(await alpha.swarm.read(subjects.SWARM_EVALS, 1, 10)) and (
+                await alpha.swarm.kv_get(subjects.SWARM_NODES_BUCKET, "alpha") is not None
+            )
+
+        await until(reported)
+        entry = await beta.swarm.kv_get(subjects.SWARM_NODES_BUCKET, "alpha")
+        assert entry is not None
+        assert decode(entry.value, NodeRecord).model.name == "tiny"
+    assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_group_delivered_again_after_a_crash_counts_once(nats_server: MakeServer, tmp_path: Path) -> None:
+    """The crash: a verifier took the group, stored its rewards, and died before it acknowledged."""
+    config = configured("alpha", nats_server().url, tmp_path)
+    crashed = await connect(config.nats.node_url, name="crashed")
+    await ensure_node_streams(crashed, "alpha")
+    stream = subjects.node_rollouts_stream("alpha")
+    async with verifier(config):
+        pass
+    await generate(crashed, group("alpha", 0))
+    (delivery,) = await crashed.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
+    payload = await crashed.payload(delivery.message)
+    stored = ScoredGroup(
+        group_id=content_id(payload),
+        origin="local",
+        group=decode(payload, RolloutGroup),
+        rewards=[1.0, 0.0],
+        scored_by="alpha",
+        score_seconds=0.0,
+        scored_at=time.time(),
+    )
+    scored_stream = subjects.node_scored_stream("alpha")
+    await crashed.publish(subjects.node_scored("alpha"), encode(stored), stream=scored_stream, message_id=stored.group_id)
+    async with verifier(config) as again:
+        await until(lambda: queue_is_empty(again.node, "alpha"))
+        assert len(await scored(again.node, "alpha")) == 1
+        await until(lambda: again.status.get("shared") == 1)
+    await crashed.close()
+
+
+async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(nats_server: MakeServer, tmp_path: Path) -> None:
+    config = configured("alpha", nats_server().url, tmp_path, max_foreign_bytes=20_000, max_foreign_completions=4)
+    key, thief = SigningKey(new_seed()), SigningKey(new_seed())
+    subject = subjects.rollouts("beta", "gcd")
+
+    def signed(body: RolloutGroup, by: SigningKey = key) -> bytes:
+        return encode(sign(body, by, share_tokens=True))
+
+    good = group("beta", 0)
+    held_out = held_out_tasks(config.tasks, config.eval.tasks)[0]
+    lying = msgspec.structs.replace(good.task, answer="999")
+    body = encode(group("beta", 1))
+    forged = SignedRollouts(
+        node="beta", public_key=key.public_key, signature=key.sign(SIGNATURE_DOMAIN + body), body=encode(group("beta", 2))
+    )
+    hanging_task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
+    hanging = group("gamma", 0, [HANG, HANG + "+1", HANG + "+2"], task=hanging_task)
+    sent: list[tuple[Refusal | None, str, bytes]] = [
+        (Refusal.MALFORMED, subject, b"\x00garbage"),
+        (Refusal.MALFORMED, "swarm.rollouts.nonsense", b""),
+        (None, subject, signed(good)),
+        (Refusal.REPLAYED, subject, signed(good)),
+        (Refusal.SIGNATURE, subject, encode(forged)),
+        (Refusal.UNKNOWN_KEY, subject, signed(group("beta", 3), thief)),
+        (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group("beta", 4))),
+        (Refusal.TOO_OLD, subject, signed(group("beta", 5, created_at=time.time() - 4000))),
+        (Refusal.FROM_FUTURE, subject, signed(group("beta", 6, created_at=time.time() + 4000))),
+        (Refusal.TASK_MISMATCH, subject, signed(group("beta", 7, task=lying))),
+        (Refusal.HELD_OUT, subject, signed(group("beta", 8, task=held_out))),
+        (Refusal.TOO_LARGE, subject, b"\x00" * 20_001),
+        (Refusal.LENGTHS, subject, signed(group("beta", 9, ["1"] * 5))),
+        (Refusal.TASK_NOT_ALLOWED, subject, signed(group("beta", 10, task=_foreign_dataset()))),
+        (Refusal.TASK_UNDERIVABLE, subject, signed(group("beta", 11, task=_bad_index()))),
+        (Refusal.SCORING_TIMEOUT, subjects.rollouts("gamma", "x"), signed(hanging, thief)),
+        (None, subject, signed(group("beta", 12))),
+    ]
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for number, (_, where, payload) in enumerate(sent):
+            await alpha.swarm.publish(where, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
+            await asyncio.sleep(0.15)  # a replay is one only after the first was taken in
+        await generate(alpha.node, *(group("alpha", index) for index in range(5)))
+        await until(lambda: alpha.status.get("scored_local") == 5)
+        await until(lambda: alpha.status.get("refused") + alpha.status.get("accepted") == len(sent))
+        for reason in Refusal:
+            expected = sum(each[0] is reason for each in sent)
+            assert alpha.status.get(f"refused_{reason.value}") == expected, reason
+        taken = [each.group.draw for each in await scored(alpha.node, "alpha") if each.origin == "external"]
+        assert sorted(taken) == [0, 12]
+        metrics = generate_latest(alpha.registry).decode()
+        assert 'swarm_intake_refused_total{reason="quarantined"} 0.0' in metrics
+        assert 'swarm_intake_refused_by_sender_total{sender="gamma"} 2.0' in metrics
+
+
+def _foreign_dataset() -> Task:
+    return derive_task(TaskRef(dataset="lcm", seed=1, index=0))
+
+
+def _bad_index() -> Task:
+    made = derive_task(TaskRef(dataset="gcd", seed=1, index=0))
+    return msgspec.structs.replace(made, ref=TaskRef(dataset="gcd", seed=1, index=10_000_000))
+
+
+async def test_a_hanging_own_answer_earns_nothing_and_an_unusable_group_becomes_a_dead_letter(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
+    async with verifier(config) as alpha:
+        lying = group("alpha", 1, task=msgspec.structs.replace(task, answer="x"))
+        await generate(alpha.node, group("alpha", 0, [str(task.answer), HANG], task=task), lying, group("alpha", 2))
+        stream = subjects.node_rollouts_stream("alpha")
+        await alpha.node.publish(subjects.node_rollouts("alpha"), b"unreadable", stream=stream, message_id="unreadable")
+        await until(lambda: queue_is_empty(alpha.node, "alpha"))
+        by_draw = {each.group.draw: each for each in await scored(alpha.node, "alpha")}
+        assert by_draw[0].rewards == [1.0, 0.0]
+        assert by_draw[2].rewards == [1.0, 0.0]
+        assert by_draw[1].rewards == []
+        assert (by_draw[1].failure or "").startswith("task_mismatch")
+        assert alpha.status.get("score_timeouts") == 1
+        dead = await alpha.node.read(subjects.node_dead_letters_stream("alpha"), 1, 10)
+        assert sorted([await alpha.node.payload(message) for message in dead]) == sorted([encode(lying), b"unreadable"])
+
+
+async def test_a_node_whose_swarm_plane_is_away_works_alone_and_shares_once_it_is_there(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    own = nats_server()
+    port = free_port()
+    config = configured("alpha", own.url, tmp_path, swarm_url=f"nats://127.0.0.1:{port}")
+    async with verifier(config) as alpha:
+        await generate(alpha.node, *(group("alpha", index) for index in range(3)))
+        await until(lambda: alpha.status.get("scored_local") == 3)
+        assert alpha.status.get("shared") == alpha.status.get("swarm_connected") == 0
+        nats_server(port=port)
+        await until(lambda: alpha.status.get("shared") == 3)
+        assert alpha.status.get("swarm_connected") == 1

@@ -1,0 +1,265 @@
+"""The border: every reason for a refusal, in the promised order, and no input that makes it raise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused, without_tokens
+from services.verifier.quarantine import FIRST_S, Quarantine
+from services.verifier.replay import ReplayMemory
+from services.verifier.sharing_rules import is_shared, sign
+from services.verifier.trust import KnownKeys
+from shared import subjects
+from shared.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
+from shared.messages import (
+    SIGNATURE_DOMAIN,
+    Completion,
+    ModelIdentity,
+    RolloutGroup,
+    Sampling,
+    SignedRollouts,
+    Task,
+    TaskRef,
+    content_id,
+    encode,
+    pack_ids,
+    pack_logprobs,
+)
+from shared.tasks.held_out import HeldOut
+from shared.tasks.sandbox import JobResult
+
+NOW_S = 1_800_000_000.0
+KEY = SigningKey(new_seed())
+OTHER_KEY = SigningKey(new_seed())
+HELD = Task(ref=TaskRef(dataset="gcd", seed=2**31 - 9, index=0), question="A held-out question", answer="1")
+
+
+def group(**changes: object) -> RolloutGroup:
+    completion = Completion(
+        text="4", finish_reason="stop", token_count=2, token_ids=pack_ids([4, 0]), behaviour_logprobs=pack_logprobs([-0.5, -1.0])
+    )
+    whole = RolloutGroup(
+        node="beta",
+        created_at=NOW_S - 5,
+        draw=0,
+        task=Task(ref=TaskRef(dataset="gcd", seed=1, index=0), question="gcd of 4 and 8?", answer="4"),
+        completions=[completion, msgspec.structs.replace(completion, text="5")],
+        model=ModelIdentity(name="m", tokenizer_hash="a" * 64),
+        policy_version=0,
+        sampling=Sampling(),
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def signed(body: RolloutGroup, key: SigningKey = KEY) -> bytes:
+    return encode(sign(body, key, share_tokens=True))
+
+
+def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000) -> Border:
+    rules = BorderRules(
+        node="alpha",
+        accept=accept,  # type: ignore[arg-type]
+        own_tasks={("gcd", "{}")},
+        max_age_s=1800,
+        max_clock_skew_s=60,
+        max_bytes=max_bytes,
+        max_completions=4,
+        max_answer_chars=100,
+    )
+    known = KnownKeys(folder / "known_keys.txt", ("alpha", OTHER_KEY.public_key))
+    return Border(rules, known, ReplayMemory(1000, folder / "accepted.txt"), HeldOut([HELD]))
+
+
+def result(reason: str | None = None) -> JobResult:
+    return JobResult([1.0, 0.0] if reason is None else [], None, reason, "", 0, 0.1)
+
+
+SUBJECT = subjects.rollouts("beta", "gcd")
+
+
+def completions(**changes: object) -> list[Completion]:
+    return [msgspec.structs.replace(each, **changes) for each in group().completions]
+
+
+def with_body(body: bytes) -> bytes:
+    signature = KEY.sign(SIGNATURE_DOMAIN + body)
+    return encode(SignedRollouts(node="beta", public_key=KEY.public_key, signature=signature, body=body))
+
+
+def task(**ref: object) -> Task:
+    made = group().task
+    return msgspec.structs.replace(made, ref=msgspec.structs.replace(made.ref, **ref))
+
+
+def forged() -> bytes:
+    message = sign(group(), KEY, share_tokens=True)
+    return encode(msgspec.structs.replace(message, body=message.body.replace(b"gcd of 4", b"gcd of 9")))
+
+
+@pytest.mark.parametrize(
+    ("reason", "subject", "payload"),
+    [
+        (Refusal.TOO_LARGE, SUBJECT, b"x" * 100_001),
+        (Refusal.MALFORMED, SUBJECT, b""),
+        (Refusal.MALFORMED, SUBJECT, b"\x93" * 1000),
+        (Refusal.MALFORMED, SUBJECT, encode(group())),
+        (Refusal.MALFORMED, SUBJECT, with_body(b"\xc1")),
+        (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x01", b"schema\x02"))),
+        (Refusal.SIGNATURE, SUBJECT, forged()),
+        (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
+        (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group())),
+        (Refusal.AUTHOR, "swarm.rollouts.v9.beta.gcd", signed(group())),
+        (Refusal.AUTHOR, SUBJECT, signed(group(node="gamma"))),
+        (Refusal.AUTHOR, subjects.rollouts("alpha", "gcd"), signed(group(node="alpha"))),
+        (Refusal.TOO_OLD, SUBJECT, signed(group(created_at=NOW_S - 1801))),
+        (Refusal.FROM_FUTURE, SUBJECT, signed(group(created_at=NOW_S + 61))),
+        (Refusal.TASK_NOT_ALLOWED, SUBJECT, signed(group(task=task(dataset="lcm")))),
+        (Refusal.HELD_OUT, SUBJECT, signed(group(task=HELD))),
+        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions() * 3))),
+        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(text="x" * 101)))),
+        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(token_count=3)))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_ids=pack_ids([-1, 2]))))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(behaviour_logprobs=b"\xff" * 8)))),
+    ],
+)
+def test_what_is_wrong_with_a_message_decides_the_reason(reason: Refusal, subject: str, payload: bytes, tmp_path: Path) -> None:
+    verdict = border(tmp_path).examine(subject, payload, NOW_S)
+    assert isinstance(verdict, Refused)
+    assert verdict.reason is reason, verdict
+    assert verdict.sender == subjects.rollouts_author(subject)
+
+
+def test_a_good_group_passes_once_and_never_again_also_after_a_restart(tmp_path: Path) -> None:
+    first = border(tmp_path)
+    payload = signed(group())
+    candidate = first.examine(SUBJECT, payload, NOW_S)
+    assert isinstance(candidate, Candidate)
+    assert candidate.sender == "beta"
+    assert candidate.group == group()
+    assert candidate.group_id == content_id(encode(group()))
+    assert first.conclude(candidate, result(), NOW_S) is None
+    for again in (first, border(tmp_path)):
+        refused = again.examine(SUBJECT, payload, NOW_S)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Refusal.REPLAYED
+
+
+def test_a_name_belongs_to_the_first_key_seen_also_after_a_restart(tmp_path: Path) -> None:
+    first = border(tmp_path)
+    assert isinstance(first.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    for again in (first, border(tmp_path)):
+        refused = again.examine(SUBJECT, signed(group(), OTHER_KEY), NOW_S)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Refusal.UNKNOWN_KEY
+
+
+def test_replicas_learn_each_others_names(tmp_path: Path) -> None:
+    one, two = (KnownKeys(tmp_path / "known", ("alpha", "UA")) for _ in range(2))
+    assert one.bind("beta", "UB")
+    assert not two.bind("beta", "UC")
+    assert not two.bind("alpha", "UC")
+    assert two.bind("gamma", "UC")
+
+
+def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    candidate = gate.examine(SUBJECT, signed(group()), NOW_S)
+    assert isinstance(candidate, Candidate)
+    for said, reason in (("task_mismatch", "task_mismatch"), ("task_index", "task_underivable"), ("???", "task_underivable")):
+        refused = gate.conclude(candidate, result(said), NOW_S)
+        assert refused is not None
+        assert refused.reason.value == reason
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    refused = gate.conclude(candidate, result("scoring_timeout"), NOW_S)
+    assert refused is not None
+    assert refused.reason is Refusal.SCORING_TIMEOUT
+    left_out = gate.examine(SUBJECT, signed(group()), NOW_S + 1)
+    assert isinstance(left_out, Refused)
+    assert left_out.reason is Refusal.QUARANTINED
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S + FIRST_S + 1), Candidate)
+
+
+def test_quarantine_doubles_with_each_strike() -> None:
+    quarantine = Quarantine()
+    quarantine.strike("beta", 0.0)
+    assert quarantine.remaining_s("beta", 10.0) == FIRST_S - 10
+    quarantine.strike("beta", 100.0)
+    assert quarantine.remaining_s("beta", 100.0) == 2 * FIRST_S
+    assert quarantine.remaining_s("gamma", 100.0) == 0.0
+
+
+def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> None:
+    other_config = signed(group(task=task(config='{"max_numbers":3}')))
+    refused = border(tmp_path, accept="same").examine(SUBJECT, other_config, NOW_S)
+    assert isinstance(refused, Refused)
+    assert refused.reason is Refusal.TASK_NOT_ALLOWED
+    assert isinstance(border(tmp_path, accept="dataset").examine(SUBJECT, other_config, NOW_S), Candidate)
+    assert isinstance(border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S), Candidate)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=2000), st.text(max_size=40))
+def test_random_bytes_are_refused_and_never_raise(tmp_path_factory: pytest.TempPathFactory, payload: bytes, subject: str) -> None:
+    gate = _shared_border(tmp_path_factory)
+    assert isinstance(gate.examine(subject, payload, NOW_S), Refused)
+    assert isinstance(gate.examine(SUBJECT, with_body(payload), NOW_S), Refused)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_a_mutated_message_is_refused_and_never_raises(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Bytes are changed inside the signed body before signing, so that decoding and the later checks see them too."""
+    gate = _shared_border(tmp_path_factory)
+    whole = bytearray(encode(group()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    verdict = gate.examine(SUBJECT, with_body(bytes(whole)), NOW_S)
+    assert isinstance(verdict, Candidate | Refused)
+    envelope = bytearray(signed(group()))
+    position = data.draw(st.integers(0, len(envelope) - 1))
+    envelope[position] ^= data.draw(st.integers(1, 255))
+    outside = gate.examine(SUBJECT, bytes(envelope), NOW_S)
+    assert isinstance(outside, Refused) or outside.group == group()
+
+
+_borders: list[Border] = []
+
+
+def _shared_border(factory: pytest.TempPathFactory) -> Border:
+    if not _borders:
+        _borders.append(border(factory.mktemp("border")))
+    return _borders[0]
+
+
+def test_shares_follow_the_policy_and_can_leave_tokens_out() -> None:
+    assert [is_shared("all", r) for r in ([1, 1], [0, 1])] == [True, True]
+    assert [is_shared("informative", r) for r in ([1, 1], [0, 1])] == [False, True]
+    assert [is_shared("none", r) for r in ([1, 1], [0, 1])] == [False, False]
+    bare = without_tokens(group(prompt_ids=pack_ids([1])))
+    assert bare.prompt_ids is None
+    assert all(each.token_ids is None and each.behaviour_logprobs is None for each in bare.completions)
+    assert [each.text for each in bare.completions] == ["4", "5"]
+    assert sign(group(), KEY, share_tokens=False).body == encode(without_tokens(group()))
+
+
+def test_a_key_file_is_private_is_kept_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "node.nk"
+    made, loaded = load_or_create(path), load_or_create(path)
+    assert made.public_key == loaded.public_key
+    assert path.stat().st_mode & 0o777 == 0o600
+    signature = made.sign(b"message")
+    assert verify(made.public_key, b"message", signature)
+    assert not verify(made.public_key, b"other", signature)
+    assert not verify(made.public_key[:-1] + "A", b"message", signature)
+    path.chmod(0o644)
+    with pytest.raises(KeyFileError, match="chmod 600"):
+        load_or_create(path)
+    path.chmod(0o600)
+    path.write_text("nonsense")
+    with pytest.raises(KeyFileError, match="no nkey seed"):
+        load_or_create(path)

@@ -1,0 +1,221 @@
+"""Our own scorers and guards against reasoning-gym's, on generated tasks; and hostile answers against all datasets."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym
+
+from shared.messages import Task, TaskRef
+from shared.tasks.arithmetic import evaluate
+from shared.tasks.derive import HASH_ORDERED, derive_item, derive_task
+from shared.tasks.expressions import is_plain_expression
+from shared.tasks.guards import GUARDS
+from shared.tasks.literals import read_literal
+from shared.tasks.scorers import SCORERS
+from shared.tasks.scoring import score_answer
+
+SHIFTED = 1000
+
+
+def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: random.Random) -> list[str]:
+    """Right, wrong, and right in another notation."""
+    answer = entry["answer"]
+    answers = [answer, other["answer"], "", answer + "0", answer[:-1], "no idea"]
+    if name in ("binary_matrix", "n_queens"):
+        rows = [row.split(" ") for row in answer.split("\n")]
+        numbers = [[int(cell) for cell in row] for row in rows] if name == "binary_matrix" else rows
+        answers += [json.dumps(numbers), str(numbers), str([tuple(row) for row in numbers]), json.dumps(rows), f" {rows}"]
+        numbers = [list(row) for row in numbers]
+        numbers[0][0], numbers[-1][-1] = numbers[-1][-1], numbers[0][0]
+        answers += [str(numbers), str(rows[:-1]), "[[1, 2], 3]", "[]", "5", "[[", "[None]", "[[1.0, True]]"]
+    elif name == "spiral_matrix":
+        numbers = [int(number) for number in answer.split()]
+        answers += [str(numbers), json.dumps(numbers), str(tuple(numbers)), ", ".join(map(str, numbers)), answer.replace(" ", "")]
+        rng.shuffle(numbers)
+        answers += [str(numbers), repr(answer), "[]", "7"]
+    elif name == "string_insertion":
+        letters = list(answer)
+        answers += [str(letters), json.dumps(letters), str(tuple(letters)), repr(answer), str(letters[:-1]), answer.lower()]
+    elif name == "countdown":
+        numbers = entry["metadata"]["numbers"]
+        answers += ["+".join(map(str, numbers)), "*".join(map(str, numbers)), f"({answer})", f"{answer} + 0", f"{answer} - 1 + 1"]
+        answers += [str(entry["metadata"]["target"]), f"{answer} =", "1/0", f"-(-({answer}))", answer.replace(" ", ""), "(" + answer]
+    elif name in ("simple_integration", "intermediate_integration"):
+        answers += [f"{answer} + 3", f"2*({answer})", answer.replace(" + C", ""), f"({answer})/1", f"sin({entry['metadata']['variable']})"]
+    elif name == "polynomial_multiplication":
+        answers += [f"({answer})", f"{answer} + 1", f"-({answer})", entry["metadata"]["polynomial_expr"], "x**2 + 1"]
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("binary_matrix", 300),
+        ("spiral_matrix", 300),
+        ("string_insertion", 300),
+        ("n_queens", 150),
+        ("countdown", 60),
+        ("simple_integration", 12),
+        ("intermediate_integration", 8),
+        ("polynomial_multiplication", 25),
+    ],
+)
+def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_answers(name: str, count: int) -> None:
+    """Guards may refuse; where they let an answer through, reasoning-gym's own scorer decides."""
+    rng = random.Random(3)
+    dataset = reasoning_gym.create_dataset(name, seed=11, size=count + 1)
+    entries = [dataset[index] for index in range(count + 1)]
+    compared = set()
+    for entry, other in zip(entries, entries[1:], strict=False):
+        for answer in near_answers(name, entry, other, rng):
+            expected = dataset.score_answer(answer=answer, entry=entry)
+            if name in SCORERS:
+                try:
+                    ours = SCORERS[name](answer, entry)
+                except Exception:
+                    ours = 0.0
+            else:
+                ours = expected if GUARDS[name](answer, entry) else 0.0
+            assert ours == expected, (name, answer, entry["answer"])
+            compared.add(expected)
+    assert 1.0 in compared
+    assert len(compared) >= 2
+
+
+def test_puzzle24_gives_full_marks_for_right_answers_and_not_for_any_four_numbers_that_make_24() -> None:
+    dataset = reasoning_gym.create_dataset("puzzle24", seed=11, size=20)
+    for entry in (dataset[index] for index in range(20)):
+        assert SCORERS["puzzle24"](entry["answer"], entry) == dataset.score_answer(entry["answer"], entry) == 1.0
+        for wrong in ("6*4*1*1", "1+1+1+1", "24", "", "49/2*1*1", "2**3*3"):
+            if sorted(map(int, "6411" if wrong == "6*4*1*1" else "0")) != sorted(entry["metadata"]["numbers"]):
+                assert SCORERS["puzzle24"](wrong, entry) == 0.01
+
+
+def task(name: str, **config: object) -> Task:
+    return derive_task(TaskRef(dataset=name, config=json.dumps(config, separators=(",", ":")), seed=5, index=2))
+
+
+def test_game_of_life_halting_and_complex_arithmetic_no_longer_give_full_marks_for_nothing() -> None:
+    halting = task("game_of_life_halting")
+    wrong = "True" if halting.answer == "False" else "False"
+    assert score_answer(halting, str(halting.answer)) == score_answer(halting, f" {str(halting.answer).lower()} ") == 1.0
+    assert score_answer(halting, wrong) == score_answer(halting, "anything") == 0.0
+    number = task("complex_arithmetic")
+    assert score_answer(number, str(number.answer)) == 1.0
+    assert score_answer(number, "nan") == score_answer(number, "nan+nanj") == score_answer(number, "inf") == 0.0
+
+
+MARK = "mark_that_code_ran"
+
+
+def hostile_answers(mark: Path) -> list[str]:
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    return [
+        code,
+        f"[{code}]",
+        f"[[{code}]]",
+        f"({code}, 1)[1]",
+        f"lambda: {code}",
+        f"x + {code}",
+        "9**9**9**9",
+        "factorial(factorial(20))",
+        "(x+1)**20000",
+        "1e9999999999",
+        "[1e999999999]",
+        "A+999999999",
+        "R999999999",
+        "x**99999999",
+        "(" * 5000,
+        "[" * 5000,
+        "-" * 5000 + "1",
+        "1+" * 5000 + "1",
+        "9" * 100_000,
+        "," * 100_000,
+        "nan",
+        "inf",
+        "-Infinity",
+        "\x00",
+        "\udcff\ud800",
+        "\u202e1\u202c",
+        "",
+        " ",
+        "<answer>",
+        '{"a": 1}',
+        "[]",
+        "null",
+        "True",
+        "().__class__.__bases__",
+        "f'{1}'",
+    ]
+
+
+CHEAP = sorted({*SCORERS, *GUARDS, "chain_sum", "gcd", "prime_factorization", "boxnet", "graph_color"} - HASH_ORDERED)
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_no_hostile_answer_runs_code_or_leaves_the_unit_interval(name: str, tmp_path: Path) -> None:
+    mark = tmp_path / MARK
+    asked = task(name)
+    for answer in hostile_answers(mark):
+        reward = score_answer(asked, answer)
+        assert 0.0 <= reward <= 1.0
+        if name != "chain_sum" and answer not in ("True", "[]"):
+            assert reward < 1.0, (name, answer[:50])
+    assert not mark.exists()
+
+
+def test_guards_let_no_call_attribute_string_or_explosion_through() -> None:
+    for text in ("x.y", "f(x)", "x[0]", "'a'", "9**9**9", "x**99999", "((x+1)**900)**900", "sin(x, x)", "sin(*x)", "lambda: 1",
+                 "x if x else x", "x and x", "x@x", "x//2", "x;x", "x\nx", "__import__", "exp", "sin(x=1)", "2**(x**x)", "1" * 20, "1e9999999", "1.e9", "2*1E99"):  # fmt: skip
+        assert not is_plain_expression(text, {"x", "C"}), text
+    for text in ("-34*x**8/15 - 5*x/4 + C", "exp(2*x)*sin(x)", "x**(3/2)", "log(x**2 + 1)/2", "2*sqrt(x)", "x*asin(x)", "-x**(-2)"):
+        assert is_plain_expression(text, {"x", "C"}), text
+
+
+def test_arithmetic_is_exact_and_literals_are_only_literals() -> None:
+    assert evaluate("2*(3+4)-5/2") * 2 == 23
+    assert evaluate("1.5+-0.5") == 1
+    for text in ("2**3", "7//2", "1e5", "007", "3(4)", "x", "1+", "()", "(" * 100 + "1" + ")" * 100):
+        with pytest.raises(ValueError):
+            evaluate(text)
+    assert read_literal("[[1, 'a'], (2,)]") == [[1, "a"], (2,)]
+    for text in ("exit()", "[x]", "{1}", "[[[[[1]]]]]", "1 if 1 else 2", "[*'ab']", "f''"):
+        with pytest.raises(ValueError):
+            read_literal(text)
+
+
+def test_every_derived_answer_of_a_guarded_dataset_passes_its_guard_and_earns_full_marks() -> None:
+    for name in sorted({*SCORERS, *GUARDS} - HASH_ORDERED):
+        for index in range(6):
+            made = derive_item(TaskRef(dataset=name, config="{}", seed=77, index=index)).task
+            if made.answer is not None:
+                assert score_answer(made, f"thinking... <answer>{made.answer}</answer>") == 1.0, (name, made.answer)
+
+
+def test_the_same_reference_gives_the_same_task_in_another_process() -> None:
+    names = ["chain_sum", "codeio", "list_functions", "isomorphic_strings", "polynomial_multiplication", "time_intervals"]
+    program = (
+        "from shared.messages import TaskRef\nfrom shared.tasks.derive import derive_task\n"
+        "from shared.tasks.sandbox.protocol import task_digest\nimport random, sys\n"
+        f"for name in {names}[:: int(sys.argv[1])]:\n"
+        "    for index in range(4)[:: int(sys.argv[1])]:\n"
+        "        random.random()\n"
+        "        print(name, index, task_digest(derive_task(TaskRef(dataset=name, config='{}', seed=9, index=index))).hex())\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program, step], env=environment, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        for step in ("1", "-1")
+    ]
+    assert sorted(outputs[0].splitlines()) == sorted(outputs[1].splitlines())
+    assert len(outputs[0].splitlines()) == 4 * len(names)

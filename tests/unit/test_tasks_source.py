@@ -1,0 +1,134 @@
+"""Drawing, holding out and checking task sources."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import Enum
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import TaskSpec
+from shared.tasks import (
+    HeldOut,
+    TaskConfigError,
+    TaskError,
+    TaskSource,
+    check_specs,
+    derive_task,
+    extract_answer,
+    held_out_tasks,
+    task_source,
+)
+from shared.tasks.canonical import canonical_json
+from shared.tasks.config_rules import parse_config
+from shared.tasks.held_out import HELD_OUT_SEED
+
+SPECS = [
+    TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, weight=1),
+    TaskSpec(dataset="gcd", weight=3),
+]
+
+
+@given(st.integers(0, 2**40), st.integers(0, 50))
+def test_a_draw_always_names_the_same_task_and_stays_in_range(draw: int, attempt: int) -> None:
+    sources = [TaskSource(SPECS, sizes=[500, 7], node="alpha", seed=3) for _ in range(2)]
+    ref = sources[0].ref(draw, attempt)
+    assert ref == sources[1].ref(draw, attempt)
+    size = 500 if ref.dataset == "chain_sum" else 7
+    assert ref.index < size
+    assert ref.seed + ref.index < HELD_OUT_SEED
+
+
+def test_weights_nodes_and_seeds_shape_the_draws() -> None:
+    draws = range(4000)
+    alpha = [TaskSource(SPECS, sizes=[500, 500], node="alpha", seed=0).ref(draw) for draw in draws]
+    beta = [TaskSource(SPECS, sizes=[500, 500], node="beta", seed=0).ref(draw) for draw in draws]
+    assert abs(sum(ref.dataset == "gcd" for ref in alpha) / 4000 - 0.75) < 0.03
+    assert not set(alpha) & set(beta)
+    assert len(set(alpha)) == 4000
+    assert task_source(SPECS, 5, node="alpha", seed=0).dataset in {"chain_sum", "gcd"}
+
+
+def test_the_held_out_set_is_distinct_shared_by_weight_and_never_drawn() -> None:
+    held = held_out_tasks(SPECS, 40)
+    assert held == held_out_tasks(SPECS, 40)
+    assert len({task.question for task in held}) == len(held) == 40
+    assert sum(task.ref.dataset == "gcd" for task in held) == 30
+    assert all(task.ref.seed >= HELD_OUT_SEED for task in held)
+    held_out = HeldOut(held)
+    assert held_out.contains("  " + held[0].question.upper())
+    source = TaskSource(SPECS, node="alpha", seed=0)
+    candidates = [derive_task(source.ref(draw)).question for draw in range(600)]
+    assert any(held_out.contains(question) for question in candidates), "the test needs a draw that hits the held-out set"
+    assert not any(held_out.contains(source.task(draw, held_out).question) for draw in range(600))
+
+
+def test_a_dataset_with_too_few_questions_gives_fewer_and_ends() -> None:
+    tiny = [TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})]
+    held = held_out_tasks(tiny, 5000)
+    assert 100 < len(held) < 1000
+    with pytest.raises(TaskError, match="in the held-out set"):
+        TaskSource(tiny, node="a", seed=0).task(0, _Everything())
+
+
+class _Everything(HeldOut):
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def contains(self, question: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"dataset": "chain_sums"}, ["tasks[0]", "chain_sums", "did you mean chain_sum"]),
+        ({"dataset": "gcd", "config": {"min_numers": 2}}, ["gcd", "'min_numers'", "min_numbers"]),
+        ({"dataset": "gcd", "config": {"min_numbers": -2}}, ["gcd", "min_numbers must be at least 2"]),
+        ({"dataset": "gcd", "config": {"size": 0}}, ["gcd", "size"]),
+        ({"dataset": "composite"}, ["composite", "[[tasks]]"]),
+        ({"dataset": "basic_arithmetic", "config": {"operators": ["+exit()+"]}}, ["operators", "exit()"]),
+    ],
+)
+def test_unusable_sources_are_refused_with_dataset_key_cause_and_remedy(spec: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(TaskConfigError) as caught:
+        check_specs([TaskSpec.model_validate(spec)])
+    for word in words:
+        assert word in str(caught.value)
+    check_specs(SPECS)
+
+
+def test_canonical_json_does_not_depend_on_containers_or_order() -> None:
+    class Colour(Enum):
+        RED = "red"
+
+    value = {"b": (1, 2), "a": {3, 1}, 7: np.int64(4), "t": datetime(2026, 1, 2), "d": timedelta(hours=1), "n": float("nan"),
+             "x": np.arange(2), "e": Colour.RED, "f": frozenset({"q", "p"}), "k": {(1, 2): None}, "o": object()}  # fmt: skip
+    text = canonical_json(value)
+    assert text == canonical_json(dict(reversed(list(value.items()))))
+    assert '"a":[1,3]' in text
+    assert '"7":4' in text
+    assert '"f":["p","q"]' in text
+    assert '"t":"2026-01-02T00:00:00"' in text
+    assert " at 0x" not in text
+
+
+@given(st.text(max_size=300))
+def test_foreign_configurations_never_do_more_than_raise_value_error(text: str) -> None:
+    for config in (text, "[" * 5000, '{"a":' * 2000, '{"a": NaN}', '{"seed": 1}', '{"a": 1e300}', '{"__class__": 1}'):
+        try:
+            parse_config(config)
+        except ValueError:
+            continue
+        assert config == text
+
+
+def test_the_last_closed_answer_counts() -> None:
+    assert extract_answer("a <answer>1</answer> b <answer> 2 </answer> c") == "2"
+    assert extract_answer(" no tags ") == "no tags"
+    assert extract_answer("<answer>1</answer> then <answer>cut") == "1"
+    assert extract_answer("x</answer>") == "x</answer>"
+    assert extract_answer("<answer>" * 100_000) == "<answer>" * 100_000
