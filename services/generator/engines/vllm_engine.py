@@ -30,7 +30,7 @@ class VllmEngine(Engine):
         dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
         max_model_len: most tokens of prompt and completion together.
         threads: torch threads of vLLM's process on a CPU, or None for all cores.
-        kv_cache_bytes: memory for the key-value cache; None is 256 MiB on a CPU and `gpu_memory_utilization` on a GPU.
+        kv_cache_bytes: memory for the key-value cache; None is 1 GiB on a CPU and `gpu_memory_utilization` on a GPU.
         gpu_memory_utilization: share of the GPU's memory for weights and cache; leave room when a trainer shares the GPU.
         tensor_parallel_size: GPUs that one copy of the model is spread over.
         start_timeout_s: deadline for vLLM's process to be ready.
@@ -81,7 +81,7 @@ class VllmEngine(Engine):
             await self.close()
             raise EngineError(
                 f"vLLM did not start with {self._model_path} ({type(error).__name__}: {error}): its log above says why; "
-                "often memory (lower kv_cache_bytes or gpu_memory_utilization) or max_model_len"
+                "often too little memory, or a key-value cache too small for the context (then lower max_model_len)"
             ) from error
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
@@ -192,7 +192,7 @@ class VllmEngine(Engine):
             from vllm.v1.engine.async_llm import AsyncLLM
 
             on_cpu = current_platform.is_cpu()
-            cache_bytes = self._kv_cache_bytes or (256 * 1024**2 if on_cpu else None)
+            cache_bytes = self._kv_cache_bytes or (1024**3 if on_cpu else None)
             with _environment(
                 VLLM_ENGINE_READY_TIMEOUT_S=str(self._start_timeout_s),
                 # One process instead of two, and no compiler: together this halves the start on a CPU.
