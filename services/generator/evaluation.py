@@ -47,24 +47,34 @@ class Evaluator:
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / "eval.jsonl"
+        self.first_look = asyncio.Event()
+        """Set once the policy that a start found is being evaluated or need not be. Groups are generated after that: without them
+        there is no version 1, so that the base policy is always evaluated."""
 
     async def run(self) -> None:
         """Loop for ever, evaluating when it is due."""
         if not self._tasks:
+            self.first_look.set()
             return
         # Before the first published policy has been looked for, version 0 might be a restarted node's stale base policy.
         await self._follower.wait_for_first(timeout_s=2.0)
         config = self._context.config
-        async with ScorerPool.from_config(config.verifier, workers=1) as scorers:
+        scorers = ScorerPool.from_config(config.verifier, workers=1)
+        scorers_start = asyncio.create_task(scorers.start())
+        try:
             while True:
                 try:
-                    await self._evaluate_if_due(scorers)
+                    await self._evaluate_if_due(scorers, scorers_start)
+                    self.first_look.set()
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
                 await asyncio.sleep(_POLL_S)
+        finally:
+            scorers_start.cancel()
+            await scorers.close()
 
-    async def _evaluate_if_due(self, scorers: ScorerPool) -> None:
+    async def _evaluate_if_due(self, scorers: ScorerPool, scorers_start: asyncio.Task[None]) -> None:
         version = self._engine.policy_version
         turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
         last = int(turn.value) if turn else None
@@ -78,7 +88,7 @@ class Evaluator:
             )
         except Conflict:
             return  # another replica's turn
-        report = await self._evaluate(scorers)
+        report = await self._evaluate(scorers, scorers_start)
         self._write(report)
         await self._context.node.kv_put(self._bucket, EVAL_KEY, encode(report))
         self._context.status.set("eval_pass_rate", report.pass_rate)
@@ -101,10 +111,12 @@ class Evaluator:
             self._context.log.error("trainer_position_unreadable", reason=str(error))
             return None
 
-    async def _evaluate(self, scorers: ScorerPool) -> EvalReport:
+    async def _evaluate(self, scorers: ScorerPool, scorers_start: asyncio.Task[None]) -> EvalReport:
         started = time.monotonic()
         # One call, so that one policy version answers everything; generation and weight swaps wait for it.
+        self.first_look.set()
         samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
+        await scorers_start
         answers = [only for (only,) in samples]
         rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
         results = [(each.task.ref.dataset, reward) for each, (reward,) in zip(self._tasks, rewards, strict=True)]
