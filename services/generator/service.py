@@ -151,12 +151,19 @@ class GeneratorService:
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
         started = time.monotonic()
         config = self._config
-        samples = await self._engine.generate(
-            [each.prompt_ids for each in prompted],
-            config.generator.completions,
-            self._params,
-            seed=call_seed(config.node.id, config.node.seed, lease.first),
-        )
+        try:
+            async with asyncio.timeout(config.generator.call_timeout_s):
+                samples = await self._engine.generate(
+                    [each.prompt_ids for each in prompted],
+                    config.generator.completions,
+                    self._params,
+                    seed=call_seed(config.node.id, config.node.seed, lease.first),
+                )
+        except TimeoutError:
+            raise EngineError(
+                f"engine {self._engine.name}: no answer to {lease.count} prompts within {config.generator.call_timeout_s:.0f} s: "
+                "restarting; raise generator.call_timeout_s if answers really take that long"
+            ) from None
         seconds = time.monotonic() - started
         now = time.time()
         groups = [

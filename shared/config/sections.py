@@ -100,6 +100,7 @@ class GeneratorSection(Section):
     top_k: int = Field(0, ge=0, description="0: off.")
     max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, end token included.")
     lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
+    call_timeout_s: float = Field(1800.0, gt=0, description="Deadline of one engine call; an engine that hangs is restarted.")
     policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
     gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
