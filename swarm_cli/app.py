@@ -12,7 +12,7 @@ from shared.config import ConfigError
 from shared.runtime.errors import EXIT_CONFIG
 from shared.transport.base import TransportError
 from swarm_cli.config_commands import config_app
-from swarm_cli.console import note
+from swarm_cli.console import log_to_standard_error, note
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluate import evaluate
 from swarm_cli.model_commands import model_app
@@ -45,6 +45,7 @@ def main() -> NoReturn:
     """Run a command. A failure is a sentence on standard error and an exit code, not a traceback."""
     if sys.argv[1:2] and sys.argv[1] in _DERIVING_COMMANDS:
         _fix_hash_seed()
+    log_to_standard_error()
     try:
         app()
     except ConfigError as error:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+
+import structlog
+
+
+def log_to_standard_error() -> None:
+    """Keep the log lines of what a command uses out of its result, and quiet: the command itself says what went wrong."""
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
 
 
 def note(text: str) -> None:
