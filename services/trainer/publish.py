@@ -41,6 +41,7 @@ class Publisher:
         self._bucket = node_bucket(node)
         self._staging = staging
         self._keep = keep
+        self._pruned_at: int | None = None
         self.pointer: PolicyPointer | None = None
 
     async def read_pointer(self) -> None:
@@ -80,6 +81,8 @@ class Publisher:
 
     async def prune(self) -> None:
         """Forget all policies in the store but the newest `keep`."""
-        if self.pointer is not None:
-            newest = self.pointer.version
-            await self._store.prune(range(max(0, newest - self._keep + 1), newest + 1))
+        if self.pointer is None or self.pointer.version == self._pruned_at:
+            return
+        newest = self.pointer.version
+        await self._store.prune(range(max(0, newest - self._keep + 1), newest + 1))
+        self._pruned_at = newest

@@ -234,6 +234,10 @@ class _Training:
             await self._announce()
         except TransportError as error:
             self._failed("position", "the sampler waits; see to the NATS server; tried again", error)
+        try:
+            await self._publisher.prune()
+        except (PolicyStoreError, TransportError) as error:
+            self._log.warning("policies_not_pruned", reason=str(error), consequence="tried again after the next policy")
         if log_exhausted and self._checkpoint_failed:
             await self._checkpoint()
 
@@ -256,7 +260,6 @@ class _Training:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
         self._gauges.version.set(version)
         self._context.status.set("policy_version", version)
-        await self._publisher.prune()
 
     async def _write_policy(self, file: Path) -> None:
         await self._in_torch(lambda: file.write_bytes(serialize(self._learner.policy())))

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -37,20 +38,19 @@ class Node:
     config: NodeConfig
     transport: Transport
 
-    async def finished(self, child: object) -> None:
-        """Wait until the trainer has taken all its steps, then stop it as the supervisor would."""
-        from tests.integration.trainer_life import trainer_position
-
+    async def finished(self, child: ForkServerProcess) -> None:
+        """Wait until this trainer has nothing left to train, then stop it as the supervisor would."""
         deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            position = await trainer_position(self.transport, self.name)
-            if position is not None and position.finished:
-                break
-            assert child.is_alive(), f"the trainer ended early:\n{self.log()}"  # type: ignore[attr-defined]
+        while not await asyncio.to_thread(self._says_finished, child):
+            assert child.is_alive(), f"the trainer ended early:\n{self.log()}"
+            assert time.monotonic() < deadline, f"not finished within {DEADLINE_S} s:\n{self.log()}"
             await asyncio.sleep(0.01)
-        else:
-            raise AssertionError(f"not finished within {DEADLINE_S} s:\n{self.log()}")
         assert await ended(child, terminate=True) == 0
+
+    def _says_finished(self, child: ForkServerProcess) -> bool:
+        file = self.config.node.run_dir / "trainer.log"
+        _, _, of_this_child = (file.read_text() if file.exists() else "").partition(f'"pid": {child.pid},')
+        return '"event": "finished"' in of_this_child
 
     def log(self) -> str:
         return (self.config.node.run_dir / "trainer.log").read_text()[-3000:]
@@ -68,13 +68,12 @@ def weights_and_optimizer(config: NodeConfig) -> dict[str, str]:
     return {name: digest for name, digest in final_state(config).items() if not name.startswith("random.")}
 
 
-async def ended(child: object, *, terminate: bool = False) -> int | None:
+async def ended(child: ForkServerProcess, *, terminate: bool = False) -> int | None:
     """Wait for the process without blocking the loop; its exit code."""
     if terminate:
-        child.terminate()  # type: ignore[attr-defined]
-    await asyncio.to_thread(child.join, DEADLINE_S)  # type: ignore[attr-defined]
-    code: int | None = child.exitcode  # type: ignore[attr-defined]
-    return code
+        child.terminate()
+    await asyncio.to_thread(child.join, DEADLINE_S)
+    return child.exitcode
 
 
 class Nodes:
