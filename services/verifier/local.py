@@ -23,6 +23,8 @@ from shared.transport.base import Delivery, StoredMessage, Transport, TransportE
 IN_WORK = 64
 FETCH_TIMEOUT_S = 1.0
 RETRY_S = 1.0
+SWEPT = 16
+"""Oldest groups that one sweep looks at."""
 
 
 class LocalScorer:
@@ -40,6 +42,7 @@ class LocalScorer:
         self._figures = figures
         self._log = log
         self._in_work: set[asyncio.Task[None]] = set()
+        self._seen_since: dict[int, float] = {}
 
     async def run(self) -> None:
         """Score for ever. A group that hangs does not delay those behind it beyond what the workers allow."""
@@ -121,20 +124,22 @@ class LocalScorer:
                 await self.sweep_once(time.time())
 
     async def sweep_once(self, now_s: float) -> int:
-        """Put away what no consumer will be given again. Returns how many groups."""
+        """Put away what was handed out and not settled for longer than all its tries can take. Returns how many groups.
+
+        The server does not say which messages have used up their deliveries, and goes on counting them as in work. A consumer
+        delivers in order, so that all but the newest `pending` were handed out at least once.
+        """
         stream = subjects.node_rollouts_stream(self._id)
         state = await self._node.stream_state(stream)
         lag = await self._node.consumer_state(stream, subjects.VERIFIER_CONSUMER)
-        stuck = state.messages - lag.pending - lag.ack_pending
-        if stuck <= 0:
-            return 0
+        handed_out = min(state.messages - lag.pending, SWEPT)
+        messages = await self._node.read(stream, state.first_seq, handed_out) if handed_out > 0 else []
+        self._seen_since = {message.seq: self._seen_since.get(message.seq, now_s) for message in messages}
         longest_s = self._config.verifier.ack_wait_s * self._config.verifier.max_deliver
-        put_away = 0
-        for message in await self._node.read(stream, state.first_seq, stuck):
-            if now_s - message.stored_at > longest_s:
-                await self._put_away(stream, message)
-                put_away += 1
-        return put_away
+        expired = [message for message in messages if now_s - self._seen_since[message.seq] > longest_s]
+        for message in expired:
+            await self._put_away(stream, message)
+        return len(expired)
 
     async def _put_away(self, stream: str, message: StoredMessage) -> None:
         payload = await self._node.payload(message)

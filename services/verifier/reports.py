@@ -25,6 +25,7 @@ from shared.version import VERSION
 
 RECORD_PERIOD_S = 10.0
 EVAL_PERIOD_S = 2.0
+RETRY_S = 1.0
 
 
 class Reports:
@@ -52,11 +53,12 @@ class Reports:
     async def run_record(self) -> None:
         """Renew the directory entry, for ever."""
         while True:
+            written = False
             try:
-                await self._write_record()
+                written = await self._write_record()
             except (TransportError, MessageError) as error:
                 self._log.debug("node_record_delayed", reason=str(error))
-            await asyncio.sleep(RECORD_PERIOD_S)
+            await asyncio.sleep(RECORD_PERIOD_S if written else RETRY_S)
 
     async def _forward_eval(self) -> None:
         swarm = self._link.transport
@@ -67,12 +69,12 @@ class Reports:
         await swarm.publish(subjects.evals(self._id), payload, stream=subjects.SWARM_EVALS, message_id=content_id(payload))
         self._forwarded_revision = entry.revision
 
-    async def _write_record(self) -> None:
+    async def _write_record(self) -> bool:
         swarm = self._link.transport
         if self._own.identity is None:
             await self._learn_from_log()
         if swarm is None or self._own.identity is None:
-            return
+            return False
         pointer = await self._node.kv_get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
         version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
         record = NodeRecord(
@@ -85,6 +87,7 @@ class Reports:
             updated_at=time.time(),
         )
         await swarm.kv_put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
+        return True
 
     async def _learn_from_log(self) -> None:
         """After a restart: the newest scored group may be this node's own."""

@@ -67,12 +67,10 @@ async def test_a_worker_holds_no_environment_and_is_limited() -> None:
     async with pool() as scorers:
         await scorers.run(jobs_on_gcd()[:1])
         (pid,) = children_of(os.getpid())
-        environment = Path(f"/proc/{pid}/environ").read_text()
+        environment, modules, limits = (proc(pid, name) for name in ("environ", "maps", "limits"))
         assert "A_SECRET_OF_THE_TEST" not in environment
         assert "HOME=" not in environment
-        modules = Path(f"/proc/{pid}/maps").read_text()
         assert "torch" not in modules
-        limits = Path(f"/proc/{pid}/limits").read_text()
         assert f"Max address space         {2048 * 2**20}" in limits
         assert "Max file size             0 " in limits
 
@@ -104,6 +102,10 @@ async def test_after_closing_nothing_waits_for_ever() -> None:
         await waiting
     with pytest.raises(SandboxError):
         await scorers.run(jobs_on_gcd())
+
+
+def proc(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
 
 
 def children_of(pid: int) -> list[int]:

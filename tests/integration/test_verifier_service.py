@@ -13,8 +13,13 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier.border import Refusal
+from services.verifier.figures import Figures
+from services.verifier.local import LocalScorer
+from services.verifier.own_model import OwnModel
 from services.verifier.service import VerifierService
+from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
+from services.verifier.swarm_link import SwarmLink
 from shared import subjects
 from shared.config import NodeConfig, load_config
 from shared.keys import SigningKey, new_seed
@@ -41,7 +46,8 @@ from shared.runtime.status import StatusBoard
 from shared.streams import ensure_node_streams, ensure_swarm_streams
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
-from shared.transport.base import Transport
+from shared.tasks.sandbox import ScorerPool
+from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer, free_port
 
@@ -301,3 +307,47 @@ async def test_a_node_whose_swarm_plane_is_away_works_alone_and_shares_once_it_i
         nats_server(port=port)
         await until(lambda: alpha.status.get("shared") == 3)
         assert alpha.status.get("swarm_connected") == 1
+
+
+async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_server: MakeServer, tmp_path: Path) -> None:
+    """After the last delivery the server keeps such a message but gives it to nobody; the sweep finds it."""
+    config = configured("alpha", nats_server().url, tmp_path, max_deliver=1)
+    crashing = await connect(config.nats.node_url, name="crashing")
+    await ensure_node_streams(crashing, "alpha")
+    stream = subjects.node_rollouts_stream("alpha")
+    spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=5.0, max_deliver=1, max_ack_pending=256)
+    await crashing.ensure_consumer(stream, spec)
+    await generate(crashing, group("alpha", 0))
+    (delivery,) = await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
+    await delivery.nak()
+    log = structlog.get_logger("verifier")
+    figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
+    link = SwarmLink(config, None, figures, log)
+    outbox = Outbox(config.verifier, SigningKey(new_seed()), link, figures, log)
+    scorers = ScorerPool.from_config(config.verifier)
+    local = LocalScorer(config, crashing, scorers, outbox, OwnModel(), figures, log)
+
+    await asyncio.sleep(0.3)
+    assert await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+    started_s = time.time()
+    assert await local.sweep_once(started_s) == 0, "too young to be sure"
+    assert await local.sweep_once(started_s + 4.0) == 0, "its last try may still end well"
+    assert await local.sweep_once(started_s + 6.0) == 1
+    (left,) = await scored(crashing, "alpha")
+    assert left.failure == "handed out too often"
+    assert (await crashing.stream_state(subjects.node_dead_letters_stream("alpha"))).messages == 1
+    assert await queue_is_empty(crashing, "alpha")
+    await crashing.close()
+
+
+async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path: Path) -> None:
+    config = configured("alpha", "nats://127.0.0.1:1", tmp_path)
+    log = structlog.get_logger("verifier")
+    registry = CollectorRegistry()
+    figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
+    outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, None, figures, log), figures, log)
+    for _ in range(MAX_GROUPS + 5):
+        outbox.offer(group("alpha", 0), [1.0, 0.0])
+    metrics = generate_latest(registry).decode()
+    assert "swarm_shares_dropped_total 5.0" in metrics
+    assert f"swarm_outbox_groups {MAX_GROUPS}.0" in metrics

@@ -42,7 +42,9 @@ def test_a_small_backlog_is_followed_and_a_large_one_sampled_over_the_whole_wind
     assert len(many.positions) == 40
     seen: set[int] = set()
     for seed in range(300):
-        seen |= set(plan_intake(cursor=0, first_seq=1, last_seq=500, allowed=40, rate_per_s=rate_per_s, random=Random(seed)).positions)
+        seen |= set(
+            plan_intake(cursor=0, first_seq=1, last_seq=500, allowed=40, rate_per_s=rate_per_s, random=Random(seed)).positions
+        )
     assert seen == set(range(1, 501))
 
 

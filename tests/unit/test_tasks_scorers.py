@@ -47,9 +47,22 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
     elif name == "countdown":
         numbers = entry["metadata"]["numbers"]
         answers += ["+".join(map(str, numbers)), "*".join(map(str, numbers)), f"({answer})", f"{answer} + 0", f"{answer} - 1 + 1"]
-        answers += [str(entry["metadata"]["target"]), f"{answer} =", "1/0", f"-(-({answer}))", answer.replace(" ", ""), "(" + answer]
+        answers += [
+            str(entry["metadata"]["target"]),
+            f"{answer} =",
+            "1/0",
+            f"-(-({answer}))",
+            answer.replace(" ", ""),
+            "(" + answer,
+        ]
     elif name in ("simple_integration", "intermediate_integration"):
-        answers += [f"{answer} + 3", f"2*({answer})", answer.replace(" + C", ""), f"({answer})/1", f"sin({entry['metadata']['variable']})"]
+        answers += [
+            f"{answer} + 3",
+            f"2*({answer})",
+            answer.replace(" + C", ""),
+            f"({answer})/1",
+            f"sin({entry['metadata']['variable']})",
+        ]
     elif name == "polynomial_multiplication":
         answers += [f"({answer})", f"{answer} + 1", f"-({answer})", entry["metadata"]["polynomial_expr"], "x**2 + 1"]
     return answers
@@ -84,6 +97,10 @@ def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_ans
                     ours = 0.0
             else:
                 ours = expected if GUARDS[name](answer, entry) else 0.0
+            if "Integral(" in answer:
+                # reasoning-gym takes an integral that was left standing for its own solution; that is no answer.
+                assert ours == 0.0
+                continue
             assert ours == expected, (name, answer, entry["answer"])
             compared.add(expected)
     assert 1.0 in compared
@@ -173,8 +190,10 @@ def test_no_hostile_answer_runs_code_or_leaves_the_unit_interval(name: str, tmp_
 
 
 def test_guards_let_no_call_attribute_string_or_explosion_through() -> None:
-    for text in ("x.y", "f(x)", "x[0]", "'a'", "9**9**9", "x**99999", "((x+1)**900)**900", "sin(x, x)", "sin(*x)", "lambda: 1",
-                 "x if x else x", "x and x", "x@x", "x//2", "x;x", "x\nx", "__import__", "exp", "sin(x=1)", "2**(x**x)", "1" * 20, "1e9999999", "1.e9", "2*1E99"):  # fmt: skip
+    calls = ["x.y", "f(x)", "x[0]", "'a'", "sin(x, x)", "sin(*x)", "sin(x=1)", "lambda: 1", "__import__", "exp"]
+    operators = ["x if x else x", "x and x", "x@x", "x//2", "x;x", "x\nx"]
+    explosions = ["9**9**9", "x**99999", "((x+1)**900)**900", "2**(x**x)", "1" * 20, "1e9999999", "1.e9", "2*1E99"]
+    for text in calls + operators + explosions:
         assert not is_plain_expression(text, {"x", "C"}), text
     for text in ("-34*x**8/15 - 5*x/4 + C", "exp(2*x)*sin(x)", "x**(3/2)", "log(x**2 + 1)/2", "2*sqrt(x)", "x*asin(x)", "-x**(-2)"):
         assert is_plain_expression(text, {"x", "C"}), text

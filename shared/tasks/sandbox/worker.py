@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any, BinaryIO
@@ -26,6 +27,8 @@ def main() -> None:
     answer_cpu_s = float(sys.argv[3])
     requests, results = _take_standard_streams()
     # reasoning-gym is imported now, so that no job pays for it, and after the limits, so that it lives within them.
+    # A library of its libraries would write a font cache, may not, and would say so.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from shared.tasks.derive import dataset_names
 
     dataset_names()
