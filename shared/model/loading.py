@@ -72,7 +72,7 @@ def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.dev
     """
     _check_folder(model.path)
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype)
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "model", error)) from None
@@ -137,7 +137,8 @@ def _explain(model_path: str, part: str, error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars out of a service's log."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.decoding import sample_completions, score_completions
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
+from shared.model.loading import no_progress_bars
 
 _T = TypeVar("_T")
 
@@ -102,7 +103,8 @@ class TransformersEngine(Engine):
             torch.set_num_threads(self._threads)
         folder = read_model_folder(self._model_path, max_model_len=self._max_model_len)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=self._dtype)
+            with no_progress_bars():
+                model: Any = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=self._dtype)
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
         self._model = model.to(self._device).eval().requires_grad_(False)
