@@ -167,7 +167,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(of_key) for key, of_key in value.items()}
     if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     return value
 
 

@@ -77,7 +77,7 @@ def tiny_policy(folder: Path, *, tied: bool = True, attention_bias: bool = True)
 
 
 def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
-    """A node alone on one CPU thread; `trainer`, `policy_store` and so on are added section by section."""
+    """A node alone on one CPU thread; `trainer`, `policy_store`, `model_section` and so on are added section by section."""
     sections: dict[str, Any] = {
         "node": {"id": NODE, "run": "test", "var_dir": str(var_dir)},
         "nats": {"swarm_url": None},
@@ -87,7 +87,8 @@ def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
         "trainer": {"learning_rate": 1e-2, "threads": 1, "checkpoint_every": 3},
     }
     for section, values in overrides.items():
-        sections[section] = {**sections.get(section, {}), **values}
+        name = section.removesuffix("_section")
+        sections[name] = {**sections.get(name, {}), **values}
     return load_config(overrides=sections)
 
 

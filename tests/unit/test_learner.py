@@ -109,6 +109,24 @@ def test_gradient_checkpointing_changes_memory_and_not_the_result(model: Path) -
     assert all(torch.allclose(plain[name], frugal[name], atol=1e-6) for name in plain)
 
 
+def test_bfloat16_trains_float32_weights_and_publishes_bfloat16(model: Path) -> None:
+    learner = Learner(node_config(model, model.parent, model_section={"dtype": "bfloat16"}))
+    before = learner.policy()
+    assert learner.step(batch(model)).updated
+    after = learner.policy()
+    assert {value.dtype for value in after.values()} == {torch.bfloat16}
+    assert {value.dtype for value in learner.state().weights.values()} == {torch.float32}
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+def test_adapters_train_with_gradient_checkpointing_as_without(model: Path) -> None:
+    plain = trained(Learner(config_for(model, lora={"rank": 2})), 1, 2)
+    frugal = trained(Learner(config_for(model, lora={"rank": 2}, gradient_checkpointing=True)), 1, 2)
+    base = Learner(config_for(model)).policy()
+    assert all(torch.allclose(plain.policy()[name], value, atol=1e-6) for name, value in frugal.policy().items())
+    assert any(not torch.equal(base[name], value) for name, value in frugal.policy().items())
+
+
 def test_plain_and_shared_prompt_rows_train_the_same_policy(model: Path) -> None:
     shared = Learner(config_for(model, shared_prompt="on", learning_rate=1e-4))
     plain = Learner(config_for(model, shared_prompt="off", learning_rate=1e-4))
