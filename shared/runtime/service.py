@@ -127,9 +127,8 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
             return
         if role == "verifier" and config.nats.swarm_url is not None:
             swarm = await _connect_swarm_plane(config, log)
-        context = ServiceContext(
-            config, role, config.node.replica, node, swarm, log, registry, StatusBoard(config.node.id, role, config.node.replica), stopping
-        )
+        status = StatusBoard(config.node.id, role, config.node.replica)
+        context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping)
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)
         reporting = asyncio.create_task(context.status.report(node))
