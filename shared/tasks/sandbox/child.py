@@ -15,6 +15,7 @@ from shared.tasks.sandbox.protocol import PROGRESS_BYTES, READY, Progress, frame
 
 START_TIMEOUT_S = 60.0
 POLLS_PER_TIMEOUT = 5
+CHUNK_BYTES = 2**20
 
 _ENVIRONMENT = {
     "PATH": os.defpath,
@@ -43,6 +44,7 @@ class Child:
         self._progress = progress
         self._answer_timeout_s = answer_timeout_s
         self._batch = 0
+        self._received = bytearray()
 
     @classmethod
     async def start(cls, *, memory_bytes: int, answer_timeout_s: float) -> Child:
@@ -101,14 +103,16 @@ class Child:
         Raises:
             WorkerLost: no step was finished for the answer timeout, and the worker was killed; or it died of itself.
         """
+        frame: list[Any] | None = self._take_frame()
+        if frame is not None:
+            return frame
         reading = asyncio.create_task(self._read_frame())
         last, unchanged = self._progress.read(), 0
         try:
             while unchanged < POLLS_PER_TIMEOUT:
                 done, _ = await asyncio.wait({reading}, timeout=self._answer_timeout_s / POLLS_PER_TIMEOUT)
                 if done:
-                    frame: list[Any] = reading.result()
-                    return frame
+                    return list(reading.result())
                 now = self._progress.read()
                 last, unchanged = now, unchanged + 1 if now == last else 0
         except (EOFError, OSError):
@@ -134,5 +138,20 @@ class Child:
 
     async def _read_frame(self) -> Any:
         assert self._process.stdout is not None
-        header = await self._process.stdout.readexactly(4)
-        return unpack_body(await self._process.stdout.readexactly(frame_length(header)))
+        while (frame := self._take_frame()) is None:
+            chunk = await self._process.stdout.read(CHUNK_BYTES)
+            if not chunk:
+                raise EOFError("the worker closed its output")
+            self._received += chunk
+        return frame
+
+    def _take_frame(self) -> Any:
+        received = self._received
+        if len(received) < 4:
+            return None
+        end = 4 + frame_length(bytes(received[:4]))
+        if len(received) < end:
+            return None
+        frame = unpack_body(bytes(received[4:end]))
+        del received[:end]
+        return frame

@@ -2,7 +2,7 @@
 
 A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends a batch, a list of jobs
 `[dataset, config, seed, index, expected digest or None, texts, want task]` (a text is None where it is not to be tried again). The
-worker answers with one frame a job as soon as it is done: `[position, rewards, task or None]` or `[position, reason, detail]`.
+worker answers with one frame a job soon after it is done: `[position, rewards, task or None]` or `[position, reason, detail]`.
 Before each step it writes into shared memory where it is (`Progress`): the parent knows whom to blame when it has to kill it.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from typing import Any, BinaryIO
 
 from shared.tasks.sandbox.limits import allow_cpu, restrict
@@ -18,6 +19,8 @@ from shared.tasks.sandbox.protocol import (
     task_digest,
     unpack_body,
 )
+
+FLUSH_S = 0.005
 
 
 def main() -> None:
@@ -38,11 +41,16 @@ def main() -> None:
     batch_number = 0
     while (jobs := _read_frame(requests)) is not None:
         batch_number += 1
+        flushed_s = time.monotonic()
         for position, job in enumerate(jobs):
             progress.write(batch_number, position, DERIVING)
             allow_cpu(answer_cpu_s * (1 + len(job[5])))
             results.write(pack_frame([position, *_result(job, batch_number, position, progress)]))
-            results.flush()
+            # What a later hang takes with it is at most this much work, which is done again.
+            if time.monotonic() - flushed_s > FLUSH_S:
+                results.flush()
+                flushed_s = time.monotonic()
+        results.flush()
 
 
 def _result(job: list[Any], batch_number: int, position: int, progress: Progress) -> list[Any]:
