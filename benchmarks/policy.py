@@ -1,0 +1,179 @@
+"""From the trainer's call to publish until the first token of the new policy, against a plain file of the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measuring import Result, in_turns, quotients
+from benchmarks.table import median_of
+from benchmarks.workload import model_folder, node_config, node_plane, running_server, service_context
+from services.generator.engines import create_engine
+from services.generator.engines.base import SamplingParams
+from services.generator.policy_follower import PolicyFollower
+from services.trainer.checkpoint import TrainedPosition
+from services.trainer.publish import Publisher
+from shared.config import NodeConfig
+from shared.model.weights import policy_tensors, serialize
+from shared.policy_store import open_policy_store
+
+TIMEOUT_S = 30.0
+
+
+class TrainerToGenerator:
+    """Trainer and generator as the services have them, on two connections to a real server, in one process."""
+
+    def __init__(self, config: NodeConfig, trainer_side: Any, generator_side: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+        store = open_policy_store(config.policy_store_uri, trainer_side, config.node.id)
+        staging = config.node.run_dir / "publishing"
+        self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
+        self.engine = create_engine("transformers", config.model.path, device="cpu", threads=1)
+        self._context = service_context(config, "generator", generator_side)
+        self._follower = PolicyFollower(self._context, self.engine)
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the base policy and follow the pointer."""
+        await self.engine.start()
+        self._following = asyncio.create_task(self._follower.follow())
+        await asyncio.sleep(0.5)
+
+    async def turn(self, version: int) -> float:
+        """Seconds. The weights are changed before the clock starts, so that every version has other bytes."""
+        with torch.no_grad():
+            next(self._model.parameters()).add_(1e-4)
+        started = time.perf_counter()
+        await self._publisher.publish(self._write, TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version))
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.engine.policy_version != version:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"policy {version} was not loaded within {TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.0005)
+        ((sample,),) = await self.engine.generate([[5, 6, 7, 8]], 1, SamplingParams(max_new_tokens=1), seed=0)
+        seconds = time.perf_counter() - started
+        assert sample.policy_version == version
+        await self._publisher.prune()
+        return seconds
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._following is not None:
+            self._following.cancel()
+        await self.engine.close()
+
+    async def _write(self, file: Path) -> None:
+        # As the trainer's service writes it.
+        await asyncio.to_thread(lambda: file.write_bytes(serialize(policy_tensors(self._model, torch.float32))))
+
+    def policy_bytes(self) -> bytes:
+        """What is published, for the plain file."""
+        return serialize(policy_tensors(self._model, torch.float32))
+
+
+def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], Awaitable[float]]:
+    """Write the bytes to a new file, fsync it, open it again and read it whole; seconds."""
+
+    def once(turn: int) -> float:
+        payload = contents()
+        target = folder / f"plain-{turn}"
+        started = time.perf_counter()
+        with target.open("wb", buffering=0) as stream:
+            stream.write(payload)
+            os.fsync(stream.fileno())
+        read = target.read_bytes()
+        seconds = time.perf_counter() - started
+        assert len(read) == len(payload)
+        target.unlink()
+        return seconds
+
+    async def turn(number: int) -> float:
+        return await asyncio.to_thread(once, number)
+
+    return turn
+
+
+async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Result:
+    with tempfile.TemporaryDirectory(dir=_disk_folder()) as name:
+        folder = Path(name)
+        async with running_server(folder) as server:
+            config = node_config(folder, server.url, model={"path": str(model_of(folder))})
+            async with node_plane(config, "trainer") as trainer_side, node_plane(config, "generator") as generator_side:
+                torch.set_num_threads(1)
+                way = TrainerToGenerator(config, trainer_side, generator_side)
+                await way.start()
+                size_mb = len(way.policy_bytes()) / 1e6
+                plain = plain_file(folder, way.policy_bytes)
+
+                async def product(turn: int) -> float:
+                    return await way.turn(turn + 1)
+
+                try:
+                    ours, theirs = await in_turns(product, plain, pairs=pairs, warm_up=2)
+                finally:
+                    await way.close()
+    return Result(
+        row=row,
+        measured="seconds from `Publisher.publish` to the first token of the new policy (transformers engine, file:// store)",
+        against="writing the same bytes to a file, fsync, opening and reading it back whole",
+        workload=f"a policy of {size_mb:.1f} MB (float32 safetensors), other bytes every turn; {pairs} pairs; store and plain file "
+        "on the same file system",
+        unit="s",
+        ratios=quotients(ours, theirs),
+        bar=3.0,
+        direction="at most",
+        product=median_of(ours),
+        plain=median_of(theirs),
+        remarks=[
+            "the product's way: tensors to safetensors bytes, staging file, hashed copy into the store with fsync, rename, pointer "
+            "to the key-value bucket, watch, hash check, checks of names and shapes, load, copy into the model, one forward pass",
+            "the plain side has its bytes ready before the clock starts, and reads from the page cache",
+        ],
+    )
+
+
+async def measure_policy_small() -> Result:
+    """At the toy policy's size."""
+    return await _measure("policy-small", 15, model_folder)
+
+
+async def measure_policy_60mb() -> Result:
+    """At about 60 MB."""
+    return await _measure("policy-60mb", 9, _model_of_60_mb)
+
+
+def _model_of_60_mb(folder: Path) -> Path:
+    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE, write_model_folder
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=5,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=END_TOKEN_ID,
+        pad_token_id=PAD_TOKEN_ID,
+        dtype="float32",
+    )
+    return write_model_folder(folder / "model", Qwen2ForCausalLM(config).eval())
+
+
+def _disk_folder() -> Path:
+    # The temporary folder may be a memory file system, where fsync costs nothing; runs are written below var/.
+    folder = Path("var/bench")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.absolute()

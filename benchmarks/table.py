@@ -1,0 +1,101 @@
+"""The results as a table on the terminal and as `docs/benchmarks.md`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measuring import Result
+
+TITLE = "Speed against plain loops"
+
+
+def verdict(result: Result) -> str:
+    """`met` or `not met`, by the median."""
+    return "met" if result.met else "not met"
+
+
+def ratio_text(result: Result) -> str:
+    """Median with least and greatest."""
+    return f"{result.ratio:.2f} ({min(result.ratios):.2f} to {max(result.ratios):.2f}, n={len(result.ratios)})"
+
+
+def bar_text(result: Result) -> str:
+    """`at least 0.90`."""
+    return f"{result.direction} {result.bar:.2f}"
+
+
+def sides_text(result: Result) -> str:
+    """Medians of both sides with their unit."""
+    plain = "" if result.plain is None else f" vs {result.plain:,.4g}"
+    return f"{result.product:,.4g}{plain} {result.unit}"
+
+
+def print_table(results: Sequence[Result], failures: Mapping[str, str], console: Console) -> None:
+    """Show everything, the rows that could not be measured included."""
+    table = Table(title=TITLE, show_lines=True)
+    for name in ("row", "measured", "against", "median both sides", "ratio (min to max)", "bar", ""):
+        table.add_column(name, overflow="fold")
+    for result in results:
+        style = "green" if result.met else "red"
+        table.add_row(
+            result.row,
+            result.measured,
+            result.against,
+            sides_text(result),
+            ratio_text(result),
+            bar_text(result),
+            f"[{style}]{verdict(result)}[/]",
+        )
+    for row, cause in failures.items():
+        table.add_row(row, "not measured", cause, "", "", "", "[red]not met[/]")
+    console.print(table)
+
+
+def markdown(
+    results: Sequence[Result], failures: Mapping[str, str], facts: Mapping[str, str], *, date: str, command: str, seconds: float
+) -> str:
+    """The text of `docs/benchmarks.md`."""
+    met = sum(result.met for result in results)
+    lines = [
+        f"# {TITLE}",
+        "",
+        f"Written by `{command}` on {date} in {seconds:.0f} s. {met} of {len(results) + len(failures)} bars met.",
+        "Each ratio is taken side by side in one run, in turns, product and plain loop alternating who goes first;",
+        "the median decides. Absolute numbers are this machine's and not comparable with another's.",
+        "",
+        "| row | measured | against | median of both | ratio: median (min to max) | bar | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        _line(
+            result.row,
+            result.measured,
+            result.against,
+            sides_text(result),
+            ratio_text(result),
+            bar_text(result),
+            verdict(result) if result.met else f"**{verdict(result)}**",
+        )
+        for result in results
+    ]
+    lines += [_line(row, "not measured", cause, "", "", "", "**not met**") for row, cause in failures.items()]
+    lines += ["", "## Machine", "", "| | |", "|---|---|"]
+    lines += [_line(name, fact) for name, fact in facts.items()]
+    lines += ["", "## What exactly is measured"]
+    for result in results:
+        lines += ["", f"**{result.row}**: {result.workload}"]
+        lines += [f"- {remark}" for remark in result.remarks]
+    return "\n".join(lines) + "\n"
+
+
+def median_of(numbers: Sequence[float]) -> float:
+    """The middle of what both sides measured."""
+    return statistics.median(numbers)
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"

@@ -1,0 +1,189 @@
+"""The learner against a bare PyTorch loop that repeats each prompt L times."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.measuring import Result, in_turns, quotients
+from benchmarks.table import median_of
+from benchmarks.workload import node_config, random_batch
+from services.trainer.advantages import AdvantageConfig, batch_advantages
+from services.trainer.learner import Learner
+from shared.config import NodeConfig
+from shared.messages import Batch, unpack_ids, unpack_logprobs
+
+GROUPS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 8, 60, (8, 32)
+PAIRS, STEPS_A_TURN = 7, 3
+SHAPE = (
+    f"batches of {GROUPS} groups, each a prompt of {PROMPT_TOKENS} random tokens and {COMPLETIONS} completions of "
+    f"{COMPLETION_TOKENS[0]} to {COMPLETION_TOKENS[1]} random tokens, all groups with an advantage; the demo's model "
+    "(models/base), float32, 1 thread, AdamW, gradient norm clipped to 1; completion tokens a second, "
+    f"{PAIRS} pairs of {STEPS_A_TURN} steps each"
+)
+
+
+def trainer_config(folder: Path) -> NodeConfig:
+    """The demo's trainer; a budget that holds the whole batch in one forward pass on either side."""
+    trainer = {"objective": "dapo", "token_budget": 16_384, "threads": 1, "warmup_steps": 0, "learning_rate": 1e-4}
+    return node_config(folder, "nats://127.0.0.1:4222", trainer=trainer, generator={"max_new_tokens": COMPLETION_TOKENS[1]})
+
+
+def batches_for(learner: Learner, first: int, count: int) -> list[Batch]:
+    """Batches of the fixed shape in the learner's own tokens."""
+    return [
+        random_batch(
+            number,
+            groups=GROUPS,
+            completions=COMPLETIONS,
+            prompt_tokens=PROMPT_TOKENS,
+            completion_tokens=COMPLETION_TOKENS,
+            vocabulary=learner.rules.vocabulary_size,
+            tokenizer_hash=learner.rules.tokenizer_hash,
+            end_token_id=learner.rules.end_token_id or 0,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def completion_tokens(batch: Batch) -> int:
+    """What a step trains on."""
+    return sum(completion.token_count for item in batch.items for completion in item.scored.group.completions)
+
+
+def step_learner(learner: Learner, batches: list[Batch]) -> float:
+    """Tokens a second of `Learner.step`, intake of the messages included. Deterministic algorithms are on, as in the service."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    started = time.perf_counter()
+    for batch in batches:
+        record = learner.step(batch)
+        assert record.updated and record.tokens == completion_tokens(batch)
+    return sum(map(completion_tokens, batches)) / (time.perf_counter() - started)
+
+
+def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = False) -> dict[str, Tensor]:
+    """(sequences, tokens) tensors as a plain loop has them: every completion in a row with its own copy of the prompt."""
+    prompts, answers, behaviours, advantages = [], [], [], []
+    for item in batch.items:
+        group = item.scored.group
+        of_group = batch_advantages([item.scored.rewards], AdvantageConfig())[0]
+        for completion, advantage in zip(group.completions, of_group, strict=True):
+            prompts.append(torch.tensor(unpack_ids(group.prompt_ids or b"")))
+            answers.append(torch.tensor(unpack_ids(completion.token_ids or b"")))
+            behaviours.append(torch.tensor(unpack_logprobs(completion.behaviour_logprobs or b"")))
+            advantages.append(advantage)
+    pad = torch.nn.utils.rnn.pad_sequence
+    lengths = torch.tensor([len(answer) for answer in answers])
+    completion_ids = pad(answers, batch_first=True, padding_value=pad_token_id)
+    return {
+        "prompt_ids": torch.stack(prompts),
+        "completion_ids": completion_ids,
+        "mask": torch.arange(completion_ids.shape[1]) < lengths.unsqueeze(1),
+        "behaviour": pad(behaviours, batch_first=True),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
+    }
+
+
+class BareLoop:
+    """The same model, batch, loss and optimiser with nothing around them: rows are ready tensors, padding on the right."""
+
+    def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).train()
+        trainer = config.trainer
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=trainer.learning_rate, betas=trainer.betas, weight_decay=0.0, fused=True
+        )
+        self._pad_token_id = pad_token_id
+        self._trainer = trainer
+
+    def tensors(self, batch: Batch) -> dict[str, Tensor]:
+        """Made before the clock starts."""
+        return padded_tensors(batch, self._pad_token_id)
+
+    def loss(self, rows: dict[str, Tensor]) -> Tensor:
+        """DAPO's token mean with truncated importance weights, clipping included though the ratio is 1."""
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        longest = rows["completion_ids"].shape[1]
+        logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=longest + 1).logits[:, :-1].float()
+        logprobs = logits.log_softmax(-1).gather(-1, rows["completion_ids"].unsqueeze(-1)).squeeze(-1)
+        old = logprobs.detach()
+        ratio = (logprobs - old).exp()
+        weight = (old - rows["behaviour"]).exp().clamp(max=self._trainer.importance_cap)
+        advantages = rows["advantages"].unsqueeze(1)
+        clipped = ratio.clamp(1 - self._trainer.clip_low, 1 + self._trainer.clip_high)
+        per_token = -torch.minimum(ratio * advantages, clipped * advantages) * weight
+        return (per_token * rows["mask"]).sum() / rows["mask"].sum()
+
+    def steps(self, batches: list[dict[str, Tensor]]) -> float:
+        """Tokens a second."""
+        torch.use_deterministic_algorithms(False)
+        started = time.perf_counter()
+        for rows in batches:
+            self._optimizer.zero_grad(set_to_none=True)
+            self.loss(rows).backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._trainer.grad_clip)
+            self._optimizer.step()
+        return sum(int(rows["mask"].sum()) for rows in batches) / (time.perf_counter() - started)
+
+
+async def measure_trainer_loop() -> Result:
+    """`Learner.step` on batch messages against the bare loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = trainer_config(Path(folder))
+        learner = Learner(config)
+        bare = BareLoop(config, pad_token_id=0)
+        batches = {turn: batches_for(learner, 1 + turn * STEPS_A_TURN, STEPS_A_TURN) for turn in range(PAIRS + 1)}
+        rows = {turn: [bare.tensors(batch) for batch in made] for turn, made in batches.items()}
+        # Both sides start from the same weights, so the first loss and gradient must agree: it is the same work.
+        difference = abs(_first_gradient(learner, batches[0][0]) - _bare_gradient(bare, rows[0][0]))
+
+        async def product(turn: int) -> float:
+            return step_learner(learner, batches[turn])
+
+        async def plain(turn: int) -> float:
+            return bare.steps(rows[turn])
+
+        ours, theirs = await in_turns(product, plain, pairs=PAIRS)
+    return Result(
+        row="trainer-loop",
+        measured="trainer, completion tokens/s: `Learner.step` on `Batch` messages, intake included",
+        against="bare PyTorch loop: same model, batches, loss and optimiser, prompts repeated L times",
+        workload=SHAPE,
+        unit="tokens/s",
+        ratios=quotients(ours, theirs),
+        bar=1.0,
+        direction="at least",
+        product=median_of(ours),
+        plain=median_of(theirs),
+        remarks=[
+            "the bare loop has its tensors ready before the clock starts, computes logits of completion positions only, and runs "
+            "without deterministic algorithms, which the learner has on",
+            f"gradient norms of both sides on the first batch differ by {difference:.1e}: it is the same work",
+        ],
+    )
+
+
+def _first_gradient(learner: Learner, batch: Batch) -> float:
+    from services.trainer.intake import take_in
+    from services.trainer.update import accumulate_gradients
+
+    accumulate_gradients(learner.model, take_in(batch, learner.rules).groups, learner.update_config)
+    return _norm_and_clear(learner.model)
+
+
+def _bare_gradient(bare: BareLoop, rows: dict[str, Tensor]) -> float:
+    bare.loss(rows).backward()
+    return _norm_and_clear(bare.model)
+
+
+def _norm_and_clear(model: Any) -> float:
+    norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    model.zero_grad(set_to_none=True)
+    return norm

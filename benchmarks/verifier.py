@@ -1,0 +1,177 @@
+"""The verifier, and its scoring path alone, against reasoning-gym's own derivation and scorer in a plain loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measuring import Result, in_turns, quotients
+from benchmarks.table import median_of
+from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
+from shared.config import NodeConfig
+from shared.messages import Task, encode
+from shared.subjects import node_rollouts, node_rollouts_stream, node_scored_stream
+from shared.tasks.sandbox import ScorerPool
+from shared.transport.base import Transport
+
+COMPLETIONS, GROUPS, PAIRS = 8, 400, 7
+TURN_TIMEOUT_S = 60.0
+Answered = list[tuple[Task, list[str]]]
+
+
+def _config(folder: Path, url: str) -> NodeConfig:
+    return node_config(folder, url, tasks=CHEAP_TASKS, verifier={"share": "none", "workers": 1})
+
+
+def _turns(config: NodeConfig) -> dict[int, Answered]:
+    """Other tasks every turn, so that neither side can remember an earlier turn's."""
+    return {turn: answered_tasks(config, turn * GROUPS, GROUPS, COMPLETIONS) for turn in range(PAIRS + 1)}
+
+
+class PlainLoop:
+    """reasoning-gym alone: a dataset for each seed, as the draws share it; every task derived once, then its scorer called."""
+
+    def score(self, answered: Answered) -> float:
+        """Seconds."""
+        import json
+
+        from reasoning_gym.factory import create_dataset
+
+        datasets: dict[tuple[str, int], object] = {}
+        started = time.perf_counter()
+        for task, texts in answered:
+            ref = task.ref
+            key = (ref.dataset, ref.seed)
+            if key not in datasets:
+                datasets[key] = create_dataset(ref.dataset, seed=ref.seed, **json.loads(ref.config))
+            dataset = datasets[key]
+            entry = dataset[ref.index]
+            for text in texts:
+                dataset.score_answer(answer=text, entry=entry)
+        return time.perf_counter() - started
+
+
+async def measure_verifier_scoring() -> Result:
+    """`ScorerPool.score` with one worker, in answers a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = _config(Path(folder), "nats://127.0.0.1:4222")
+        turns = _turns(config)
+        loop = PlainLoop()
+        async with ScorerPool.from_config(config.verifier) as pool:
+
+            async def product(turn: int) -> float:
+                started = time.perf_counter()
+                await pool.score(turns[turn])
+                return GROUPS * COMPLETIONS / (time.perf_counter() - started)
+
+            async def plain(turn: int) -> float:
+                return GROUPS * COMPLETIONS / loop.score(turns[turn])
+
+            ours, theirs = await in_turns(product, plain, pairs=PAIRS)
+    return Result(
+        row="verifier-scoring",
+        measured="scored answers/s of the scoring path: sandboxed worker process, derivation and comparison of the task included",
+        against="reasoning-gym deriving the same tasks and calling its scorer in a plain loop",
+        workload=_workload(config),
+        unit="answers/s",
+        ratios=quotients(ours, theirs),
+        bar=0.5,
+        direction="at least",
+        product=median_of(ours),
+        plain=median_of(theirs),
+        remarks=["one scorer process; the product also extracts the answer, guards the scorer and compares the task with the one sent"],
+    )
+
+
+async def measure_verifier_service() -> Result:
+    """A real `python -m services.verifier` process between two streams of a real server, in groups a second."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with running_server(folder) as server:
+            config = _config(folder, server.url)
+            turns = _turns(config)
+            loop = PlainLoop()
+            async with node_plane(config, "bench") as transport:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "services.verifier", "--config", str(_write_toml(config, folder))),
+                    env={**os.environ, "SWARM_NODE__VAR_DIR": str(folder)},
+                )
+                try:
+
+                    async def product(turn: int) -> float:
+                        return await _drain(config, transport, process.pid, turn, turns[turn])
+
+                    async def plain(turn: int) -> float:
+                        return GROUPS / loop.score(turns[turn])
+
+                    ours, theirs = await in_turns(product, plain, pairs=PAIRS)
+                finally:
+                    process.send_signal(signal.SIGCONT)
+                    process.terminate()
+                    await process.wait()
+    return Result(
+        row="verifier-service",
+        measured="verified groups/s of one verifier process: from the rollouts stream to the scored stream of a real NATS server",
+        against="reasoning-gym deriving the same tasks and calling its scorer in a plain loop",
+        workload=_workload(config),
+        unit="groups/s",
+        ratios=quotients(ours, theirs),
+        bar=0.5,
+        direction="at least",
+        product=median_of(ours),
+        plain=median_of(theirs),
+        remarks=[
+            "the groups lie in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last is scored and stored",
+            "the service fetches, decodes and validates, hashes, scores in the sandbox, publishes and acknowledges each group; "
+            "the plain loop has the answers in memory and keeps nothing; on this workload a group costs the plain loop "
+            f"{1e6 / median_of(theirs):.0f} microseconds",
+        ],
+    )
+
+
+async def _drain(config: NodeConfig, transport: Transport, pid: int, turn: int, answered: Answered) -> float:
+    """Groups a second."""
+    node = config.node.id
+    scored = node_scored_stream(node)
+    os.kill(pid, signal.SIGSTOP)
+    payloads = [encode(answered_group(config, turn * GROUPS + k, *each)) for k, each in enumerate(answered)]
+    before = (await transport.stream_state(scored)).last_seq
+    stream = node_rollouts_stream(node)
+    await asyncio.gather(
+        *(
+            transport.publish(node_rollouts(node), payload, stream=stream, message_id=f"draw-{turn * GROUPS + k}")
+            for k, payload in enumerate(payloads)
+        )
+    )
+    os.kill(pid, signal.SIGCONT)
+    started = time.perf_counter()
+    deadline = time.monotonic() + TURN_TIMEOUT_S
+    while (await transport.stream_state(scored)).last_seq < before + GROUPS:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the verifier did not score {GROUPS} groups within {TURN_TIMEOUT_S:.0f} s")
+        await asyncio.sleep(0.01)
+    return GROUPS / (time.perf_counter() - started)
+
+
+def _write_toml(config: NodeConfig, folder: Path) -> Path:
+    """The same configuration as a file, for the process."""
+    file = folder / "verifier.toml"
+    tasks = "".join(f'[[tasks]]\ndataset = "{spec.dataset}"\nweight = {spec.weight}\n' for spec in config.tasks)
+    file.write_text(
+        f'[node]\nid = "{config.node.id}"\nrun = "{config.node.run}"\n[nats]\nnode_url = "{config.nats.node_url}"\n'
+        f'swarm_url = "none"\n[sampler]\nexternal = 0\n[eval]\ntasks = 0\n[http]\nbase_port = 0\n[log]\nlevel = "error"\n'
+        f'[verifier]\nshare = "none"\nworkers = 1\n{tasks}'
+    )
+    return file
+
+
+def _workload(config: NodeConfig) -> str:
+    return (
+        f"{GROUPS} groups of {COMPLETIONS} short answers a turn, half chain_sum, half gcd, reasoning-gym's default configs "
+        f"({spec_json(config)}), other tasks every turn; {PAIRS} pairs"
+    )

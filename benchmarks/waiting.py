@@ -1,0 +1,137 @@
+"""The share of the trainer's wall clock that goes into waiting for data, in the demo, with the generator on a core of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Result
+from benchmarks.progress import say
+from tests.nats_server import free_port
+
+STEPS, WARM_UP, PARTS = 60, 15, 5
+TIMEOUT_S = 280.0
+RUN = "bench-waiting"
+
+
+async def measure_waiting() -> Result:
+    """`swarm up --nodes 1`, phase seconds from its metrics."""
+    cores = sorted(os.sched_getaffinity(0))
+    folder = Path("var/runs") / RUN
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = {**os.environ, "SWARM_SAMPLER__EXTERNAL": "0", "SWARM_SAMPLER__LOCAL": "8", "SWARM_TRAINER__CHECKPOINT_EVERY": "20"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "swarm_cli", "up", "--nodes", "1", "--steps", str(STEPS), "--run", RUN),
+        *("--nats-port", str(free_port()), "--base-port", str(_four_free_ports())),
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    metrics = folder / "alpha" / "metrics.jsonl"
+    said = 0
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while process.returncode is None:
+            if len(cores) > 1:
+                pin(process.pid, generator={cores[0]}, others=set(cores[1:]))
+            steps = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+            if steps >= said + 10:
+                said = steps
+                say(f"step {steps} of {STEPS}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{STEPS} steps were not done within {TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.5)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            await process.wait()
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    phases = [line["phase_seconds"] for line in lines if line["step"] > WARM_UP]
+    shutil.rmtree(folder, ignore_errors=True)
+    return result_of(phases, len(cores))
+
+
+def result_of(phases: list[dict[str, float]], cores: int) -> Result:
+    """The share over all steps after warm-up and, for the spread, over each fifth of them."""
+    size = len(phases) // PARTS
+    parts = [wait_share(phases[k * size : (k + 1) * size]) for k in range(PARTS)]
+    total = {name: sum(each[name] for each in phases) / len(phases) for name in phases[0]}
+    spent = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in total.items())
+    return Result(
+        row="waiting",
+        measured="share of the trainer's wall clock spent waiting for data, demo configuration",
+        against="(no other side)",
+        workload=f"`swarm up --nodes 1 --steps {STEPS}`, I = 8, J = 0, steps after the first {WARM_UP}; the ratio is the median of "
+        f"{PARTS} consecutive parts"
+        + ("; generator pinned to one core, everything else to the others" if cores > 1 else "; one core only, nothing pinned"),
+        unit="of the wall clock over all steps",
+        ratios=parts,
+        bar=0.25,
+        direction="at most",
+        product=wait_share(phases),
+        plain=None,
+        remarks=[
+            f"mean of a step's phases: {spent}; steps take {statistics.median(sum(each.values()) for each in phases):.3f} s at the median",
+            "one node, because with two on two cores no generator has a core of its own; its batch is as large as the demo's "
+            "(4 own and 4 foreign groups), all its own; the generator also evaluates every 25 versions meanwhile",
+        ],
+    )
+
+
+def wait_share(phases: list[dict[str, float]]) -> float:
+    """Seconds waited by seconds in all phases."""
+    return sum(each["wait"] for each in phases) / sum(sum(each.values()) for each in phases)
+
+
+def pin(root: int, *, generator: set[int], others: set[int]) -> None:
+    """Bind every thread below `root` to its cores; new ones inherit."""
+    for pid, command in descendants(root).items():
+        cores = generator if "services.generator" in command and "supervise" not in command else others
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                if os.sched_getaffinity(int(thread)) != cores:
+                    os.sched_setaffinity(int(thread), cores)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+
+
+def descendants(root: int) -> dict[int, str]:
+    """Command lines by process id of everything that `root` started, directly or not."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                parents[int(entry.name)] = (parent, (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (OSError, ValueError):
+                continue
+    found: dict[int, str] = {}
+    level: set[Any] = {root}
+    while level:
+        level = {pid for pid, (parent, _) in parents.items() if parent in level}
+        found.update({pid: parents[pid][1] for pid in level})
+    return found
+
+
+def _four_free_ports() -> int:
+    import socket
+
+    for _ in range(100):
+        first = free_port()
+        try:
+            for offset in range(4):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", first + offset))
+        except OSError:
+            continue
+        if first <= 64_000:
+            return first
+    raise RuntimeError("no four free ports in a row")

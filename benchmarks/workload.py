@@ -1,0 +1,223 @@
+"""What rows share: the model, a node's configuration, rollout groups of a given shape, a server, a service's context."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from shared.config import NodeConfig, load_config
+from shared.messages import (
+    Batch,
+    BatchItem,
+    Completion,
+    ModelIdentity,
+    RolloutGroup,
+    SamplerState,
+    Sampling,
+    ScoredGroup,
+    Task,
+    TaskRef,
+    content_id,
+    encode,
+    pack_ids,
+    pack_logprobs,
+)
+from shared.runtime import ServiceContext
+from shared.runtime.logs import configure_logging
+from shared.runtime.status import StatusBoard
+from shared.streams import ensure_node_streams
+from shared.tasks import TaskSource, derive_task
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer
+
+DEMO = Path("config/demo.toml")
+MODEL = Path("models/base")
+CHEAP_TASKS = [
+    {"dataset": "chain_sum", "weight": 1.0, "config": {}},
+    {"dataset": "gcd", "weight": 1.0, "config": {}},
+]
+
+
+def model_folder(folder: Path) -> Path:
+    """The toy policy when it is there, else a random model of its size."""
+    if (MODEL / "model.safetensors").exists():
+        return MODEL
+    from tests.engines.tiny_models import random_policy, write_model_folder
+
+    return write_model_folder(folder / "model", random_policy(0, tied=False))
+
+
+def node_config(folder: Path, url: str, **sections: Mapping[str, Any]) -> NodeConfig:
+    """The demo's configuration with everything written under `folder`, one thread, no other nodes, and `sections` on top."""
+    overrides: dict[str, Any] = {
+        "node": {"id": "bench", "run": "bench", "var_dir": str(folder)},
+        "nats": {"node_url": url, "swarm_url": None},
+        "model": {"path": str(model_folder(folder))},
+        "http": {"base_port": 0},
+        "eval": {"tasks": 0},
+        "sampler": {"external": 0},
+        "log": {"level": "error"},
+    }
+    for name, values in sections.items():
+        if isinstance(values, Mapping):
+            overrides[name] = {**overrides.get(name, {}), **values}
+        else:
+            overrides[name] = values
+    return load_config(DEMO, overrides)
+
+
+@asynccontextmanager
+async def running_server(folder: Path) -> AsyncIterator[NatsServer]:
+    """A real nats-server with its store under `folder`."""
+    server = await asyncio.to_thread(NatsServer(folder / "nats").start)
+    try:
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def node_plane(config: NodeConfig, name: str) -> AsyncIterator[Transport]:
+    """A connection to the node plane, its streams made."""
+    transport = await connect(config.nats.node_url, name=name)
+    try:
+        await ensure_node_streams(transport, config.node.id)
+        yield transport
+    finally:
+        await transport.close()
+
+
+def service_context(config: NodeConfig, role: str, transport: Transport) -> ServiceContext:
+    """What `shared.runtime` would hand to the service, with metrics of its own."""
+    configure_logging(level=config.log.level, log_format="json", file=None)
+    return ServiceContext(
+        config=config,
+        role=role,
+        replica=config.node.replica,
+        node=transport,
+        swarm=None,
+        log=structlog.get_logger(role),
+        registry=CollectorRegistry(),
+        status=StatusBoard(config.node.id, role, config.node.replica),
+        stopping=asyncio.Event(),
+    )
+
+
+def random_batch(
+    number: int,
+    *,
+    groups: int,
+    completions: int,
+    prompt_tokens: int,
+    completion_tokens: tuple[int, int],
+    vocabulary: int,
+    tokenizer_hash: str,
+    end_token_id: int,
+) -> Batch:
+    """A batch of local groups of random tokens; every group has right and wrong answers, so that every group is trained on."""
+    draw = random.Random(f"batch/{number}")
+    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=0, index=0), question="1 + 1 = ?", answer="2")
+    items = []
+    for place in range(groups):
+        prompt = [draw.randrange(4, vocabulary) for _ in range(prompt_tokens)]
+        answers = []
+        for _ in range(completions):
+            length = draw.randint(*completion_tokens)
+            ids = [draw.randrange(4, vocabulary) for _ in range(length - 1)] + [end_token_id]
+            logprobs = [-abs(draw.gauss(6.9, 0.3)) for _ in ids]
+            answers.append(
+                Completion(
+                    text="",
+                    finish_reason="stop",
+                    token_count=length,
+                    token_ids=pack_ids(ids),
+                    behaviour_logprobs=pack_logprobs(logprobs),
+                )
+            )
+        group = RolloutGroup(
+            node="bench",
+            created_at=time.time(),
+            draw=number * groups + place,
+            task=task,
+            completions=answers,
+            model=ModelIdentity(name="bench", tokenizer_hash=tokenizer_hash),
+            policy_version=max(0, number - 1),
+            sampling=Sampling(max_new_tokens=completion_tokens[1]),
+            prompt_ids=pack_ids(prompt),
+        )
+        rewards = [float(index % 2 == 0) for index in range(completions)]
+        scored = ScoredGroup(
+            group_id=content_id(encode(group)),
+            origin="local",
+            group=group,
+            rewards=rewards,
+            scored_by="bench",
+            score_seconds=0.0,
+            scored_at=time.time(),
+        )
+        items.append(BatchItem(scored=scored, staleness=0, age_s=0.0))
+    return Batch(
+        number=number,
+        created_at=time.time(),
+        items=items,
+        strategy="uniform",
+        seed=0,
+        wanted_local=groups,
+        wanted_external=0,
+        pool_local=groups,
+        pool_external=0,
+        shortage="none",
+        state=SamplerState(),
+    )
+
+
+def answered_tasks(config: NodeConfig, first_draw: int, count: int, completions: int) -> list[tuple[Task, list[str]]]:
+    """Tasks of `count` draws with answers as a half-trained policy gives them: some right, some near, some not numbers."""
+    source = TaskSource(config.tasks, node=config.node.id, seed=config.node.seed)
+    drawn = []
+    for number in range(first_draw, first_draw + count):
+        task = derive_task(source.ref(number))
+        choose = random.Random(f"answers/{number}")
+        wrong = [str(choose.randrange(-999, 999)) for _ in range(completions - 3)]
+        drawn.append((task, [task.answer or "", f"<answer>{task.answer}</answer>", "I do not know", *wrong]))
+    return drawn
+
+
+def answered_group(config: NodeConfig, draw: int, task: Task, texts: list[str]) -> RolloutGroup:
+    """A group as the generator would publish it, 60 prompt tokens and 20 tokens an answer."""
+    ids = list(range(4, 24))
+    return RolloutGroup(
+        node=config.node.id,
+        created_at=time.time(),
+        draw=draw,
+        task=task,
+        completions=[
+            Completion(
+                text=text,
+                finish_reason="stop",
+                token_count=len(ids),
+                token_ids=pack_ids(ids),
+                behaviour_logprobs=pack_logprobs([-1.0] * len(ids)),
+            )
+            for text in texts
+        ],
+        model=ModelIdentity(name="bench", tokenizer_hash="0" * 64),
+        policy_version=0,
+        sampling=Sampling(max_new_tokens=24),
+        prompt_ids=pack_ids(list(range(4, 64))),
+    )
+
+
+def spec_json(config: NodeConfig) -> str:
+    """The task sources in one line, for a workload's description."""
+    return "; ".join(f"{spec.dataset} {json.dumps(spec.config)}" for spec in config.tasks)
