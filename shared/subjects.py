@@ -85,6 +85,11 @@ def node_bucket(node: str) -> str:
     return f"node_{node}"
 
 
+def node_of_bucket(bucket: str) -> str | None:
+    """The node a bucket belongs to, or None if it is not a node's."""
+    return bucket.removeprefix("node_") if bucket.startswith("node_") else None
+
+
 POLICY_KEY = "policy"
 TRAINER_KEY = "trainer"
 SAMPLER_KEY = "sampler"

@@ -53,7 +53,7 @@ class SwarmSnapshot:
 async def take_snapshot(
     node_url: str, swarm_url: str | None, names: Sequence[str], own_node: str, *, timeout_s: float
 ) -> SwarmSnapshot:
-    """Look at `names`, or else at all nodes in the directory and `own_node`.
+    """Look at `names`, or else at all nodes in the directory and on this server; `own_node` when there are none.
 
     Raises:
         NotConnected: the node plane does not answer. A swarm plane that does not is part of the snapshot.
@@ -63,7 +63,7 @@ async def take_snapshot(
         swarm_plane = await _try_connect(swarm_url, timeout_s)
         try:
             listed = await _directory(swarm_plane) if swarm_plane else []
-            wanted = list(names) or sorted({*listed, own_node})
+            wanted = list(names) or sorted({*listed, *await _nodes_here(node_plane)} or {own_node})
             views = await gather(node_plane, wanted)
             nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
@@ -88,6 +88,13 @@ async def _try_connect(url: str | None, timeout_s: float) -> Transport | None:
 async def _directory(swarm_plane: Transport) -> list[str]:
     try:
         return [entry.key for entry in await swarm_plane.kv_all(subjects.SWARM_NODES_BUCKET)]
+    except TransportError:
+        return []
+
+
+async def _nodes_here(node_plane: Transport) -> list[str]:
+    try:
+        return [node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket))]
     except TransportError:
         return []
 

@@ -20,7 +20,7 @@ from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_sna
 
 
 def status(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all in the swarm's directory]")] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
     swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",

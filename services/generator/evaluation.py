@@ -12,8 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.generator.engines.base import Engine, SamplingParams
-from services.generator.policy_follower import PolicyFollower
+from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from shared.evaluation import summarise
 from shared.messages import EvalReport, MessageError, TrainerPosition, decode, encode
@@ -38,68 +37,94 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
 class Evaluator:
     """Evaluates one node's policy on its held-out tasks."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, tasks: Sequence[PromptedTask], follower: PolicyFollower) -> None:
+    def __init__(self, context: ServiceContext, engine: Engine, tasks: Sequence[PromptedTask]) -> None:
         self._context = context
         self._engine = engine
         self._tasks = tasks
-        self._follower = follower
         self._bucket = node_bucket(context.config.node.id)
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / "eval.jsonl"
-        self.first_look = asyncio.Event()
-        """Set once the policy that a start found is being evaluated or need not be. Groups are generated after that: without them
-        there is no version 1, so that the base policy is always evaluated."""
+        self._base_answers: list[Sample] | None = None
+        self._resuming = True
+
+    async def begin(self) -> None:
+        """Let the base policy answer, if nothing of this node was ever evaluated: every gain is measured against it.
+
+        To be called before a published policy is followed.
+        """
+        if self._tasks and await self._last_report() is None and await self._take_turn(self._engine.policy_version):
+            self._base_answers = await self._answers()
 
     async def run(self) -> None:
         """Loop for ever, evaluating when it is due."""
         if not self._tasks:
-            self.first_look.set()
             return
-        # Before the first published policy has been looked for, version 0 might be a restarted node's stale base policy.
-        await self._follower.wait_for_first(timeout_s=2.0)
-        config = self._context.config
-        scorers = ScorerPool.from_config(config.verifier, workers=1)
-        scorers_start = asyncio.create_task(scorers.start())
-        try:
+        async with ScorerPool.from_config(self._context.config.verifier, workers=1) as scorers:
+            if self._base_answers:
+                await self._report(self._base_answers, scorers)
             while True:
                 try:
-                    await self._evaluate_if_due(scorers, scorers_start)
-                    self.first_look.set()
+                    if await self._due() and await self._take_turn(self._engine.policy_version):
+                        await self._report(await self._answers(), scorers)
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
                 await asyncio.sleep(_POLL_S)
-        finally:
-            scorers_start.cancel()
-            await scorers.close()
 
-    async def _evaluate_if_due(self, scorers: ScorerPool, scorers_start: asyncio.Task[None]) -> None:
+    async def _due(self) -> bool:
         version = self._engine.policy_version
-        turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
-        last = int(turn.value) if turn else None
         position = await self._trainer_position()
         finished = position is not None and position.finished and position.policy_version == version
-        if not evaluation_due(version, last, self._context.config.eval.every_versions, finished=finished):
-            return
+        last = await self._last_turn()
+        return evaluation_due(version, last, self._context.config.eval.every_versions, finished=finished)
+
+    async def _last_turn(self) -> int | None:
+        """The version that was evaluated last, or is being evaluated by another replica."""
+        turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
+        if turn is None:
+            return None
+        version, replica = turn.value.decode().split()
+        if self._resuming and replica == self._context.replica:
+            # This replica's own turn from before a restart, which may have ended without a result.
+            return await self._last_report()
+        return int(version)
+
+    async def _take_turn(self, version: int) -> bool:
+        """Compare-and-set; False when another replica was faster."""
+        turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
+        mine = f"{version} {self._context.replica}".encode()
         try:
-            await self._context.node.kv_update(
-                self._bucket, EVAL_TURN_KEY, str(version).encode(), last_revision=turn.revision if turn else 0
-            )
+            await self._context.node.kv_update(self._bucket, EVAL_TURN_KEY, mine, last_revision=turn.revision if turn else 0)
         except Conflict:
-            return  # another replica's turn
-        report = await self._evaluate(scorers, scorers_start)
+            return False
+        self._resuming = False
+        return True
+
+    async def _last_report(self) -> int | None:
+        entry = await self._context.node.kv_get(self._bucket, EVAL_KEY)
+        return None if entry is None else decode(entry.value, EvalReport).policy_version
+
+    async def _answers(self) -> list[Sample]:
+        # One call, so that one policy version answers everything; generation and weight swaps wait for it.
+        samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
+        return [only for (only,) in samples]
+
+    async def _report(self, answers: list[Sample], scorers: ScorerPool) -> None:
+        started = time.monotonic()
+        rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
+        report = summarise(
+            [(each.task.ref.dataset, reward) for each, (reward,) in zip(self._tasks, rewards, strict=True)],
+            node=self._context.config.node.id,
+            policy_version=answers[0].policy_version,
+            created_at=time.time(),
+            seconds=round(time.monotonic() - started, 3),
+        )
         self._write(report)
         await self._context.node.kv_put(self._bucket, EVAL_KEY, encode(report))
         self._context.status.set("eval_pass_rate", report.pass_rate)
         self._context.status.set("eval_version", report.policy_version)
-        self._context.log.info(
-            "evaluated",
-            policy_version=report.policy_version,
-            pass_rate=round(report.pass_rate, 4),
-            n=report.n,
-            seconds=report.seconds,
-        )
+        self._context.log.info("evaluated", policy_version=report.policy_version, pass_rate=round(report.pass_rate, 4), n=report.n)
 
     async def _trainer_position(self) -> TrainerPosition | None:
         entry = await self._context.node.kv_get(self._bucket, TRAINER_KEY)
@@ -111,25 +136,11 @@ class Evaluator:
             self._context.log.error("trainer_position_unreadable", reason=str(error))
             return None
 
-    async def _evaluate(self, scorers: ScorerPool, scorers_start: asyncio.Task[None]) -> EvalReport:
-        started = time.monotonic()
-        # One call, so that one policy version answers everything; generation and weight swaps wait for it.
-        self.first_look.set()
-        samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
-        await scorers_start
-        answers = [only for (only,) in samples]
-        rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
-        results = [(each.task.ref.dataset, reward) for each, (reward,) in zip(self._tasks, rewards, strict=True)]
-        return summarise(
-            results,
-            node=self._context.config.node.id,
-            policy_version=answers[0].policy_version,
-            created_at=time.time(),
-            seconds=round(time.monotonic() - started, 3),
-        )
-
     def _write(self, report: EvalReport) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        written = self._file.read_text().splitlines() if self._file.exists() else []
+        if any(json.loads(line)["policy_version"] == report.policy_version for line in written):
+            return  # a restart came between the line and its announcement
         with self._file.open("a") as file:
             file.write(json.dumps(eval_line(report)) + "\n")
 

@@ -81,7 +81,8 @@ class GeneratorService:
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
         self._follower = PolicyFollower(context, self._engine)
-        self._evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._follower)
+        evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks))
+        await evaluator.begin()
         calls = config.generator.calls or (4 if self._engine.name == "vllm" else 1)
         context.log.info(
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
@@ -93,7 +94,7 @@ class GeneratorService:
             context.stopping,
             self._follower.follow(),
             self._follow_sampler(),
-            self._evaluator.run(),
+            evaluator.run(),
             *(self._call_loop() for _ in range(calls if config.sampler.local else 0)),
         )
 
@@ -108,7 +109,6 @@ class GeneratorService:
     async def _call_loop(self) -> None:
         # After a restart the base policy would be far too stale: a published policy, if there is one, is loaded first.
         await self._follower.wait_for_first(timeout_s=2.0)
-        await self._evaluator.first_look.wait()
         while True:
             try:
                 lease = await self._claim()

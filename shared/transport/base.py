@@ -242,6 +242,10 @@ class Transport(Protocol):
         """Forget one message (a work-queue message that nobody will take any more)."""
         ...
 
+    async def buckets(self) -> Sequence[str]:
+        """Names of all key-value buckets, sorted. For people who look, not for services."""
+        ...
+
     async def kv_get(self, bucket: str, key: str) -> KvEntry | None:
         """The newest value of `key`."""
         ...

@@ -198,6 +198,10 @@ class MemoryTransport:
         if message is not None:
             await self._drop_chunks(message)
 
+    async def buckets(self) -> Sequence[str]:
+        """Names of all key-value buckets, sorted."""
+        return sorted(self._server.buckets)
+
     async def kv_get(self, bucket: str, key: str) -> KvEntry | None:
         """The newest value of `key`."""
         kv.subject(bucket, key)

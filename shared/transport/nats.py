@@ -185,6 +185,17 @@ class NatsTransport:
             with suppress(TransportError):
                 await blobs.drop(self, stream, blobs.Reference.parse(message.headers[blobs.BLOB_HEADER]).chunks)
 
+    async def buckets(self) -> Sequence[str]:
+        """Names of all key-value buckets, sorted."""
+        names: list[str] = []
+        while True:
+            request = {"subject": "$KV.>", "offset": len(names)}
+            answer = await self._call("STREAM.NAMES", request, "names of the buckets")
+            page = answer.get("streams") or []
+            names += page
+            if not page or len(names) >= int(answer["total"]):
+                return sorted(name.removeprefix("KV_") for name in names)
+
     async def kv_get(self, bucket: str, key: str) -> KvEntry | None:
         """The newest value of `key`."""
         return await kv.get(self._connection, bucket, key)

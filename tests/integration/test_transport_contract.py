@@ -533,6 +533,7 @@ async def test_key_values_are_put_compared_and_listed(over):
         bucket = f"bucket_{plane.tag}"
         await transport.ensure_bucket(bucket, history=4)
         await transport.ensure_bucket(bucket, history=8)
+        assert bucket in await transport.buckets()
         assert await transport.kv_get(bucket, "policy") is None
         first = await transport.kv_update(bucket, "policy", b"1", last_revision=0)
         with pytest.raises(Conflict):

@@ -1,0 +1,182 @@
+"""The main job end to end: real services in processes of their own, a real server, sharing, learning steps, and what a kill leaves.
+
+One swarm serves all tests of this file, because on two cores most of the time goes into starting a dozen processes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shared.model.base_policy import BasePolicyRecipe, build_base_policy
+from shared.model.corpus import load_demo_tasks
+from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
+from tests.nats_server import NatsServer
+
+CONFIG = """
+[generator]
+engine = "transformers"
+completions = 4
+groups_per_call = 4
+max_new_tokens = 12
+threads = 1
+[eval]
+tasks = 12
+every_versions = 1000
+[verifier]
+intake_poll_s = 0.1
+[sampler]
+local = 2
+external = 2
+shortage = "fill_local"
+shortage_wait_s = 20
+[trainer]
+learning_rate = 1e-4
+checkpoint_every = 2
+threads = 1
+max_steps = {steps}
+"""
+STEPS = 16
+START_S = 150.0
+
+
+@dataclass
+class Swarm:
+    """Two nodes with one model, one with another model and tokenizer, and one node alone."""
+
+    server: NatsServer
+    alpha: NodeProcesses
+    beta: NodeProcesses
+    gamma: NodeProcesses
+    hermit: NodeProcesses
+
+    @property
+    def nodes(self) -> tuple[NodeProcesses, ...]:
+        return (self.alpha, self.beta, self.gamma, self.hermit)
+
+
+def _build(folder: Path, seed: int, hidden_size: int, vocab_size: int) -> Path:
+    tasks = load_demo_tasks(REPO / "config" / "demo.toml")
+    recipe = BasePolicyRecipe(
+        seed=seed,
+        steps=3,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        vocab_size=vocab_size,
+        attempts_per_task=50,
+        held_out_count=12,
+    )
+    build_base_policy(folder, tasks, recipe, show_progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    var = tmp_path_factory.mktemp("var")
+    demo = (REPO / "config" / "demo.toml").read_text()
+    config = var / "test.toml"
+    config.write_text(CONFIG.format(steps=STEPS) + demo[demo.index("[[tasks]]") :])
+    # The shipped policy is sometimes right, so its groups are worth sharing; the other one only learns from them.
+    shipped, other = REPO / "models" / "base", _build(var / "other", 2, 96, 400)
+    server = NatsServer(var / "nats").start()
+    common = {"SWARM_NATS__NODE_URL": server.url, "SWARM_NATS__SWARM_URL": server.url}
+
+    def node(name: str, model: Path, **more: str) -> NodeProcesses:
+        return NodeProcesses(name, "test", var, {**common, "SWARM_MODEL__PATH": str(model), **more}, config)
+
+    alone = {"SWARM_NATS__SWARM_URL": "none", "SWARM_SAMPLER__EXTERNAL": "0"}
+    made = Swarm(
+        server,
+        node("alpha", shipped).start(),
+        node("beta", shipped).start(),
+        node("gamma", other).start(),
+        node("hermit", shipped, **alone).start(),
+    )
+    try:
+        yield made
+    finally:
+        for each in made.nodes:
+            each.kill_all()
+        server.kill()
+
+
+def test_every_node_trains_on_its_own_groups_and_on_those_of_others(swarm: Swarm) -> None:
+    for node in swarm.nodes:
+        wait_until(lambda node=node: node.steps(), *swarm.nodes, timeout_s=START_S, what=f"{node.node}'s first step")  # type: ignore[misc]
+    for node in (swarm.alpha, swarm.beta, swarm.gamma):
+        wait_until(
+            lambda node=node: any(line["groups_external"] and line["groups_local"] for line in node.steps()),  # type: ignore[misc]
+            *swarm.nodes,
+            timeout_s=START_S,
+            what=f"a step of {node.node} on own and others' groups",
+        )
+
+
+def test_a_service_killed_at_any_role_comes_back_and_the_swarm_goes_on(swarm: Swarm) -> None:
+    for role in ROLES:
+        swarm.alpha.kill(role)
+        swarm.alpha.start(role)
+    wait_until(
+        lambda: len(swarm.alpha.steps()) >= STEPS, *swarm.nodes, timeout_s=START_S, what="alpha's last step after four kills"
+    )
+    assert [line["step"] for line in swarm.alpha.steps()] == list(range(1, STEPS + 1))
+
+
+def test_all_nodes_finish_and_say_whose_reward_is_whose(swarm: Swarm) -> None:
+    for node in swarm.nodes:
+        wait_until(lambda node=node: len(node.steps()) >= STEPS, *swarm.nodes, timeout_s=START_S, what=f"{node.node}'s last step")  # type: ignore[misc]
+        for line in node.steps():
+            assert 0.0 <= line["reward_local"] <= 1.0
+            assert line["staleness_max"] <= 1
+
+
+def test_a_node_with_another_tokenizer_trains_on_foreign_text_with_its_own_logprobs(swarm: Swarm) -> None:
+    # Everything gamma takes in comes from another tokenizer; alpha and beta share theirs.
+    foreign = [line for line in swarm.gamma.steps() if line["groups_external"]]
+    assert foreign
+    assert all(line["reencoded_share"] > 0.0 for line in foreign if line["updated"])
+    assert any(line["groups_external"] and line["behaviour_share"] == 1.0 for line in swarm.alpha.steps() + swarm.beta.steps())
+
+
+def test_a_node_alone_trains_on_its_own_groups_only(swarm: Swarm) -> None:
+    assert all(line["groups_external"] == 0 and line["reward_external"] is None for line in swarm.hermit.steps())
+
+
+def test_held_out_results_are_written_for_the_base_policy_and_the_last(swarm: Swarm) -> None:
+    for node in swarm.nodes:
+        wait_until(
+            lambda node=node: STEPS in [line["policy_version"] for line in node.evaluations()],  # type: ignore[misc]
+            *swarm.nodes,
+            timeout_s=60.0,
+            what=f"{node.node}'s evaluation of its last policy",
+        )
+        assert node.evaluations()[0]["policy_version"] == 0
+        assert sum(task["n"] for task in node.evaluations()[-1]["per_task"].values()) == node.evaluations()[-1]["n"]
+
+
+def test_status_shows_every_node_and_every_service(swarm: Swarm) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm_cli", "status", "--json", "--node-url", swarm.server.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=REPO,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.dumps(json.loads(done.stdout))
+    for node in swarm.nodes:
+        assert node.node in shown
+    for role in ROLES:
+        assert role in shown
+
+
+def test_every_service_ends_with_code_0_on_sigterm(swarm: Swarm) -> None:
+    codes = {(node.node, role): node.stop(role) for node in swarm.nodes for role in ROLES}
+    assert set(codes.values()) == {0}, codes
