@@ -71,7 +71,7 @@ class ServiceSide:
             self._released += groups
             position = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=self._released)
             await self._transport.kv_put(bucket, SAMPLER_KEY, encode(position))
-            while await self._next_draw() == first:
+            while await self._next_draw() == first:  # noqa: ASYNC110 (another service's key)
                 await asyncio.sleep(0.001)
             started = time.perf_counter()
             deadline = time.monotonic() + TURN_TIMEOUT_S
@@ -144,7 +144,7 @@ async def measure_generator_vllm() -> Result:
                     await side.close()
     return Result(
         row="generator-vllm",
-        measured="generator, completion tokens/s: vLLM engine, whole service (ledger, engine, publish to a real NATS server)",
+        measured="generator, completion tokens/s: vLLM engine, whole service (ledger, engine, publish to real NATS)",
         against="the same vLLM instance called directly on the same prompts, all at once",
         workload=_workload(config, groups, pairs),
         unit="tokens/s",
@@ -182,7 +182,7 @@ async def measure_generator_transformers() -> Result:
                 ours, theirs = await in_turns(product, plain, pairs=pairs, warm_up=1)
     return Result(
         row="generator-transformers",
-        measured="generator, completion tokens/s: transformers engine, whole service (ledger, engine, publish to a real NATS server)",
+        measured="generator, completion tokens/s: transformers engine, whole service (ledger, engine, publish to real NATS)",
         against="plain batched `model.generate` on the same prompts",
         workload=_workload(config, groups, pairs),
         unit="tokens/s",
@@ -208,8 +208,9 @@ class _DirectVllm:
         engine, generator = self._side.engine, self._config.generator
         params: SamplingParams = self._side.service._params
         prompts = _prompts(self._side, draws)
-        from services.generator.engines.model_folder import derived_seed
         from vllm.inputs import tokens_input
+
+        from services.generator.engines.model_folder import derived_seed
 
         async def one(draw: int, prompt: list[int]) -> int:
             first = draw - draw % generator.groups_per_call

@@ -21,7 +21,7 @@ from services.generator.policy_follower import PolicyFollower
 from services.trainer.checkpoint import TrainedPosition
 from services.trainer.publish import Publisher
 from shared.config import NodeConfig
-from shared.model.weights import policy_tensors, serialize
+from shared.model.weights import policy_tensors, serialize, write_tensors
 from shared.policy_store import open_policy_store
 
 TIMEOUT_S = 30.0
@@ -53,7 +53,9 @@ class TrainerToGenerator:
         with torch.no_grad():
             next(self._model.parameters()).add_(1e-4)
         started = time.perf_counter()
-        await self._publisher.publish(self._write, TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version))
+        await self._publisher.publish(
+            self._write, TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
+        )
         deadline = time.monotonic() + TIMEOUT_S
         while self.engine.policy_version != version:
             if time.monotonic() > deadline:
@@ -73,7 +75,7 @@ class TrainerToGenerator:
 
     async def _write(self, file: Path) -> None:
         # As the trainer's service writes it.
-        await asyncio.to_thread(lambda: file.write_bytes(serialize(policy_tensors(self._model, torch.float32))))
+        await asyncio.to_thread(lambda: write_tensors(policy_tensors(self._model, torch.float32), file))
 
     def policy_bytes(self) -> bytes:
         """What is published, for the plain file."""
@@ -134,7 +136,7 @@ async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Re
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            "the product's way: tensors to safetensors bytes, staging file, hashed copy into the store with fsync, rename, pointer "
+            "the product's way: tensors to a safetensors file, hashed copy into the store with fsync, rename, pointer "
             "to the key-value bucket, watch, hash check, checks of names and shapes, load, copy into the model, one forward pass",
             "the plain side has its bytes ready before the clock starts, and reads from the page cache",
         ],
@@ -152,8 +154,9 @@ async def measure_policy_60mb() -> Result:
 
 
 def _model_of_60_mb(folder: Path) -> Path:
-    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE, write_model_folder
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE, write_model_folder
 
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -19,8 +20,11 @@ def verdict(result: Result) -> str:
 
 
 def ratio_text(result: Result) -> str:
-    """Median with least and greatest."""
-    return f"{result.ratio:.2f} ({min(result.ratios):.2f} to {max(result.ratios):.2f}, n={len(result.ratios)})"
+    """Median with least and greatest; the median with as many digits as it takes to agree with the verdict."""
+    digits = 2
+    while digits < 6 and replace(result, ratios=[round(result.ratio, digits)]).met != result.met:
+        digits += 1
+    return f"{result.ratio:.{digits}f} ({min(result.ratios):.2f} to {max(result.ratios):.2f}, n={len(result.ratios)})"
 
 
 def bar_text(result: Result) -> str:

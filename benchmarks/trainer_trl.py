@@ -139,8 +139,8 @@ async def measure_trainer_trl() -> Result:
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            f"TRL: loss_type dapo, beta 0, float32, fused AdamW, no gradient checkpointing, all {GROUPS * COMPLETIONS} sequences in "
-            "one micro-batch; its generation, scoring and logging are left out",
+            f"TRL: loss_type dapo, beta 0, float32, fused AdamW, no gradient checkpointing, all {GROUPS * COMPLETIONS} sequences "
+            "in one micro-batch; its generation, scoring and logging are left out",
             "TRL computes no importance weights here (it has them only with its own vLLM generation); the learner does",
             f"the learner gains by computing each prompt of {PROMPT_TOKENS} tokens once instead of {COMPLETIONS} times",
         ],

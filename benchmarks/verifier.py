@@ -14,7 +14,7 @@ from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.table import median_of
 from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
 from shared.config import NodeConfig
-from shared.messages import Task, encode
+from shared.messages import RolloutGroup, Task, decode, encode
 from shared.subjects import node_rollouts, node_rollouts_stream, node_scored_stream
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Transport
@@ -84,7 +84,11 @@ async def measure_verifier_scoring() -> Result:
         direction="at least",
         product=median_of(ours),
         plain=median_of(theirs),
-        remarks=["one scorer process; the product also extracts the answer, guards the scorer and compares the task with the one sent"],
+        remarks=[
+            "one scorer process; the product also extracts each answer, guards the scorer, compares the task with the one sent, "
+            "and notes every step in shared memory, so that a hang is blamed on one answer",
+            "tasks and answers go to the sandbox and rewards come back through pipes, 32 groups at a time",
+        ],
     )
 
 
@@ -126,10 +130,12 @@ async def measure_verifier_service() -> Result:
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            "the groups lie in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last is scored and stored",
-            "the service fetches, decodes and validates, hashes, scores in the sandbox, publishes and acknowledges each group; "
-            "the plain loop has the answers in memory and keeps nothing; on this workload a group costs the plain loop "
-            f"{1e6 / median_of(theirs):.0f} microseconds",
+            "the groups lie in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
+            f"a group costs the plain loop {1e6 / median_of(theirs):.0f} microseconds and the service {1e6 / median_of(ours):.0f}; "
+            "the service fetches, decodes and validates, hashes, scores in the sandbox, encodes, publishes, waits for the server's "
+            "word and acknowledges each group, the plain loop has its answers in memory and keeps nothing",
+            f"decoding and validating the message alone takes {1e6 * _decode_s(config, turns[0]):.0f} microseconds a group; "
+            "besides it there are two round trips to the server for each group and Python's event loop around all of it",
         ],
     )
 
@@ -156,6 +162,17 @@ async def _drain(config: NodeConfig, transport: Transport, pid: int, turn: int, 
             raise RuntimeError(f"the verifier did not score {GROUPS} groups within {TURN_TIMEOUT_S:.0f} s")
         await asyncio.sleep(0.01)
     return GROUPS / (time.perf_counter() - started)
+
+
+def _decode_s(config: NodeConfig, answered: Answered) -> float:
+    """Seconds to decode and validate one group's message, at the median over a turn's groups."""
+    payloads = [encode(answered_group(config, draw, *each)) for draw, each in enumerate(answered)]
+    seconds = []
+    for payload in payloads:
+        started = time.perf_counter()
+        decode(payload, RolloutGroup)
+        seconds.append(time.perf_counter() - started)
+    return median_of(seconds)
 
 
 def _write_toml(config: NodeConfig, folder: Path) -> Path:

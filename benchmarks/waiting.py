@@ -27,7 +27,7 @@ async def measure_waiting() -> Result:
     cores = sorted(os.sched_getaffinity(0))
     folder = Path("var/runs") / RUN
     shutil.rmtree(folder, ignore_errors=True)
-    environment = {**os.environ, "SWARM_SAMPLER__EXTERNAL": "0", "SWARM_SAMPLER__LOCAL": "8", "SWARM_TRAINER__CHECKPOINT_EVERY": "20"}
+    environment = {**os.environ, "SWARM_SAMPLER__EXTERNAL": "0", "SWARM_SAMPLER__LOCAL": "8"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "swarm_cli", "up", "--nodes", "1", "--steps", str(STEPS), "--run", RUN),
         *("--nats-port", str(free_port()), "--base-port", str(_four_free_ports())),
@@ -60,26 +60,27 @@ async def measure_waiting() -> Result:
 
 
 def result_of(phases: list[dict[str, float]], cores: int) -> Result:
-    """The share over all steps after warm-up and, for the spread, over each fifth of them."""
+    """The share over all steps after warm-up, which decides; the spread over consecutive parts is a remark."""
     size = len(phases) // PARTS
     parts = [wait_share(phases[k * size : (k + 1) * size]) for k in range(PARTS)]
     total = {name: sum(each[name] for each in phases) / len(phases) for name in phases[0]}
     spent = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in total.items())
+    median_s = statistics.median(sum(each.values()) for each in phases)
     return Result(
         row="waiting",
         measured="share of the trainer's wall clock spent waiting for data, demo configuration",
         against="(no other side)",
-        workload=f"`swarm up --nodes 1 --steps {STEPS}`, I = 8, J = 0, steps after the first {WARM_UP}; the ratio is the median of "
-        f"{PARTS} consecutive parts"
+        workload=f"`swarm up --nodes 1 --steps {STEPS}`, I = 8, J = 0, all steps after the first {WARM_UP} together"
         + ("; generator pinned to one core, everything else to the others" if cores > 1 else "; one core only, nothing pinned"),
-        unit="of the wall clock over all steps",
-        ratios=parts,
+        unit="of the wall clock",
+        ratios=[wait_share(phases)],
         bar=0.25,
         direction="at most",
         product=wait_share(phases),
         plain=None,
         remarks=[
-            f"mean of a step's phases: {spent}; steps take {statistics.median(sum(each.values()) for each in phases):.3f} s at the median",
+            f"mean of a step's phases: {spent}; a step takes {median_s:.3f} s at the median",
+            f"share in {PARTS} consecutive parts of the run: {', '.join(f'{part:.2f}' for part in parts)}",
             "one node, because with two on two cores no generator has a core of its own; its batch is as large as the demo's "
             "(4 own and 4 foreign groups), all its own; the generator also evaluates every 25 versions meanwhile",
         ],

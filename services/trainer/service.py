@@ -25,7 +25,7 @@ from services.trainer.publish import Publisher, publication
 from services.trainer.records import MetricsLog, StepRecord
 from shared.config import NodeConfig
 from shared.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode
-from shared.model.weights import WeightsError, serialize
+from shared.model.weights import WeightsError, write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped
 from shared.subjects import EVAL_KEY, TRAINER_KEY, node_bucket
@@ -262,7 +262,7 @@ class _Training:
         self._context.status.set("policy_version", version)
 
     async def _write_policy(self, file: Path) -> None:
-        await self._in_torch(lambda: file.write_bytes(serialize(self._learner.policy())))
+        await self._in_torch(lambda: write_tensors(self._learner.policy(), file))
 
     async def _announce(self, finished: bool = False) -> None:
         position = TrainerPosition(

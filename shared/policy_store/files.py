@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -24,16 +26,32 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def copy_hashing(source: Path, write: Callable[[memoryview], object]) -> tuple[str, int]:
-    """Hand the file's bytes to `write` block by block; returns their sha256 and number."""
+def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tuple[str, int]:
+    """Hand the file's bytes to `write` block by block; returns their sha256 and number.
+
+    A block is hashed in a second thread while it is written and the next one is read: either takes as long as the other.
+    """
     digest, size = hashlib.sha256(), 0
-    block = memoryview(bytearray(BLOCK_BYTES))
-    with source.open("rb", buffering=0) as stream:
-        while count := stream.readinto(block):
-            digest.update(block[:count])
-            write(block[:count])
+    blocks = itertools.cycle([memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))])
+    with source.open("rb", buffering=0) as stream, ThreadPoolExecutor(1) as hasher:
+        before: Future[None] | None = None
+        for block in blocks:
+            if not (count := stream.readinto(block)):
+                break
+            hashing = hasher.submit(digest.update, block[:count])
+            _write_all(block[:count], write)
             size += count
+            if before is not None:
+                # Its block is the one that is read into next.
+                before.result()
+            before = hashing
     return digest.hexdigest(), size
+
+
+def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
+    # A disk that is nearly full takes a part of a block without an error; the error comes with the rest.
+    while block:
+        block = block[write(block) or 0 :]
 
 
 @contextmanager
