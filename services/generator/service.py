@@ -22,7 +22,7 @@ from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import Prompter
 from shared.config import NodeConfig
 from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, decode, encode
-from shared.model.loading import load_tokenizer, model_max_length
+from shared.model.loading import load_tokenizer, model_max_length, resolve_device
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
@@ -44,6 +44,7 @@ class GeneratorService:
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
         except TaskConfigError as error:
             raise FatalError(str(error)) from None
+        resolve_device(config.model.device)
         tokenizer = load_tokenizer(config.model)
         self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
         max_length = model_max_length(config.model)

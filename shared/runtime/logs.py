@@ -44,7 +44,8 @@ def configure_logging(*, level: str, log_format: Literal["auto", "console", "jso
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
+            # Plain tracebacks: rich ones print every local variable, tensors and completions included.
+            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback),
         ],
     )
     screen = logging.StreamHandler(sys.stdout)
