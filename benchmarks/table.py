@@ -57,6 +57,9 @@ def print_table(results: Sequence[Result], failures: Mapping[str, str], console:
     for row, cause in failures.items():
         table.add_row(row, "not measured", cause, "", "", "", "[red]not met[/]")
     console.print(table)
+    for result in results:
+        for remark in result.remarks:
+            console.print(f"{result.row}: {remark}", markup=False, highlight=False)
 
 
 def markdown(

@@ -53,6 +53,8 @@ async def measure_waiting() -> Result:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGTERM)
             await process.wait()
+    if process.returncode != 0:
+        raise RuntimeError(f"swarm up ended with code {process.returncode}: see the logs in {folder}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     phases = [line["phase_seconds"] for line in lines if line["step"] > WARM_UP]
     shutil.rmtree(folder, ignore_errors=True)
