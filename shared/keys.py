@@ -48,15 +48,49 @@ def load_or_create(path: Path) -> SigningKey:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _create(path)
+    except OSError as error:
+        raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
+    return load(path)
+
+
+def load(path: Path) -> SigningKey:
+    """The key in `path`.
+
+    Raises:
+        KeyFileError: there is none, it cannot be read, is readable for others, or holds no key.
+    """
+    try:
         if path.stat().st_mode & 0o077:
             raise KeyFileError(f"key file {path} is readable for others: run `chmod 600 {path}`")
         seed = path.read_bytes().strip()
+    except FileNotFoundError:
+        raise KeyFileError(f"key file {path} does not exist: make one with `swarm keys new --out {path}`") from None
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
     try:
         return SigningKey(seed)
     except Exception as error:
         raise KeyFileError(f"key file {path} holds no nkey seed ({type(error).__name__}): restore it or move it away") from None
+
+
+def create(path: Path) -> SigningKey:
+    """A new key in a file that was not there before, readable for its owner only.
+
+    Raises:
+        KeyFileError: the file exists, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not _create(path):
+            raise KeyFileError(f"key file {path} exists: a key is a node's identity, so it is not replaced; choose another file")
+    except OSError as error:
+        raise KeyFileError(f"key file {path}: {error}: make its folder writable") from error
+    return load(path)
+
+
+def is_public_key(text: str) -> bool:
+    """Whether this is a well-formed public nkey of type user, checksum included."""
+    return _decode_public(text) is not None
 
 
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:
@@ -71,7 +105,8 @@ def verify(public_key: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def _create(path: Path) -> None:
+def _create(path: Path) -> bool:
+    """Whether the file is new."""
     # A finished file appears under its name at once, and `link` refuses to replace another process's.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -83,7 +118,8 @@ def _create(path: Path) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            return
+            return False
+        return True
     finally:
         draft.unlink(missing_ok=True)
 

@@ -11,10 +11,12 @@ import typer
 from shared.config import ConfigError
 from shared.runtime.errors import EXIT_CONFIG
 from shared.transport.base import TransportError
+from swarm_cli.ban_commands import ban, unban
 from swarm_cli.config_commands import config_app
 from swarm_cli.console import log_to_standard_error, note
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluate import evaluate
+from swarm_cli.key_commands import keys_app, roster_app
 from swarm_cli.model_commands import model_app
 from swarm_cli.plot import plot
 from swarm_cli.status import status
@@ -34,7 +36,11 @@ app.command()(watch)
 app.command()(status)
 app.command()(plot)
 app.command(name="eval")(evaluate)
+app.command()(ban)
+app.command()(unban)
 app.add_typer(config_app)
+app.add_typer(keys_app)
+app.add_typer(roster_app)
 app.add_typer(model_app)
 app.add_typer(task_app)
 

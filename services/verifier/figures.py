@@ -6,7 +6,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.verifier.border import Refusal, Refused
+from services.verifier.refusals import Refusal, Refused
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import ScorerPool
 
@@ -25,7 +25,7 @@ class Figures:
         self._shared = Counter("swarm_groups_shared", "Own groups stored on the swarm plane.", registry=registry)
         self._shares_dropped = Counter("swarm_shares_dropped", "Own groups that never reached the swarm.", registry=registry)
         self._refused = Counter("swarm_intake_refused", "Foreign messages refused, by reason.", ["reason"], registry=registry)
-        self._by_sender = Counter("swarm_intake_refused_by_sender", "The same, by sender.", ["sender"], registry=registry)
+        self._by_sender = Counter("swarm_intake_refused_by_sender", "The same, by claimed sender.", ["sender"], registry=registry)
         self._timeouts = Counter("swarm_score_timeouts", "Answers that made a scorer hang.", registry=registry)
         self._workers = Counter("swarm_scorers_replaced", "Scorer processes killed or lost, and replaced.", registry=registry)
         self._seconds = Histogram(
@@ -34,6 +34,8 @@ class Figures:
         self._outbox = Gauge("swarm_outbox_groups", "Own groups waiting for the swarm plane.", registry=registry)
         self._connected = Gauge("swarm_plane_connected", "1 while the swarm plane can be reached.", registry=registry)
         self._backlog = Gauge("swarm_intake_backlog", "Foreign messages not looked at yet.", registry=registry)
+        self._waiting = Gauge("swarm_intake_waiting", "Foreign messages waiting for their sender's turn.", registry=registry)
+        self._left_out = Gauge("swarm_senders_left_out", "Senders not listened to, by why.", ["why"], registry=registry)
         self._senders: set[str] = set()
         self._workers_seen = 0
         for origin in ("local", "external"):
@@ -98,6 +100,16 @@ class Figures:
     def backlog(self, messages: int) -> None:
         """Foreign messages not looked at yet."""
         self._backlog.set(messages)
+
+    def waiting(self, messages: int) -> None:
+        """Foreign messages waiting for their sender's turn."""
+        self._waiting.set(messages)
+
+    def left_out(self, quarantined: int, banned: int) -> None:
+        """Senders that are not listened to."""
+        for why, count in (("quarantined", quarantined), ("banned", banned)):
+            self._left_out.labels(why).set(count)
+            self._status.set(f"senders_{why}", count)
 
     async def watch_workers(self, pool: ScorerPool) -> None:
         """Keep count of replaced scorer processes, for ever."""

@@ -1,25 +1,31 @@
-"""Others' groups: read from the swarm within the budget, checked at the border, scored, and stored in `scored`.
+"""Others' groups: read from the swarm, lined up by sender, checked at the border within the budget, scored, and stored in `scored`.
 
-Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks at what it passed.
+Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks at what it passed. Reading
+goes `intake_look_factor` times faster than the budget, so that what others sent is found behind one sender's flood
+(`services.verifier.fair_queue`); a flood beyond that is sampled, and senders in good standing are asked for their newest group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from random import Random
 from typing import Any
 
 import msgpack
 
-from services.verifier.border import Border, Candidate, Refusal, Refused, without_tokens
+from services.verifier.border import Border, Candidate, without_tokens
+from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.figures import Figures
 from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
 from services.verifier.own_model import OwnModel
+from services.verifier.refusals import Refusal, Refused
 from services.verifier.swarm_link import SwarmLink
 from shared import subjects
 from shared.config import NodeConfig
 from shared.messages import ScoredGroup, encode
+from shared.runtime import run_until_stopped
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
 
@@ -29,7 +35,20 @@ IN_WORK = 64
 ALLOWED_TIMEOUTS = 1
 STORE_ATTEMPTS = 5
 RETRY_S = 1.0
+BUSY_S = 0.02
+"""Pause while groups wait for their sender's turn."""
+KNOWN_SUBJECTS = 256
+ASKED_SUBJECTS = 16
+"""Subjects in good standing that a look at an overfull stream asks for their newest group."""
 
+_NOT_THE_SENDERS_DOING = {
+    Refusal.TOO_LARGE,
+    Refusal.MALFORMED,
+    Refusal.SIGNATURE,
+    Refusal.AUTHOR,
+    Refusal.TOO_OLD,
+    Refusal.REPLAYED,
+}
 
 class Intake:
     """Takes in foreign groups."""
@@ -54,45 +73,76 @@ class Intake:
         self._own = own
         self._figures = figures
         self._log = log
-        rate_per_s = config.verifier.intake_groups_per_s
-        self._bucket = TokenBucket(rate_per_s, rate_per_s * BURST_S, time.monotonic())
+        verifier, now_s = config.verifier, time.monotonic()
+        self._look_rate_per_s = verifier.intake_groups_per_s * verifier.intake_look_factor
+        self._looks = TokenBucket(self._look_rate_per_s, self._look_rate_per_s * BURST_S, now_s)
+        self._waiting: FairQueue[StoredMessage] = FairQueue(
+            verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s
+        )
+        self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
         self._in_work: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
 
     async def run(self) -> None:
         """Look at the swarm for ever; does nothing on a node alone."""
+        if self._config.nats.swarm_url is None:
+            return
         try:
-            while self._config.nats.swarm_url is not None:
-                try:
-                    more = await self._turn()
-                except (TransportError, ValueError, OSError) as error:
-                    self._log.warning("intake_delayed", reason=str(error), retry_s=RETRY_S)
-                    more = False
-                    await asyncio.sleep(RETRY_S)
-                if not more:
-                    await asyncio.sleep(self._config.verifier.intake_poll_s)
+            await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting())
         finally:
             for task in self._in_work:
                 task.cancel()
             await asyncio.gather(*self._in_work, return_exceptions=True)
 
+    async def _read_swarm(self) -> None:
+        while True:
+            try:
+                more = await self._turn()
+            except (TransportError, ValueError, OSError) as error:
+                self._log.warning("intake_delayed", reason=str(error), retry_s=RETRY_S)
+                more = False
+                await asyncio.sleep(RETRY_S)
+            if not more:
+                await asyncio.sleep(self._config.verifier.intake_poll_s)
+
+    async def _admit_waiting(self) -> None:
+        while True:
+            self._news.clear()
+            for task in [task for task in self._in_work if task.done()]:
+                self._in_work.discard(task)
+                task.result()
+            swarm = self._link.transport
+            while swarm is not None and len(self._in_work) < IN_WORK:
+                found = self._waiting.next(time.monotonic())
+                if found is None:
+                    break
+                task = asyncio.create_task(self._admit(swarm, *found))
+                task.add_done_callback(lambda _: self._news.set())
+                self._in_work.add(task)
+            self._figures.waiting(len(self._waiting))
+            try:
+                await asyncio.wait_for(self._news.wait(), BUSY_S if len(self._waiting) else RETRY_S)
+            except TimeoutError:
+                continue
+
     async def _turn(self) -> bool:
-        """Look at what the budget allows now. True when there is more to look at."""
-        for task in [task for task in self._in_work if task.done()]:
-            self._in_work.discard(task)
-            task.result()
+        """Read what may be read now. True when there is more to read."""
         swarm = self._link.transport
         if swarm is None:
             return False
+        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic()):
+            # Not a flood but a slow moment here: what waits in the stream is not lost.
+            await asyncio.sleep(BUSY_S)
+            return True
         state = await swarm.stream_state(subjects.SWARM_ROLLOUTS)
         cursor, revision = await self._cursor()
-        allowed = min(self._bucket.available(time.monotonic()), MAX_READ, IN_WORK - len(self._in_work))
         plan = plan_intake(
             cursor=cursor,
             first_seq=state.first_seq,
             last_seq=state.last_seq,
-            allowed=allowed,
-            rate_per_s=self._config.verifier.intake_groups_per_s,
+            allowed=min(self._looks.available(time.monotonic()), MAX_READ),
+            rate_per_s=self._look_rate_per_s,
             random=self._random,
         )
         self._figures.backlog(max(0, state.last_seq - max(cursor, state.first_seq - 1)))
@@ -105,11 +155,22 @@ class Intake:
         except Conflict:
             return True
         messages = await self._read(swarm, plan, cursor)
-        self._bucket.take(len(messages))
+        self._looks.take(len(messages))
         for message in messages:
-            if subjects.rollouts_author(message.subject) != self._id:
-                self._in_work.add(asyncio.create_task(self._admit(swarm, message)))
+            self._line_up(message)
+        self._news.set()
         return plan.mode == "follow" and plan.next_cursor < state.last_seq
+
+    def _line_up(self, message: StoredMessage) -> None:
+        sender = subjects.rollouts_author(message.subject) or ""
+        if sender == self._id:
+            return
+        if message.subject in self._known_subjects:
+            self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
+        size_bytes = len(message.inline or b"")
+        for flooding, _ in self._waiting.offer(sender, message, size_bytes, time.monotonic()):
+            detail = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share)"
+            self._refuse(Refused(Refusal.FLOOD, flooding or None, detail))
 
     async def _cursor(self) -> tuple[int, int]:
         entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
@@ -120,8 +181,9 @@ class Intake:
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
         if plan.mode == "draw":
-            found = await asyncio.gather(*(swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions))
-            return [message for message in found if message is not None]
+            drawn = await asyncio.gather(*(swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions))
+            found = {message.seq: message for message in drawn if message is not None}
+            return list((found | await self._newest_of_known(swarm)).values())
         messages: list[StoredMessage] = []
         position = cursor + 1 if cursor < plan.next_cursor else 1
         while position <= plan.next_cursor:
@@ -133,22 +195,18 @@ class Intake:
             position = within[-1].seq + 1
         return messages
 
-    async def _admit(self, swarm: Transport, message: StoredMessage) -> None:
-        verdict = self._border.refuse_size(message.subject, message.size_bytes)
-        if verdict is not None:
-            self._refuse(verdict)
-            return
-        try:
-            payload = await swarm.payload(message)
-        except NotConnected as error:
-            self._log.warning("intake_delayed", reason=str(error))
-            return
-        except TransportError as error:
-            self._refuse(Refused(Refusal.BLOB_MISSING, subjects.rollouts_author(message.subject), str(error)))
-            return
-        examined = self._border.examine(message.subject, payload, time.time())
-        if isinstance(examined, Refused):
-            self._refuse(examined)
+    async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
+        known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
+        newest = await asyncio.gather(*(swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known))
+        return {
+            message.seq: message
+            for subject, message in zip(known, newest, strict=True)
+            if message is not None and message.seq > self._known_subjects[subject]
+        }
+
+    async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
+        examined = await self._examine(swarm, sender, message)
+        if examined is None:
             return
         texts = [completion.text for completion in examined.group.completions]
         task = examined.group.task
@@ -158,7 +216,31 @@ class Intake:
             self._figures.timeouts(result.timeouts)
             self._refuse(refused)
             return
+        self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
+        if len(self._known_subjects) > KNOWN_SUBJECTS:
+            self._known_subjects.popitem(last=False)
         await self._store(examined, result)
+
+    async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
+        """The checks before scoring. What they refuse costs nobody's budget, but its sender's where it is the sender's doing."""
+        verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
+        if verdict is None:
+            try:
+                payload = await swarm.payload(message)
+            except NotConnected as error:
+                self._log.warning("intake_delayed", reason=str(error))
+                return None
+            except TransportError as error:
+                self._refuse(Refused(Refusal.BLOB_MISSING, subjects.rollouts_author(message.subject), str(error)))
+                return None
+            verdict = self._border.examine(message.subject, payload, time.time())
+        if isinstance(verdict, Candidate):
+            return verdict
+        self._refuse(verdict)
+        if message.inline is not None or verdict.reason is Refusal.TOO_LARGE:
+            self._waiting.refund(sender, blameless=verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING)
+            self._news.set()
+        return None
 
     async def _store(self, candidate: Candidate, result: JobResult) -> None:
         group = candidate.group if self._own.same_tokenizer(candidate.group) else without_tokens(candidate.group)
@@ -185,4 +267,15 @@ class Intake:
 
     def _refuse(self, refused: Refused) -> None:
         self._figures.refused(refused)
-        self._log.debug("foreign_group_refused", reason=refused.reason.value, sender=refused.sender, detail=refused.detail[:300])
+        reason, detail = refused.reason.value, refused.detail[:300]
+        self._log.debug("foreign_group_refused", reason=reason, sender=refused.sender, detail=detail)
+        if refused.quarantined_s:
+            self._log.warning(
+                "sender_quarantined",
+                sender=refused.sender,
+                public_key=refused.blamed,
+                reason=reason,
+                detail=detail,
+                seconds=refused.quarantined_s,
+                remedy="it is let in again by itself; `swarm ban` keeps it out",
+            )

@@ -34,6 +34,10 @@ class TokenBucket:
         """Use tokens that `available` promised."""
         self._tokens -= count
 
+    def give_back(self) -> None:
+        """Return a token that was taken for nothing."""
+        self._tokens = min(self._burst, self._tokens + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class IntakePlan:

@@ -1,4 +1,4 @@
-"""Senders whose groups made a scorer hang are left out for a while, because a hang costs far more than it cost to send."""
+"""Who is left out for how long. Why, is the reputation's business."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ class Quarantine:
     def __init__(self) -> None:
         self._senders: dict[str, tuple[float, float]] = {}
 
-    def strike(self, sender: str, now_s: float) -> None:
-        """Leave out `sender`, whose group made a scorer hang."""
+    def strike(self, sender: str, now_s: float) -> float:
+        """Leave `sender` out from now on; returns for how many seconds."""
         until_s, length_s = self._senders.pop(sender, (0.0, 0.0))
         repeated = until_s > now_s - LONGEST_S
         length_s = min(LONGEST_S, 2 * length_s) if repeated and length_s else FIRST_S
         self._senders[sender] = (now_s + length_s, length_s)
         if len(self._senders) > MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
+        return length_s
 
     def remaining_s(self, sender: str, now_s: float) -> float:
-        """How long `sender` is still left out; 0 when it is not."""
-        return max(0.0, self._senders.get(sender, (0.0, 0.0))[0] - now_s)
+        """How long `sender` is still left out; 0 when it is not. A clock set back makes no term longer than it was."""
+        until_s, length_s = self._senders.get(sender, (0.0, 0.0))
+        return min(length_s, max(0.0, until_s - now_s))
+
+    def count(self, now_s: float) -> int:
+        """How many are left out now."""
+        return sum(until_s > now_s for until_s, _ in self._senders.values())

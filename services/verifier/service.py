@@ -9,12 +9,14 @@ from services.verifier.local import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
+from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
 from services.verifier.swarm_link import SwarmLink
-from services.verifier.trust import KnownKeys
+from services.verifier.trust import KnownKeys, RosterKeys
 from shared import subjects
 from shared.config import NodeConfig
 from shared.keys import KeyFileError, load_or_create
+from shared.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.tasks.derive import TaskError
 from shared.tasks.held_out import HeldOut, held_out_tasks
@@ -23,6 +25,7 @@ from shared.tasks.specs import check_specs
 from shared.transport.base import ConsumerSpec
 
 MAX_ACK_PENDING = 256
+MAX_REPLAY_MEMORY = 2_000_000
 
 
 class VerifierService:
@@ -34,10 +37,13 @@ class VerifierService:
         run_dir = config.node.run_dir
         try:
             self._key = load_or_create(run_dir / "node.nk")
-            self._known_keys = KnownKeys(run_dir / "known_keys.txt", (config.node.id, self._key.public_key))
-            self._replay = ReplayMemory(config.verifier.replay_memory, run_dir / "accepted_groups.txt")
+            self._roster = RosterKeys(config.verifier.roster_file) if config.verifier.trust == "roster" else None
+            self._trust = self._roster or KnownKeys(run_dir / "known_keys.txt", (config.node.id, self._key.public_key))
+            self._replay = ReplayMemory(_replay_capacity(config), run_dir / "accepted_groups.txt")
             check_specs(config.tasks)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+        except RosterError as error:
+            raise FatalError(f"verifier.trust is roster, but {error}; or set verifier.trust = \"open\"") from None
         except (KeyFileError, TaskError) as error:
             raise FatalError(str(error)) from None
         except OSError as error:
@@ -46,7 +52,8 @@ class VerifierService:
     async def run(self, context: ServiceContext) -> None:
         """Score, share and take in until told to stop."""
         config, log = self._config, context.log
-        await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
+        if config.nats.create_streams:
+            await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
         figures = Figures(context.registry, context.status)
         pool = ScorerPool.from_config(config.verifier)
         link = SwarmLink(config, context.swarm, figures, log)
@@ -55,15 +62,17 @@ class VerifierService:
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log)
             local = LocalScorer(config, context.node, pool, outbox, own, figures, log)
-            border = Border(self._rules(), self._known_keys, self._replay, self._held_out)
+            border = Border(self._rules(), self._trust, self._replay, self._held_out)
             intake = Intake(config, context.node, link, border, pool, own, figures, log)
+            watch = SenderWatch(config.node.id, context.replica, context.node, border, self._roster, figures, log)
+            await watch.look()
             reports = Reports(config, self._key.public_key, context.node, link, own, log)
             context.mark_ready()
             context.status.state("verifying")
             log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)
             loops = [local.run(), local.sweep(), outbox.run(), link.run(), figures.watch_workers(pool)]
             if config.nats.swarm_url is not None:
-                loops += [intake.run(), reports.run_evals(), reports.run_record()]
+                loops += [intake.run(), watch.run(), reports.run_evals(), reports.run_record()]
             await run_until_stopped(context.stopping, *loops)
         except SandboxError as error:
             raise FatalError(str(error)) from None
@@ -92,3 +101,10 @@ class VerifierService:
             max_completions=verifier.max_foreign_completions,
             max_answer_chars=verifier.max_answer_chars,
         )
+
+
+def _replay_capacity(config: NodeConfig) -> int:
+    """Room for all that can be taken in while it is not too old, so that the age check takes over where the memory ends."""
+    verifier = config.verifier
+    longest_s = verifier.max_age_s + verifier.max_clock_skew_s
+    return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * longest_s) + 1))

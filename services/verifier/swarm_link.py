@@ -7,11 +7,13 @@ from typing import Any
 
 from services.verifier.figures import Figures
 from shared.config import NodeConfig
-from shared.streams import ensure_swarm_streams
-from shared.transport.base import Transport, TransportError
-from shared.transport.connect import connect
+from shared.runtime.planes import connect_swarm_plane
+from shared.streams import prepare_swarm_streams
+from shared.transport.base import AccessDenied, Transport, TransportError
 
 RETRY_S = 2.0
+DENIED_RETRY_S = 30.0
+"""A server that refuses the key may list it later; the node trains on alone meanwhile."""
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -39,7 +41,7 @@ class SwarmLink:
         self._figures.connected(self._was_connected)
         while True:
             if self._transport is None:
-                await self._connect(self._config.nats.swarm_url)
+                await self._connect()
             connected = self.transport is not None
             if connected and not self._was_connected:
                 connected = await self._ensure_streams()
@@ -54,16 +56,20 @@ class SwarmLink:
         if self._transport is not None and self._transport is not self._given:
             await self._transport.close()
 
-    async def _connect(self, url: str) -> None:
+    async def _connect(self) -> None:
         try:
-            self._transport = await connect(url, name=f"{self._config.node.id}-border", timeout_s=CONNECT_TIMEOUT_S)
+            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=CONNECT_TIMEOUT_S)
+        except AccessDenied as error:
+            self._log.error("swarm_plane_denied", reason=str(error), consequence="training alone", retry_s=DENIED_RETRY_S)
+            await asyncio.sleep(DENIED_RETRY_S)
         except TransportError as error:
             self._log.debug("swarm_plane_away", reason=str(error))
 
     async def _ensure_streams(self) -> bool:
         assert self._transport is not None
         try:
-            await ensure_swarm_streams(self._transport, replicas=self._config.nats.swarm_replicas)
+            nats = self._config.nats
+            await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.swarm_replicas)
         except TransportError as error:
             self._log.warning("swarm_streams", reason=str(error))
             return False

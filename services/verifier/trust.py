@@ -1,11 +1,76 @@
-"""Which key a node's name belongs to: the first one seen with it, remembered across restarts."""
+"""Which key a node's name belongs to: the first one seen with it, remembered across restarts (open), or the one listed (roster)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
+
+from shared.roster import RosterEntry, read_roster
 
 MAX_NAMES = 20_000
+
+
+class Trust(Protocol):
+    """Who may use a name. Nothing here looks at a signature."""
+
+    def may_use(self, name: str, public_key: str) -> bool:
+        """Whether `name` is free or belongs to this key."""
+        ...
+
+    def bind(self, name: str, public_key: str) -> bool:
+        """Give `name` to the key if it is free. False when it belongs to another, or cannot be given."""
+        ...
+
+    def key_of(self, name: str) -> str | None:
+        """The key that `name` belongs to."""
+        ...
+
+
+class RosterKeys:
+    """Only the names and keys in the roster file. Raises RosterError when that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._stamp()
+        self._entries: dict[str, RosterEntry] = read_roster(path)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def may_use(self, name: str, public_key: str) -> bool:
+        """Whether the roster lists this name with this key."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.public_key == public_key
+
+    def bind(self, name: str, public_key: str) -> bool:
+        """As `may_use`: a roster gives nothing away."""
+        return self.may_use(name, public_key)
+
+    def key_of(self, name: str) -> str | None:
+        """The listed key."""
+        entry = self._entries.get(name)
+        return entry.public_key if entry else None
+
+    def reload(self) -> bool:
+        """Read the file again if it changed. Returns whether it did.
+
+        Raises:
+            RosterError: it is gone or wrong now; the entries read before stay in force.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        self._entries = read_roster(self._path)
+        return True
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 class KnownKeys:
@@ -27,6 +92,10 @@ class KnownKeys:
     def may_use(self, name: str, public_key: str) -> bool:
         """Whether `name` is free or belongs to this key."""
         return self._keys.get(name, public_key) == public_key
+
+    def key_of(self, name: str) -> str | None:
+        """The key that `name` belongs to."""
+        return self._keys.get(name)
 
     def bind(self, name: str, public_key: str) -> bool:
         """Give `name` to the key if it is free. False when it belongs to another, or there is no room for more names."""

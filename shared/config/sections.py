@@ -40,6 +40,20 @@ class NatsSection(Section):
     connect_timeout_s: float = Field(20.0, gt=0, le=600, description="How long a starting process waits for the server.")
     replicas: Literal[1, 3, 5] = Field(1, description="Copies of each of the node's streams; 3 in a cluster.")
     swarm_replicas: Literal[1, 3, 5] = Field(1, description="Copies of the swarm's streams, if this node creates them.")
+    node_key_file: str = Field(
+        "", description="Nkey seed or .creds for the node plane; {role} and {node} stand for this process's. Empty: no key."
+    )
+    swarm_key_file: str = Field("", description="The same for the swarm plane. Only the verifier reads it.")
+    node_ca_file: str = Field("", description="PEM file of the authority that signed the node plane's certificate; empty: the system's.")
+    swarm_ca_file: str = Field("", description="The same for the swarm plane.")
+    inbox_prefix: str = Field(
+        "_INBOX_{node}.{role}",
+        pattern=r"^[A-Za-z0-9_{}-]+(\.[A-Za-z0-9_{}-]+)*$",
+        description="Where replies arrive, with {role} and {node}; a secured server allows each user its own only.",
+    )
+    create_streams: bool = Field(
+        True, description="False: services only look whether streams are there; `swarm nats init` made them, with a right they lack."
+    )
 
     @field_validator("swarm_url", mode="before")
     @classmethod
@@ -71,6 +85,11 @@ class TaskSpec(Section):
     dataset: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$", description="Dataset name, see `swarm task list`.")
     weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
     config: dict[str, Any] = Field(default_factory=dict, description="The dataset's own settings; not `seed`.")
+    verifier: str = Field(
+        "reasoning_gym",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="Who judges answers: reasoning_gym, exact, math (needs the extra `math`), or an entry point of `swarm.verifiers`.",
+    )
 
     @property
     def canonical_config(self) -> str:
@@ -137,7 +156,16 @@ class VerifierSection(Section):
     max_foreign_completions: int = Field(64, ge=1, le=1024, description="Largest foreign group taken in.")
     max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text taken in.")
     replay_memory: int = Field(200_000, ge=1000, description="Foreign group ids remembered so that none counts twice.")
-    trust: Literal["open"] = Field("open", description="open: a name belongs to the first key seen with it.")
+    trust: Literal["open", "roster"] = Field(
+        "open", description="open: a name belongs to the first key seen with it; roster: only what `roster_file` lists."
+    )
+    roster_file: Path = Field(
+        Path("var/roster.txt"), description="Lines `name key [note]`, see `swarm roster`; read again when it changes."
+    )
+    max_sender_share: float = Field(0.5, gt=0, le=1, description="One sender's part of intake_groups_per_s at most.")
+    intake_look_factor: float = Field(
+        8.0, ge=1, le=1000, description="Messages read per one of intake_groups_per_s, to find the others' behind a flood."
+    )
 
 
 class SamplerSection(Section):
@@ -156,6 +184,13 @@ class SamplerSection(Section):
     pool_local: int = Field(1024, ge=1, le=1_000_000, description="Own groups kept waiting at most.")
     pool_external: int = Field(1024, ge=1, le=1_000_000, description="Foreign groups kept waiting at most.")
     prefetch: int = Field(1, ge=1, le=64, description="Batches built ahead of the trainer.")
+    max_share_per_node: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="One node's part of a batch's external groups at most, or an equal part if that is more; "
+        "no cap while only one other node is there. 1: off.",
+    )
 
 
 class LoraSection(Section):
@@ -183,6 +218,12 @@ class TrainerSection(Section):
     cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
     importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
+    policy_check_fraction: float = Field(
+        0.0, ge=0, le=1, description="Part of the foreign groups whose answers must not be absurd to the own policy; 0: off."
+    )
+    min_foreign_logprob: float = Field(
+        -8.0, le=0, description="A checked answer with a lower mean logprob per token, in nats, is not trained on."
+    )
     sequence_mask: tuple[float, float] | None = Field(
         None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
     )

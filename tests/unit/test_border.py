@@ -174,14 +174,28 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
         refused = gate.conclude(candidate, result(said), NOW_S)
         assert refused is not None
         assert refused.reason.value == reason
-    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
-    refused = gate.conclude(candidate, result("scoring_timeout"), NOW_S)
+    incomplete = gate.conclude(candidate, JobResult([1.0], None, None, "", 0, 0.1), NOW_S)
+    assert incomplete is not None
+    assert incomplete.reason is Refusal.TASK_UNDERIVABLE
+    hanging = gate.examine(SUBJECT, signed(group(draw=1)), NOW_S)
+    assert isinstance(hanging, Candidate)
+    refused = gate.conclude(hanging, result("scoring_timeout"), NOW_S)
     assert refused is not None
-    assert refused.reason is Refusal.SCORING_TIMEOUT
-    left_out = gate.examine(SUBJECT, signed(group()), NOW_S + 1)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.SCORING_TIMEOUT, KEY.public_key, FIRST_S)
+    left_out = gate.examine(SUBJECT, signed(group(draw=2)), NOW_S + 1)
     assert isinstance(left_out, Refused)
     assert left_out.reason is Refusal.QUARANTINED
-    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S + FIRST_S + 1), Candidate)
+    assert isinstance(gate.examine(SUBJECT, signed(group(draw=2)), NOW_S + FIRST_S + 1), Candidate)
+
+
+def test_a_group_that_was_refused_is_not_scored_again_whoever_sends_it_again(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    candidate = gate.examine(SUBJECT, signed(group()), NOW_S)
+    assert isinstance(candidate, Candidate)
+    gate.conclude(candidate, result("scoring_timeout"), NOW_S)
+    again = gate.examine(SUBJECT, signed(group()), NOW_S + FIRST_S + 1)
+    assert isinstance(again, Refused)
+    assert (again.reason, again.blamed) == (Refusal.REPLAYED, None)
 
 
 def test_quarantine_doubles_with_each_strike() -> None:

@@ -1,0 +1,41 @@
+"""Who is banned: by name and by key, so that neither comes back with another of the other. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from services.verifier.trust import Trust
+from shared.senders import Ban, BanList
+
+
+class Bans:
+    """The bans in force. A banned name bans the key it belongs to; a banned key bans every name that it signs for."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+        self._bans: dict[str, Ban] = {}
+        self._by_key: dict[str, Ban] = {}
+
+    def count(self, now_s: float) -> int:
+        """How many bans are in force."""
+        return sum(_in_force(ban, now_s) is not None for ban in self._bans.values())
+
+    def replace(self, listed: BanList) -> None:
+        """These bans and no others from now on."""
+        self._bans = {ban.sender: ban for ban in listed.bans}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look up again which keys the banned names belong to."""
+        owned = {self._trust.key_of(sender): ban for sender, ban in self._bans.items()}
+        self._by_key = {key: ban for key, ban in owned.items() if key is not None}
+
+    def of_name(self, name: str | None, now_s: float) -> Ban | None:
+        """The ban on a name that a message claims."""
+        return _in_force(self._bans.get(name or ""), now_s)
+
+    def of_key(self, public_key: str, now_s: float) -> Ban | None:
+        """The ban on a key that a message names."""
+        return _in_force(self._bans.get(public_key), now_s) or _in_force(self._by_key.get(public_key), now_s)
+
+
+def _in_force(ban: Ban | None, now_s: float) -> Ban | None:
+    return ban if ban is not None and (ban.until is None or ban.until > now_s) else None

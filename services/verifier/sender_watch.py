@@ -1,0 +1,100 @@
+"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its file; and says who stands badly.
+
+Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from services.verifier.border import Border
+from services.verifier.figures import Figures
+from services.verifier.trust import RosterKeys
+from shared import subjects
+from shared.messages import MessageError, decode, encode
+from shared.roster import RosterError
+from shared.senders import BANS_KEY, MAX_SENDERS, SENDERS_PREFIX, BanList, SendersReport, SenderStanding
+from shared.transport.base import Transport, TransportError
+
+PERIOD_S = 1.0
+REPORT_PERIOD_S = 5.0
+
+
+class SenderWatch:
+    """One verifier replica's."""
+
+    def __init__(
+        self, node_id: str, replica: str, node: Transport, border: Border, roster: RosterKeys | None, figures: Figures, log: Any
+    ) -> None:
+        self._id = node_id
+        self._report_key = SENDERS_PREFIX + replica
+        self._node = node
+        self._border = border
+        self._roster = roster
+        self._figures = figures
+        self._log = log
+        self._revision = 0
+        self._reported: list[SenderStanding] = []
+
+    async def run(self) -> None:
+        """For ever."""
+        reported_at = time.monotonic()
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await self.look()
+                if time.monotonic() - reported_at >= REPORT_PERIOD_S:
+                    reported_at = time.monotonic()
+                    await self.report(time.time())
+            except TransportError as error:
+                self._log.debug("bans_not_read", reason=str(error))
+
+    async def look(self) -> None:
+        """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier lists in force.
+
+        Raises:
+            TransportError: the node plane does not answer.
+        """
+        self._read_roster()
+        entry = await self._node.kv_get(subjects.node_bucket(self._id), BANS_KEY)
+        if entry is not None and entry.revision != self._revision:
+            self._revision = entry.revision
+            try:
+                listed = decode(entry.value, BanList)
+            except MessageError as error:
+                self._log.error("bans_unreadable", reason=str(error), consequence="the earlier bans stay in force")
+            else:
+                self._border.bans.replace(listed)
+                self._log.info("bans", senders=[ban.sender for ban in listed.bans][:20])
+        self._border.bans.refresh()
+        now_s = time.time()
+        self._figures.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
+
+    async def report(self, now_s: float) -> None:
+        """Write down the worst senders if that changed."""
+        worst = [
+            SenderStanding(
+                public_key=each.public_key,
+                name=each.name,
+                suspicion=round(each.suspicion, 3),
+                accepted=each.accepted,
+                refused=each.refused,
+                quarantined_s=round(each.quarantined_s, 1),
+            )
+            for each in self._border.reputation.worst(MAX_SENDERS, now_s)
+        ]
+        if worst != self._reported:
+            report = SendersReport(node=self._id, updated_at=now_s, worst=worst)
+            await self._node.kv_put(subjects.node_bucket(self._id), self._report_key, encode(report))
+            self._reported = worst
+
+    def _read_roster(self) -> None:
+        if self._roster is None:
+            return
+        try:
+            if self._roster.reload():
+                self._log.info("roster", nodes=len(self._roster))
+        except RosterError as error:
+            self._log.error("roster_unusable", reason=str(error), consequence="the roster read before stays in force")

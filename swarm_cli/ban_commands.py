@@ -1,0 +1,139 @@
+"""`swarm ban` and `swarm unban`: keep a sender out of a running node."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from shared import subjects
+from shared.config import NodeConfig
+from shared.keys import is_public_key
+from shared.messages import MessageError, decode, encode
+from shared.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
+from shared.transport.base import Conflict, Transport
+from shared.transport.connect import connect
+from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.errors import CommandError
+
+T = TypeVar("T")
+TIMEOUT_S = 5.0
+TRIES = 10
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+ByOption = Annotated[str, typer.Option("--by", help="The node that shall not listen.  [default: node.id]")]
+NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's own streams.  [default: nats.node_url]")]
+
+
+def ban(
+    sender: Annotated[str, typer.Argument(help="A node's name or public key. Without one: print bans and the worst senders.")] = "",
+    duration: Annotated[str, typer.Option("--for", help="Such as 90s, 30m, 1h, 7d.  [default: for good]")] = "",
+    reason: Annotated[str, typer.Option(help="For the logs.")] = "",
+    by: ByOption = "",
+    node_url: NodeUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Keep a sender out, by its name and by the key that the name belongs to. Acts on running verifiers within seconds."""
+    node_config = load_chosen(config)
+    bucket = subjects.node_bucket(by or node_config.node.id)
+    if not sender:
+        typer.echo("\n".join(asyncio.run(_with(node_config, node_url, lambda plane: _listing(plane, bucket)))))
+        return
+    if not (_NAME.fullmatch(sender) or is_public_key(sender)):
+        raise CommandError(f"{sender[:80]!r} is neither a node's name nor a public key (U...)")
+    if sender == (by or node_config.node.id):
+        raise CommandError(f"{sender} is the node itself: name another, or whose ban it is with --by")
+    now_s = time.time()
+    until_s = now_s + seconds(duration) if duration else None
+    made = Ban(sender=sender, until=until_s, reason=reason[:500], made_at=now_s)
+    asyncio.run(_with(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _added(bans, made, now_s))))
+
+
+def unban(
+    sender: Annotated[str, typer.Argument(help="What `swarm ban` was given.")],
+    by: ByOption = "",
+    node_url: NodeUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Let a sender in again."""
+    node_config = load_chosen(config)
+    bucket = subjects.node_bucket(by or node_config.node.id)
+    asyncio.run(_with(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _removed(bans, sender))))
+
+
+def seconds(duration: str) -> float:
+    """Seconds of `90s`, `30m`, `1h`, `7d`. Raises CommandError for anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smhd])", duration)
+    if match is None or float(match[1]) == 0:
+        raise CommandError(f"--for {duration!r} is no duration: write it like 90s, 30m, 1h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _added(bans: BanList, made: Ban, now_s: float) -> BanList:
+    changed = bans.in_force(now_s).with_ban(made)
+    if len(changed.bans) > MAX_BANS:
+        raise CommandError(f"{MAX_BANS} senders are banned already: a roster says whom to admit (verifier.trust, `swarm roster`)")
+    return changed
+
+
+def _removed(bans: BanList, sender: str) -> BanList:
+    changed = bans.without(sender)
+    if len(changed.bans) == len(bans.bans):
+        raise CommandError(f"{sender} is not banned: `swarm ban` without a name shows who is")
+    return changed
+
+
+async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
+    plane = await connect(node_url or config.nats.node_url, name="bans", timeout_s=TIMEOUT_S)
+    try:
+        return await action(plane)
+    finally:
+        await plane.close()
+
+
+async def _listing(plane: Transport, bucket: str) -> list[str]:
+    bans, _ = await _read(plane, bucket)
+    now_s = time.time()
+    lines = []
+    for each in bans.in_force(now_s).bans:
+        term = "for good" if each.until is None else f"for {each.until - now_s:.0f} s more"
+        lines.append(f"banned {each.sender} {term} {each.reason}".rstrip())
+    for entry in await plane.kv_all(bucket, SENDERS_PREFIX):
+        try:
+            report = decode(entry.value, SendersReport)
+        except MessageError:
+            continue
+        for sender in report.worst:
+            refused = ", ".join(f"{reason} {count}" for reason, count in sender.refused.items())
+            term = f", quarantined for {sender.quarantined_s:.0f} s" if sender.quarantined_s else ""
+            lines.append(
+                f"suspicion {sender.suspicion:.2f} {sender.name} {sender.public_key}: {refused}; accepted {sender.accepted}{term} "
+                f"({now_s - report.updated_at:.0f} s ago)"
+            )
+    return lines or ["nobody is banned, and nothing is held against anyone"]
+
+
+async def _change(plane: Transport, bucket: str, change: Callable[[BanList], BanList]) -> None:
+    for _ in range(TRIES):
+        bans, revision = await _read(plane, bucket)
+        try:
+            await plane.kv_update(bucket, BANS_KEY, encode(change(bans)), last_revision=revision)
+        except Conflict:
+            continue
+        return
+    raise CommandError("others were changing the bans all the time: try again")
+
+
+async def _read(plane: Transport, bucket: str) -> tuple[BanList, int]:
+    entry = await plane.kv_get(bucket, BANS_KEY)
+    if entry is None:
+        return BanList(), 0
+    try:
+        return decode(entry.value, BanList), entry.revision
+    except MessageError as error:
+        raise CommandError(f"the bans in {bucket} cannot be read ({error}): use the version that wrote them") from None

@@ -1,0 +1,123 @@
+"""`swarm keys`, `swarm roster`: a node's identity, and whom it admits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
+from shared.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
+from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+
+keys_app = typer.Typer(name="keys", help="A node's Ed25519 key: make one, or show its public half.", no_args_is_help=True)
+roster_app = typer.Typer(
+    name="roster", help="Which nodes are admitted where verifier.trust is roster: lines `name key [note]`.", no_args_is_help=True
+)
+FileOption = Annotated[Path | None, typer.Option("--file", help="The roster.  [default: verifier.roster_file]")]
+
+
+@keys_app.command()
+def new(
+    out: Annotated[Path | None, typer.Option(help="Where the seed goes; readable for its owner only, never replaced.")] = None,
+    name: Annotated[str, typer.Option(help="The node's name: print the line for others' rosters instead of the key alone.")] = "",
+) -> None:
+    """Make a key. Prints the public half; without --out the seed too, on a line of its own before it."""
+    if out is None:
+        seed = new_seed()
+        typer.echo(seed.decode())
+        key = SigningKey(seed)
+    else:
+        try:
+            key = create(out)
+        except KeyFileError as error:
+            raise CommandError(str(error)) from None
+        note(f"the seed is in {out}; a node takes it as node.nk in its run's folder")
+    typer.echo(_line(name, key.public_key))
+
+
+@keys_app.command("show")
+def show_key(
+    file: Annotated[Path | None, typer.Argument(help="A key file.  [default: that of the configured node]")] = None,
+    node: Annotated[str, typer.Option(help="A node of the configured run.  [default: node.id]")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Print the public key; with a node also its name, as a line for others' rosters. Never prints the seed."""
+    name = node
+    if file is None:
+        section = load_chosen(config).node
+        name = node or section.id
+        file = section.run_dir.parent / name / "node.nk"
+    try:
+        typer.echo(_line(name, load(file).public_key))
+    except KeyFileError as error:
+        raise CommandError(str(error)) from None
+
+
+@roster_app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="The node's name.")],
+    public_key: Annotated[str, typer.Argument(help="Its public key, U..., see `swarm keys show` there.")],
+    remark: Annotated[str, typer.Option("--note", help="Anything worth remembering.")] = "",
+    file: FileOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Admit a node. Verifiers that use the file act within seconds."""
+    path = _roster_file(file, config)
+    entries = _entries(path, missing_is_empty=True)
+    if name in entries and entries[name].public_key != public_key:
+        raise CommandError(f"{name} is listed with another key: `swarm roster remove {name}` first if that is meant")
+    if not is_public_key(public_key):
+        raise CommandError(f"{public_key[:80]!r} is no public key: `swarm keys show` prints U...")
+    entries[name] = RosterEntry(name, public_key, " ".join(remark.split("#", 1)[0].split()))
+    try:
+        parse_roster("\n".join(f"{each.name} {each.public_key} {each.note}" for each in entries.values()))
+    except RosterError as error:
+        raise CommandError(str(error)) from None
+    _write(path, entries)
+
+
+@roster_app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="The node's name.")], file: FileOption = None, config: ConfigOption = None
+) -> None:
+    """Admit a node no longer."""
+    path = _roster_file(file, config)
+    entries = _entries(path)
+    if entries.pop(name, None) is None:
+        raise CommandError(f"{name} is not in {path}: `swarm roster list` shows who is")
+    _write(path, entries)
+
+
+@roster_app.command("list")
+def list_roster(file: FileOption = None, config: ConfigOption = None) -> None:
+    """Print the roster."""
+    for entry in _entries(_roster_file(file, config)).values():
+        typer.echo(f"{entry.name} {entry.public_key} {entry.note}".rstrip())
+
+
+def _line(name: str, public_key: str) -> str:
+    return f"{name} {public_key}" if name else public_key
+
+
+def _roster_file(file: Path | None, config: Path | None) -> Path:
+    return file or load_chosen(config).verifier.roster_file
+
+
+def _entries(path: Path, *, missing_is_empty: bool = False) -> dict[str, RosterEntry]:
+    if missing_is_empty and not path.exists():
+        return {}
+    try:
+        return read_roster(path)
+    except RosterError as error:
+        raise CommandError(str(error)) from None
+
+
+def _write(path: Path, entries: dict[str, RosterEntry]) -> None:
+    try:
+        write_roster(path, entries)
+    except OSError as error:
+        raise CommandError(f"roster {path} cannot be written: {error}") from None
