@@ -9,6 +9,9 @@ A batch waits for three things in turn: the trainer to come near, I local groups
 * **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy decides. `wait` waits on; `short` goes
   on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
   those: the generator is paced by I, so they may never come. No policy makes an empty batch.
+* **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of within
+  `max_external_age_s`. What the cap holds back counts as missing; under `wait` it is not waited for longer than `shortage_wait_s`,
+  because nodes that fell silent would then stop the others.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
 gone silent thus waits once, not at every step; as soon as the pool has held J again the clock starts anew.
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Literal
 
 from services.sampler.pool import PoolEntry
-from services.sampler.strategies import Strategy, local_order
+from services.sampler.strategies import Strategy, available, local_order, node_cap
 from shared.messages import TrainerPosition
 
 
@@ -50,6 +54,7 @@ class Rules:
     strategy: Strategy
     node_seed: int
     node_id: str
+    max_share_per_node: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class BatchPlan:
     pool_local: int
     pool_external: int
     shortage: Literal["none", "fill_local", "short"]
+    node_cap: int
+    """The most external groups that one node may have in this batch."""
 
 
 class Assembly:
@@ -84,7 +91,13 @@ class Assembly:
         self._short_since: float | None = None
 
     def decide(
-        self, local: Iterable[PoolEntry], external: Iterable[PoolEntry], number: int, position: TrainerPosition | None, now: float
+        self,
+        local: Iterable[PoolEntry],
+        external: Iterable[PoolEntry],
+        number: int,
+        position: TrainerPosition | None,
+        now: float,
+        heard_of: Mapping[str, float] = MappingProxyType({}),
     ) -> Wait | BatchPlan:
         """Wait, or build batch `number`.
 
@@ -94,11 +107,15 @@ class Assembly:
             number: Number of the next batch.
             position: The trainer's; None as long as it has not written one.
             now: Unix time, seconds.
+            heard_of: Other nodes and when the newest usable group of each arrived (`SamplerMemory.heard_of`).
         """
         rules = self.rules
         everything = list(external)
         fresh = [entry for entry in everything if entry.age_s(now) <= rules.max_external_age_s]
-        waited_s = self._short_for(len(fresh) < rules.external, now)
+        nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= rules.max_external_age_s}
+        cap = node_cap(rules.external, rules.max_share_per_node, len(nodes))
+        usable = available(fresh, rules.external, cap)
+        waited_s = self._short_for(usable < rules.external, now)
 
         trained = position.batch_number if position is not None else 0
         if number > trained + rules.prefetch or (position is not None and position.finished):
@@ -106,15 +123,16 @@ class Assembly:
         own = sorted(local, key=local_order)
         if len(own) < rules.local:
             return Wait(WaitFor.LOCAL, len(own), rules.local)
-        missing = max(0, rules.external - len(fresh))
-        if missing and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
-            return Wait(WaitFor.EXTERNAL, len(fresh), rules.external)
+        missing = max(0, rules.external - usable)
+        held_back = min(rules.external, len(fresh)) > usable
+        if missing and (waited_s < rules.shortage_wait_s or (rules.shortage == "wait" and not held_back)):
+            return Wait(WaitFor.EXTERNAL, usable, rules.external)
         filled = own[: rules.local + missing] if rules.shortage == "fill_local" else own[: rules.local]
         if not filled and not fresh:
             return Wait(WaitFor.EXTERNAL, 0, rules.external)
 
         seed = batch_seed(rules.node_seed, rules.node_id, number)
-        chosen = rules.strategy.draw(fresh, rules.external, random.Random(seed)) if rules.external else []
+        chosen = rules.strategy.draw(fresh, rules.external, cap, random.Random(seed)) if rules.external else []
         kept = set(map(id, fresh))
         return BatchPlan(
             number=number,
@@ -124,7 +142,8 @@ class Assembly:
             seed=seed,
             pool_local=len(own),
             pool_external=len(fresh),
-            shortage="none" if not missing or rules.shortage == "wait" else rules.shortage,
+            shortage="none" if not missing else "short" if rules.shortage == "wait" else rules.shortage,
+            node_cap=cap,
         )
 
     def _short_for(self, short: bool, now: float) -> float:

@@ -24,7 +24,7 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
             )
             for entry in (*plan.local, *plan.external)
         ],
-        strategy=rules.strategy.name,
+        strategy=_explained(plan, rules),
         seed=plan.seed,
         wanted_local=rules.local,
         wanted_external=rules.external,
@@ -33,3 +33,9 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
         shortage=plan.shortage,
         state=state,
     )
+
+
+def _explained(plan: BatchPlan, rules: Rules) -> str:
+    if plan.node_cap >= rules.external:
+        return rules.strategy.name
+    return f"{rules.strategy.name}, at most {plan.node_cap} of a node"

@@ -63,6 +63,7 @@ class SamplerMemory:
         self.dropped_local = self._known.dropped_local
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups given up since the counter was last cleared, for logs and metrics."""
+        self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.cursor = max(0, min(self._known.floor_seq, self._known.scored_seq - DUPLICATE_POSITIONS))
         """Position of the last message that was taken in, or is not needed."""
 
@@ -75,6 +76,8 @@ class SamplerMemory:
                 self._drop("local", "unreadable")  # counted as local: one place too many is given back, never one too few
             return
         duplicate = self._remember(scored.group_id, seq)
+        if scored.origin == "external":
+            self._hear(seq, scored)
         if self._settled_before(seq):
             return
         if duplicate and seq > self._known.scored_seq:
@@ -89,6 +92,14 @@ class SamplerMemory:
         """Positions before `first_seq` no longer exist in the stream; those not settled are lost."""
         self._pass_over(self.cursor + 1, first_seq - 1)
         self.cursor = max(self.cursor, first_seq - 1)
+
+    @property
+    def heard_of(self) -> dict[str, float]:
+        """Other nodes of whom a usable group came within the last `DUPLICATE_POSITIONS`, and when the newest arrived (Unix time).
+
+        Positions bound it because a restarted sampler reads no further back, and must then know the same nodes.
+        """
+        return {node: at for node, (seq, at) in self._heard.items() if seq > self.cursor - DUPLICATE_POSITIONS}
 
     def lose(self, seq: int) -> None:
         """The stream no longer holds the payload of this entry."""
@@ -146,6 +157,13 @@ class SamplerMemory:
         for pool in (self.local, self.external):
             while (oldest := pool.oldest_seq()) is not None and oldest <= self.cursor - MAX_POSITIONS:
                 self._evicted(pool.remove(oldest))
+
+    def _hear(self, seq: int, scored: ScoredGroup) -> None:
+        if scored.failure is None and scored.rewards and self._keeps(pool_entry(seq, scored)):
+            self._heard[scored.group.node] = (seq, scored.scored_at)
+            self._heard.move_to_end(scored.group.node)
+            while next(iter(self._heard.values()))[0] <= seq - DUPLICATE_POSITIONS:
+                self._heard.popitem(last=False)
 
     def _evicted(self, entry: PoolEntry | None) -> None:
         if entry is not None:

@@ -53,6 +53,7 @@ def rules_of(config: NodeConfig) -> Rules:
         strategy=strategy_named(sampler.strategy),
         node_seed=config.node.seed,
         node_id=config.node.id,
+        max_share_per_node=sampler.max_share_per_node,
     )
 
 
@@ -175,7 +176,9 @@ class SamplerService:
             cursor = memory.cursor
             await self._read(memory)
             decided_at = time.monotonic()
-            decision = assembly.decide(memory.local, memory.external, memory.next_number, self._position, self._clock())
+            decision = assembly.decide(
+                memory.local, memory.external, memory.next_number, self._position, self._clock(), memory.heard_of
+            )
             if isinstance(decision, BatchPlan):
                 if await self._append(decision, loaded):
                     self._figures.built(decision, time.monotonic() - decided_at)

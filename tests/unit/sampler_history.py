@@ -77,7 +77,9 @@ class History:
 
     def decide(self) -> Wait | BatchPlan:
         memory = self.memory
-        return self.assembly.decide(memory.local, memory.external, memory.next_number, position(self.trained), self.now)
+        return self.assembly.decide(
+            memory.local, memory.external, memory.next_number, position(self.trained), self.now, memory.heard_of
+        )
 
     def step(self) -> Wait | BatchPlan:
         """Read all there is, decide, append."""

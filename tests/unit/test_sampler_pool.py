@@ -62,7 +62,7 @@ def test_uniform_draws_without_replacement_and_every_group_alike() -> None:
     counts = dict.fromkeys(range(10), 0)
     rng = random.Random(1)
     for _ in range(2000):
-        drawn = UNIFORM.draw(entries, 3, rng)
+        drawn = UNIFORM.draw(entries, 3, 3, rng)
         assert len({e.seq for e in drawn}) == 3
         for chosen in drawn:
             counts[chosen.seq] += 1

@@ -36,6 +36,7 @@ shapes = st.fixed_dictionaries(
         "shortage": st.sampled_from(["wait", "fill_local", "short"]),
         "shortage_wait_s": st.sampled_from([0.0, 5.0]),
         "prefetch": st.integers(1, 3),
+        "max_share_per_node": st.sampled_from([0.3, 0.5, 1.0]),
         "node_seed": st.integers(0, 5),
     }
 ).filter(lambda shape: shape["local"] + shape["external"] > 0)
