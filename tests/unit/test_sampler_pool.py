@@ -71,7 +71,7 @@ def test_uniform_draws_without_replacement_and_every_group_alike() -> None:
 
 
 def test_uniform_gives_all_there_is_when_there_is_too_little() -> None:
-    assert sorted(e.seq for e in UNIFORM.draw([entry(1), entry(2)], 5, random.Random(0))) == [1, 2]
+    assert sorted(e.seq for e in UNIFORM.draw([entry(1), entry(2)], 5, 5, random.Random(0))) == [1, 2]
 
 
 def test_uniform_refuses_groups_without_advantage() -> None:
