@@ -80,7 +80,7 @@ async def _evaluate(
         raise CommandError(str(error)) from None
     try:
         prompts = _prompts(model, config, tasks)
-        async with ScorerPool.from_config(config.verifier, workers=1) as scorers:
+        async with ScorerPool.from_config(config.verifier, tasks=sources, workers=1) as scorers:
             with _progress() as progress:
                 bar = progress.add_task("tasks", total=len(tasks))
                 for first in range(0, len(tasks), TASKS_A_CALL):

@@ -60,7 +60,7 @@ class Evaluator:
         """Loop for ever, evaluating when it is due."""
         if not self._tasks:
             return
-        async with ScorerPool.from_config(self._context.config.verifier, workers=1) as scorers:
+        async with ScorerPool.from_config(self._context.config.verifier, tasks=self._context.config.tasks, workers=1) as scorers:
             if self._base_answers:
                 await self._report(self._base_answers, scorers)
             while True:

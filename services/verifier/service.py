@@ -55,7 +55,7 @@ class VerifierService:
         if config.nats.create_streams:
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
         figures = Figures(context.registry, context.status)
-        pool = ScorerPool.from_config(config.verifier)
+        pool = ScorerPool.from_config(config.verifier, tasks=config.tasks)
         link = SwarmLink(config, context.swarm, figures, log)
         try:
             await pool.start()

@@ -88,7 +88,7 @@ class TaskSpec(Section):
     verifier: str = Field(
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="Who judges answers: reasoning_gym, exact, math (needs the extra `math`), or an entry point of `swarm.verifiers`.",
+        description="Who judges answers: reasoning_gym, exact, math (with the extra `math`), or a `swarm.verifiers` entry point.",
     )
 
     @property

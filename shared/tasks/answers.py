@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 _OPEN = "<answer>"
-_CLOSE = "</answer>"
+CLOSING_TAG = "</answer>"
+"""A text without it is an answer as a whole."""
 
 
 def extract_answer(text: str) -> str:
@@ -11,10 +12,10 @@ def extract_answer(text: str) -> str:
 
     Linear in the length of the text, also for hostile text, because no regular expression is involved.
     """
-    end = text.rfind(_CLOSE)
+    end = text.rfind(CLOSING_TAG)
     if end < 0:
         return text.strip()
-    previous_end = text.rfind(_CLOSE, 0, end)
+    previous_end = text.rfind(CLOSING_TAG, 0, end)
     start = text.find(_OPEN, previous_end + 1 if previous_end >= 0 else 0, end)
     if start < 0:
         return text.strip()

@@ -12,6 +12,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import numpy as np
 
 
@@ -21,6 +22,10 @@ def canonical_json(value: Any) -> str:
     Tuples and arrays become lists, sets become lists sorted by their own JSON, mapping keys become strings, dates become ISO
     8601, NaN and infinities become strings (JSON has none), anything else its `str`, unless that would contain a memory address.
     """
+    try:
+        return _FAST.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
@@ -60,6 +65,7 @@ def _plain(value: Any) -> Any:
     return _described(value)
 
 
+_FAST = msgspec.json.Encoder(order="sorted")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
 
 

@@ -126,7 +126,8 @@ def _dataset(name: str, config: str, seed: int) -> Any:
             raise TaskError("task_config", f"{name}: config key {key!r} is unknown; {hint}")
     try:
         made = config_class(**values, seed=seed)
-        made.validate()
+        if hasattr(made, "validate"):
+            made.validate()
         return dataset_class(config=made)
     except Exception as error:
         raise TaskError(

@@ -3,45 +3,66 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from shared.messages import Task
-from shared.tasks.answers import extract_answer
-from shared.tasks.derive import derive_item
-from shared.tasks.guards import GUARDS
-from shared.tasks.scorers import SCORERS
+from shared.tasks.answers import CLOSING_TAG, extract_answer
+from shared.tasks.derive import Item, derive_item
+from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
 
 MAX_ANSWER_CHARS = 65_536
 """Longest answer (after extraction) that is looked at; longer ones earn 0."""
 
+Word = memoryview | list[int]
+"""Something with an integer at place 0."""
 
-def score_answer(task: Task, text: str) -> float:
-    """Reward in [0, 1] for a completion's text.
+
+def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
+    """Reward in [0, 1] for a completion's text, in this process.
 
     The answer is extracted (`extract_answer`) and scored against the task derived again from `task.ref`; the question, answer and
     metadata that `task` carries are not used. A scorer that raises, or returns what is not a number, counts as 0.
 
     Raises:
-        TaskError: the reference does not derive.
+        TaskError: the reference does not derive, or the verifier cannot be used for it.
     """
-    dataset_name = task.ref.dataset
-    item = derive_item(task.ref)
-    answer = extract_answer(text)
-    if len(answer) > MAX_ANSWER_CHARS:
-        return 0.0
-    try:
-        guard = GUARDS.get(dataset_name)
-        if guard is not None and not guard(answer, item.entry):
-            return 0.0
-        scorer = SCORERS.get(dataset_name)
-        raw = scorer(answer, item.entry) if scorer else item.dataset.score_answer(answer=answer, entry=item.entry)
-    except Exception:  # noqa: BLE001  # whatever a scorer raises on odd text is the answer's fault
-        return 0.0
-    return _reward(raw)
+    (reward,) = score_texts(derive_item(task.ref), verifier, [text])
+    return reward
 
 
-def _reward(raw: Any) -> float:
+def score_texts(
+    item: Item, verifier: str, texts: Sequence[str | None], progress: Word | None = None, first_step: int = 0
+) -> list[float]:
+    """`score_answer` for many texts of one derived task. None earns 0.
+
+    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text.
+
+    Raises:
+        TaskError: there is no such verifier, or it cannot be used for this task.
+    """
+    score = load_verifier(verifier)(item)
+    word: Word = [0] if progress is None else progress
+    rewards = []
+    step = first_step
+    # Written out, because on cheap datasets each call more is a tenth of the scorer's own time.
+    for text in texts:
+        word[0] = step
+        step += 1
+        raw: Any = 0.0
+        if text is not None:
+            answer = extract_answer(text) if CLOSING_TAG in text else text.strip()
+            if len(answer) <= MAX_ANSWER_CHARS:
+                try:
+                    raw = score(answer)
+                except Exception:  # noqa: BLE001  # whatever a scorer raises on odd text is the answer's fault
+                    raw = 0.0
+        rewards.append(raw if type(raw) is float and 0.0 <= raw <= 1.0 else _in_unit_interval(raw))
+    return rewards
+
+
+def _in_unit_interval(raw: Any) -> float:
     if not isinstance(raw, Real):
         return 0.0
     value = float(raw)

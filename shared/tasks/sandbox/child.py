@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ _ENVIRONMENT = {
 
 
 class WorkerLost(Exception):
-    """The worker hung, or died. `step` is the (job, answer) it was at; None when it was at nothing of this batch."""
+    """The worker hung, or died. `step` is the (job number, step) it was at; None when it was at no job.
+
+    Jobs count from 0 over the worker's life; see `protocol` for steps.
+    """
 
     def __init__(self, cause: str, step: tuple[int, int] | None) -> None:
         super().__init__(cause)
@@ -43,12 +47,11 @@ class Child:
         self._process = process
         self._progress = progress
         self._answer_timeout_s = answer_timeout_s
-        self._batch = 0
         self._received = bytearray()
 
     @classmethod
-    async def start(cls, *, memory_bytes: int, answer_timeout_s: float) -> Child:
-        """Start a worker and wait until it can take work.
+    async def start(cls, *, memory_bytes: int, answer_timeout_s: float, verifiers: Sequence[str] = ()) -> Child:
+        """Start a worker and wait until it can take work. `verifiers` are those it is to import at once.
 
         Raises:
             WorkerLost: it ended or said nothing within `START_TIMEOUT_S`; why is on standard error.
@@ -56,7 +59,7 @@ class Child:
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS_BYTES)
             progress = Progress(file.fileno())
-            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s)]
+            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), *verifiers]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-s",
@@ -65,6 +68,7 @@ class Child:
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                limit=CHUNK_BYTES,
                 env=_ENVIRONMENT,
                 cwd=Path(shared.__file__).parent.parent,
                 pass_fds=[file.fileno()],
@@ -87,23 +91,20 @@ class Child:
         """Process id."""
         return self._process.pid
 
-    async def send(self, jobs: list[list[Any]]) -> None:
-        """Hand over a batch; its results are to be read before the next."""
-        self._batch += 1
+    def send(self, jobs: list[list[Any]]) -> None:
+        """Hand over a batch. Does not wait until it is read: a worker that waits to be read itself could not read it."""
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(pack_frame(jobs))
-            await asyncio.wait_for(self._process.stdin.drain(), START_TIMEOUT_S)
-        except (OSError, TimeoutError):
-            await self._lose("could not be written to")
+        self._process.stdin.write(pack_frame(jobs))
 
-    async def result(self) -> list[Any]:
-        """The next finished job of the batch.
+    async def results(self, on_slow: Callable[[tuple[int, int]], None]) -> list[list[Any]]:
+        """The next finished jobs, in the order in which they were sent, at least one.
+
+        `on_slow` is told the job and step that have taken a part of the answer timeout already.
 
         Raises:
             WorkerLost: no step was finished for the answer timeout, and the worker was killed; or it died of itself.
         """
-        frame: list[Any] | None = self._take_frame()
+        frame: list[list[Any]] | None = self._take_frame()
         if frame is not None:
             return frame
         reading = asyncio.create_task(self._read_frame())
@@ -115,6 +116,8 @@ class Child:
                     return list(reading.result())
                 now = self._progress.read()
                 last, unchanged = now, unchanged + 1 if now == last else 0
+                if unchanged and now is not None:
+                    on_slow(now)
         except (EOFError, OSError):
             await self._lose("died")
         finally:
@@ -132,9 +135,9 @@ class Child:
         self._progress.close()
 
     async def _lose(self, cause: str) -> None:
-        batch, job, answer = self._progress.read()
+        step = self._progress.read()
         await self.kill()
-        raise WorkerLost(cause, (job, answer) if batch == self._batch else None)
+        raise WorkerLost(cause, step)
 
     async def _read_frame(self) -> Any:
         assert self._process.stdout is not None

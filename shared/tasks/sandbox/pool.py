@@ -1,101 +1,54 @@
 """The parent's side of the sandbox: batches over a few workers, blame for hangs, replacement.
 
 A job that is interrupted by another job's hang runs again on the next worker and loses nothing; only the answer that hung gets
-reward 0. Reasons for which a job fails are those of `TaskError`, `task_mismatch`, and `scoring_timeout`.
+reward 0. Jobs behind one that is slow go to other workers, where there are any. Reasons for which a job fails are those of
+`TaskError`, `task_mismatch`, and `scoring_timeout`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from shared.messages import Task, TaskRef
 from shared.tasks.derive import TaskError
 from shared.tasks.sandbox.child import Child, WorkerLost
-from shared.tasks.sandbox.protocol import DERIVING, task_digest
+from shared.tasks.sandbox.crew import BATCH_CHARS, Crew
+from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
+from shared.tasks.sandbox.protocol import MAX_ANSWERS
+from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
-    from shared.config.sections import VerifierSection
+    from shared.config.sections import TaskSpec, VerifierSection
 
-BATCH_JOBS = 32
-BATCH_CHARS = 4_000_000
 START_ATTEMPTS = 3
-UNEXPLAINED_LOSSES = 3
 
 
 class SandboxError(Exception):
     """Workers do not start; the message says what to look at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringJob:
-    """Score `texts` on the task that `ref` derives to.
-
-    `expected`: the job fails with `task_mismatch` when the derived task differs from it. `max_timeouts`: it fails with
-    `scoring_timeout` when more answers than that hang; None lets each cost its time. Urgent jobs go before the others.
-    """
-
-    ref: TaskRef
-    texts: Sequence[str] = ()
-    expected: Task | None = None
-    want_task: bool = False
-    max_timeouts: int | None = None
-    urgent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """Rewards in the order of the texts, or the reason why there are none. `timeouts` counts answers that hung (reward 0)."""
-
-    rewards: list[float]
-    task: Task | None
-    reason: str | None
-    detail: str
-    timeouts: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Entry:
-    job: ScoringJob
-    done: asyncio.Future[JobResult]
-    digest: bytes | None
-    hung: set[int] = field(default_factory=set)
-    losses: int = 0
-    started_s: float = 0.0
-
-    @property
-    def chars(self) -> int:
-        return sum(map(len, self.job.texts))
-
-    def request(self) -> list[object]:
-        ref = self.job.ref
-        texts = [None if place in self.hung else text for place, text in enumerate(self.job.texts)]
-        return [ref.dataset, ref.config, ref.seed, ref.index, self.digest, texts, self.job.want_task]
-
-    def finish(self, rewards: list[float], task: Task | None, reason: str | None = None, detail: str = "") -> None:
-        if not self.done.done():
-            seconds = time.monotonic() - self.started_s
-            self.done.set_result(JobResult(rewards, task, reason, detail, len(self.hung), seconds))
-
-
 class ScorerPool:
     """A pool of workers. `start` before use, `close` kills them; or `async with`."""
 
-    def __init__(self, *, workers: int, answer_timeout_s: float, memory_mb: int) -> None:
-        """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker."""
+    def __init__(self, *, workers: int, answer_timeout_s: float, memory_mb: int, tasks: Sequence[TaskSpec] = ()) -> None:
+        """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker.
+
+        `tasks`: this node's sources, which say by which verifier a dataset's answers are judged, also those of other nodes.
+        """
         self._answer_timeout_s = answer_timeout_s
         self._memory_bytes = memory_mb * 2**20
         self._count = workers
-        self._waiting: asyncio.PriorityQueue[tuple[int, int, _Entry]] = asyncio.PriorityQueue()
-        self._order = itertools.count()
-        self._front = itertools.count(-1, -1)
+        self._verifiers = VerifierChoice(tasks)
+        self._urgent: deque[Entry] = deque()
+        self._others: deque[Entry] = deque()
+        self._crews: dict[Crew, asyncio.Event] = {}
         self._runners: list[asyncio.Task[None]] = []
+        self._dispatching = False
         self.replaced = 0
         """Workers that were killed or died, and were replaced."""
 
@@ -116,9 +69,14 @@ class ScorerPool:
         self._fail_waiting(SandboxError("the sandbox was closed"))
 
     @classmethod
-    def from_config(cls, config: VerifierSection, *, workers: int | None = None) -> ScorerPool:
-        """A pool as the configuration says; `workers` overrides how many."""
-        return cls(workers=workers or config.workers, answer_timeout_s=config.answer_timeout_s, memory_mb=config.worker_memory_mb)
+    def from_config(cls, config: VerifierSection, *, tasks: Sequence[TaskSpec] = (), workers: int | None = None) -> ScorerPool:
+        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the constructor."""
+        return cls(
+            workers=workers or config.workers,
+            answer_timeout_s=config.answer_timeout_s,
+            memory_mb=config.worker_memory_mb,
+            tasks=tasks,
+        )
 
     async def __aenter__(self) -> ScorerPool:
         await self.start()
@@ -149,11 +107,23 @@ class ScorerPool:
         """
         if not self._runners or all(runner.done() for runner in self._runners):
             raise SandboxError("the sandbox is not running")
+        if not jobs:
+            return []
         loop = asyncio.get_running_loop()
-        entries = [_Entry(job, loop.create_future(), task_digest(job.expected) if job.expected else None) for job in jobs]
-        for entry in entries:
-            self._waiting.put_nowait((0 if entry.job.urgent else 1, next(self._order), entry))
-        return list(await asyncio.gather(*(entry.done for entry in entries)))
+        request = Request(len(jobs), loop.create_future())
+        name_for = self._verifiers.name_for
+        for place, job in enumerate(jobs):
+            if len(job.texts) > MAX_ANSWERS:
+                raise ValueError(f"{len(job.texts)} answers to one task: {MAX_ANSWERS} at most")
+            entry = Entry(job, name_for(job.ref), request, place)
+            entry.held = 1
+            (self._urgent if job.urgent else self._others).append(entry)
+        if not self._dispatching:
+            # Whoever else asks in this turn of the loop shares the batch.
+            self._dispatching = True
+            loop.call_soon(self._dispatch)
+        await request.done
+        return [result for result in request.results if result is not None]
 
     async def derive(self, ref: TaskRef) -> Task:
         """Derive a task from a reference that is not trusted.
@@ -170,7 +140,9 @@ class ScorerPool:
         cause = ""
         for _ in range(START_ATTEMPTS):
             try:
-                return await Child.start(memory_bytes=self._memory_bytes, answer_timeout_s=self._answer_timeout_s)
+                return await Child.start(
+                    memory_bytes=self._memory_bytes, answer_timeout_s=self._answer_timeout_s, verifiers=self._verifiers.names
+                )
             except WorkerLost as error:
                 cause = str(error)
         raise SandboxError(
@@ -179,80 +151,78 @@ class ScorerPool:
         )
 
     async def _run(self, child: Child) -> None:
-        batch: list[_Entry] = []
+        crew, woken = Crew(child), asyncio.Event()
         try:
             while True:
-                batch = await self._next_batch()
+                self._crews[crew] = woken
+                self._dispatch()
                 try:
-                    await self._serve(child, batch)
+                    await self._serve(crew, woken)
                 except WorkerLost as lost:
-                    self._blame(batch, lost)
-                    self._requeue(batch)
+                    del self._crews[crew]
+                    # The rest keeps its place before everything that came later.
+                    self._return(crew.lose(lost))
+                    self._dispatch()
                     self.replaced += 1
-                    child = await self._child()
+                    crew = Crew(await self._child())
         except SandboxError as error:
-            self._fail_waiting(error)
+            if len(self._runners) == 1 or all(runner.done() for runner in self._runners if runner is not asyncio.current_task()):
+                self._fail_waiting(error)
             raise
         finally:
-            for entry in batch:
-                if not entry.done.done():
-                    entry.done.set_exception(SandboxError("the sandbox was closed"))
-            await child.kill()
+            self._crews.pop(crew, None)
+            for entry in crew.release():
+                entry.request.fail(SandboxError("the sandbox was closed"))
+            await crew.child.kill()
 
-    async def _next_batch(self) -> list[_Entry]:
-        batch: list[_Entry] = []
+    async def _serve(self, crew: Crew, woken: asyncio.Event) -> None:
+        while True:
+            if crew.idle:
+                woken.clear()
+                await woken.wait()
+            results = await crew.child.results(partial(self._relieve, crew))
+            crew.take(results, time.monotonic())
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send what waits to workers that have room, the idle ones first."""
+        self._dispatching = False
+        if not self._urgent and not self._others:
+            return
+        for crew in sorted(self._crews, key=lambda crew: not crew.idle):
+            while crew.room and (batch := self._next_batch(crew.room)):
+                crew.send(batch, time.monotonic())
+                self._crews[crew].set()
+
+    def _next_batch(self, room: int) -> list[Entry]:
+        batch: list[Entry] = []
         chars = 0
-        while not batch or (len(batch) < BATCH_JOBS and chars < BATCH_CHARS and not self._waiting.empty()):
-            entry = (await self._waiting.get())[2]
-            if not entry.done.done():
-                batch.append(entry)
-                chars += entry.chars
+        for queue in (self._urgent, self._others):
+            while queue and len(batch) < room and chars < BATCH_CHARS:
+                entry = queue.popleft()
+                if entry.over:
+                    entry.held -= 1
+                else:
+                    batch.append(entry)
+                    chars += entry.chars
         return batch
 
-    async def _serve(self, child: Child, batch: list[_Entry]) -> None:
-        now_s = time.monotonic()
-        for entry in batch:
-            entry.started_s = entry.started_s or now_s
-        await child.send([entry.request() for entry in batch])
-        for _ in batch:
-            position, first, second = await child.result()
-            entry = batch[position]
-            if isinstance(first, str):
-                entry.finish([], None, first, second)
-            else:
-                entry.finish(first, _task(entry.job.ref, second) if second else None)
+    def _relieve(self, crew: Crew, step: tuple[int, int]) -> None:
+        """Let other workers do what waits behind a slow job. Should it come back in time, what is done twice counts once."""
+        others = [other for other in self._crews if other is not crew]
+        if others:
+            waiting = crew.after(step[0])
+            for entry in waiting:
+                entry.held += 1
+            self._return(waiting)
+            self._dispatch()
 
-    def _blame(self, batch: list[_Entry], lost: WorkerLost) -> None:
-        if lost.step is None:
-            # It died between jobs: nobody is known to be guilty, and nobody may come back for ever.
-            for entry in batch:
-                entry.losses += 1
-                if entry.losses >= UNEXPLAINED_LOSSES:
-                    entry.finish([], None, "scoring_timeout", f"its worker {lost} {entry.losses} times")
-            return
-        job, answer = lost.step
-        guilty = batch[job]
-        if answer == DERIVING:
-            guilty.finish([], None, "scoring_timeout", f"{guilty.job.ref.dataset}: deriving the task: worker {lost}")
-            return
-        guilty.hung.add(answer)
-        limit = guilty.job.max_timeouts
-        if limit is not None and len(guilty.hung) > limit:
-            guilty.finish([], None, "scoring_timeout", f"{len(guilty.hung)} answers: worker {lost}")
-
-    def _requeue(self, batch: list[_Entry]) -> None:
-        # The rest of the batch keeps its place before everything that came later; the guilty job goes last of it.
-        for entry in reversed([entry for entry in batch if not entry.done.done()]):
-            self._waiting.put_nowait((0 if entry.job.urgent else 1, next(self._front), entry))
+    def _return(self, entries: Sequence[Entry]) -> None:
+        for entry in reversed(entries):
+            entry.held = max(1, entry.held)
+            (self._urgent if entry.job.urgent else self._others).appendleft(entry)
 
     def _fail_waiting(self, error: SandboxError) -> None:
-        with suppress(asyncio.QueueEmpty):
-            while True:
-                entry = self._waiting.get_nowait()[2]
-                if not entry.done.done():
-                    entry.done.set_exception(error)
-
-
-def _task(ref: TaskRef, derived: list[Any]) -> Task:
-    question, answer, metadata = derived
-    return Task(ref=ref, question=question, answer=answer, metadata=metadata)
+        for queue in (self._urgent, self._others):
+            while queue:
+                queue.popleft().request.fail(error)

@@ -1,28 +1,30 @@
 """What parent and worker of the sandbox say to each other.
 
-A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends a batch, a list of jobs
-`[dataset, config, seed, index, expected digest or None, texts, want task]` (a text is None where it is not to be tried again). The
-worker answers with one frame a job soon after it is done: `[position, rewards, task or None]` or `[position, reason, detail]`.
+A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends batches, lists of jobs
+`[dataset, config, seed, index, expected task or None, verifier, texts, want task]` (a text is None where it is not to be tried
+again; a task is `[question, answer, metadata]`), and may send the next while one is worked on. The worker answers in the order
+of the jobs, with frames that hold the results of several: `[rewards, task or None]` or `[reason, detail]` for each.
 Before each step it writes into shared memory where it is (`Progress`): the parent knows whom to blame when it has to kill it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import struct
 from typing import Any
 
 import msgpack
 
-from shared.messages import Task
-
 MAX_FRAME_BYTES = 512 * 2**20
-DERIVING = -1
 READY = "ready"
 
+DERIVING = 0
+"""Step of a job in which its task is derived; answer k is step k + 1."""
+STEP_BITS = 24
+MAX_ANSWERS = 2**STEP_BITS - 2
+
 _LENGTH = struct.Struct("<I")
-_PROGRESS = struct.Struct("<qqq")
+_NOWHERE = -1
 PROGRESS_BYTES = mmap.PAGESIZE
 
 
@@ -43,29 +45,27 @@ def unpack_body(body: bytes) -> Any:
     return msgpack.unpackb(body, raw=False, unicode_errors="surrogatepass")
 
 
-def task_digest(task: Task) -> bytes:
-    """SHA-256 over question, answer and metadata: stands for them where only equality matters."""
-    parts = [task.question, task.answer, task.metadata]
-    packed: bytes = msgpack.packb(parts, use_bin_type=True, unicode_errors="surrogatepass")
-    return hashlib.sha256(packed).digest()
-
-
 class Progress:
-    """Position of a worker: (batch number, job, answer), answer `DERIVING` while the task is being derived."""
+    """Where a worker is: one 64-bit word in shared memory, so that it is never half written.
+
+    Jobs are numbered from 0 over the worker's whole life. `word[0]` is `number << STEP_BITS | step`, or -1 between batches.
+    """
 
     def __init__(self, descriptor: int) -> None:
         """Map `PROGRESS_BYTES` of an open file."""
         self._map = mmap.mmap(descriptor, PROGRESS_BYTES)
+        self.word = memoryview(self._map).cast("q")
 
-    def write(self, batch: int, job: int, answer: int) -> None:
-        """Say what is about to be done."""
-        _PROGRESS.pack_into(self._map, 0, batch, job, answer)
+    def rest(self) -> None:
+        """Say that no job is being worked on."""
+        self.word[0] = _NOWHERE
 
-    def read(self) -> tuple[int, int, int]:
-        """What was about to be done last."""
-        batch, job, answer = _PROGRESS.unpack_from(self._map, 0)
-        return batch, job, answer
+    def read(self) -> tuple[int, int] | None:
+        """Job number and step that were begun last; None between batches."""
+        value = self.word[0]
+        return None if value < 0 else (value >> STEP_BITS, value & (2**STEP_BITS - 1))
 
     def close(self) -> None:
         """Unmap."""
+        self.word.release()
         self._map.close()

@@ -1,77 +1,96 @@
-"""A worker process: `python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S`, started by `child` only."""
+"""A worker process, started by `child` only.
+
+`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S [VERIFIER...]`
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import time
 from typing import Any, BinaryIO
 
-from shared.tasks.sandbox.limits import allow_cpu, restrict
+from shared.messages import TaskRef
+from shared.tasks.derive import TaskError, dataset_names, derive_item
+from shared.tasks.sandbox.limits import CpuAllowance, restrict
 from shared.tasks.sandbox.protocol import (
-    DERIVING,
     MAX_FRAME_BYTES,
     READY,
+    STEP_BITS,
     Progress,
     frame_length,
     pack_frame,
-    task_digest,
     unpack_body,
 )
+from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import preload
 
 FLUSH_S = 0.005
+GC_THRESHOLD = 20_000
 
 
 def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
+    progress.rest()
     restrict(int(sys.argv[2]))
-    answer_cpu_s = float(sys.argv[3])
+    allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = _take_standard_streams()
     # reasoning-gym is imported now, so that no job pays for it, and after the limits, so that it lives within them.
     # A library of its libraries would write a font cache, may not, and would say so.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from shared.tasks.derive import dataset_names
-
     dataset_names()
+    preload(sys.argv[4:])
     _silence_errors()
+    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a cheap answer.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     results.write(pack_frame(READY))
     results.flush()
-    batch_number = 0
+    _serve(requests, results, progress, allowance)
+
+
+def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance) -> None:
+    number = 0
     while (jobs := _read_frame(requests)) is not None:
-        batch_number += 1
+        finished: list[list[Any]] = []
         flushed_s = time.monotonic()
-        for position, job in enumerate(jobs):
-            progress.write(batch_number, position, DERIVING)
-            allow_cpu(answer_cpu_s * (1 + len(job[5])))
-            results.write(pack_frame([position, *_result(job, batch_number, position, progress)]))
+        for job in jobs:
+            base = number << STEP_BITS
+            progress.word[0] = base
+            now_s = time.monotonic()
             # What a later hang takes with it is at most this much work, which is done again.
-            if time.monotonic() - flushed_s > FLUSH_S:
-                results.flush()
-                flushed_s = time.monotonic()
-        results.flush()
+            if now_s - flushed_s > FLUSH_S and finished:
+                _send(results, finished)
+                finished = []
+                flushed_s = now_s
+            allowance.extend(1 + len(job[6]), now_s)
+            finished.append(_result(job, base, progress.word))
+            number += 1
+        progress.rest()
+        _send(results, finished)
 
 
-def _result(job: list[Any], batch_number: int, position: int, progress: Progress) -> list[Any]:
-    from shared.messages import TaskRef
-    from shared.tasks.derive import TaskError, derive_task
-    from shared.tasks.scoring import score_answer
-
-    dataset, config, seed, index, expected, texts, want_task = job
+def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
+    dataset, config, seed, index, expected, verifier, texts, want_task = job
     try:
-        task = derive_task(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
-        if expected is not None and task_digest(task) != expected:
+        item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
+        task = item.task
+        if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
             return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"]
-        rewards = []
-        for place, text in enumerate(texts):
-            progress.write(batch_number, position, place)
-            rewards.append(0.0 if text is None else score_answer(task, text))
+        rewards = score_texts(item, verifier, texts, word, base + 1) if texts else []
         return [rewards, [task.question, task.answer, task.metadata] if want_task else None]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
     except (MemoryError, RecursionError) as error:
         return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving"]
+
+
+def _send(stream: BinaryIO, finished: list[list[Any]]) -> None:
+    stream.write(pack_frame(finished))
+    stream.flush()
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:

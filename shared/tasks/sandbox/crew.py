@@ -1,0 +1,105 @@
+"""One worker's share of the work: what it was sent, in order, and how much it is sent at a time. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from shared.tasks.sandbox.child import Child, WorkerLost
+from shared.tasks.sandbox.jobs import Entry
+from shared.tasks.sandbox.protocol import DERIVING
+
+FIRST_BATCH_JOBS = 4
+MAX_BATCH_JOBS = 128
+BATCH_CHARS = 4_000_000
+BATCH_S = 0.02
+"""A batch is to take about this long: long enough to make its own cost small, short enough to hold up few jobs when one hangs."""
+BATCHES_IN_WORK = 2
+UNEXPLAINED_LOSSES = 3
+
+
+class Crew:
+    """A worker and the jobs it has."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._entries: deque[Entry] = deque()
+        self._first = 0
+        self._batches: deque[tuple[int, int]] = deque()
+        self._batch_jobs = FIRST_BATCH_JOBS
+        self._busy_since_s = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self._entries
+
+    @property
+    def room(self) -> int:
+        """How many jobs it may be sent now."""
+        return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK else 0
+
+    def send(self, batch: list[Entry], now_s: float) -> None:
+        """Hand a batch over."""
+        if not self._entries:
+            self._busy_since_s = now_s
+        for entry in batch:
+            entry.started_s = entry.started_s or now_s
+        self._entries.extend(batch)
+        self._batches.append((self._first + len(self._entries), len(batch)))
+        self.child.send([entry.packed() for entry in batch])
+
+    def take(self, results: list[list[Any]], now_s: float) -> None:
+        """Settle the oldest jobs, and learn from finished batches how large the next should be."""
+        for result in results:
+            entry = self._entries.popleft()
+            entry.held -= 1
+            entry.take(result)
+        self._first += len(results)
+        while self._batches and self._batches[0][0] <= self._first:
+            _, jobs = self._batches.popleft()
+            fitting = int(BATCH_S * jobs / max(1e-9, now_s - self._busy_since_s))
+            self._batch_jobs = max(1, self._batch_jobs // 2, min(fitting, 2 * self._batch_jobs, MAX_BATCH_JOBS))
+            self._busy_since_s = now_s
+
+    def after(self, number: int) -> list[Entry]:
+        """Unsettled jobs behind job `number` that nobody else has."""
+        behind = list(self._entries)[max(0, number + 1 - self._first) :]
+        return [entry for entry in behind if entry.held == 1 and not entry.over]
+
+    def lose(self, lost: WorkerLost) -> list[Entry]:
+        """Blame the job that it was at, and give back, in order, the jobs that are unsettled and nowhere else."""
+        entries = list(self._entries)
+        self._entries.clear()
+        for entry in entries:
+            entry.held -= 1
+        guilty = entries[lost.step[0] - self._first] if lost.step and 0 <= lost.step[0] - self._first < len(entries) else None
+        if lost.step is None or guilty is None:
+            _blame_nobody(entries, lost)
+        else:
+            _blame(guilty, lost.step[1], lost)
+        return [entry for entry in entries if entry.held == 0 and not entry.over]
+
+    def release(self) -> list[Entry]:
+        """Give up everything it has."""
+        entries = list(self._entries)
+        self._entries.clear()
+        return entries
+
+
+def _blame_nobody(entries: list[Entry], lost: WorkerLost) -> None:
+    # It died between jobs: nobody is known to be guilty, and nobody may come back for ever.
+    for entry in entries:
+        entry.losses += 1
+        if entry.losses >= UNEXPLAINED_LOSSES:
+            entry.finish([], None, "scoring_timeout", f"its worker {lost} {entry.losses} times")
+
+
+def _blame(guilty: Entry, step: int, lost: WorkerLost) -> None:
+    if step == DERIVING:
+        guilty.finish([], None, "scoring_timeout", f"{guilty.job.ref.dataset}: deriving the task: worker {lost}")
+        return
+    guilty.hung.add(step - 1)
+    limit = guilty.job.max_timeouts
+    if limit is not None and len(guilty.hung) > limit:
+        guilty.finish([], None, "scoring_timeout", f"{len(guilty.hung)} answers: worker {lost}")

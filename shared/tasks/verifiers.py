@@ -1,0 +1,98 @@
+"""Which code gives an answer its reward: built-in verifiers, and a user's own by the entry point group `swarm.verifiers`.
+
+A verifier is a function from a derived task (`Item`) to the scorer of its answers: `verifier(item)(answer)` is a number, 1 for
+right and 0 for wrong, whatever is outside [0, 1] is clipped. It may raise `TaskError` for a task that it cannot judge; whatever
+the scorer raises counts as 0. It runs in the sandbox's worker, which has no environment, network or files to write. Its name
+comes from this node's own `[[tasks]]` entries, never from the wire.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from shared.tasks.derive import Item, TaskError
+
+if TYPE_CHECKING:
+    from shared.config import TaskSpec
+    from shared.messages import TaskRef
+
+GROUP = "swarm.verifiers"
+DEFAULT_VERIFIER = "reasoning_gym"
+
+AnswerScorer = Callable[[str], Any]
+"""Reward for an extracted answer. May raise: the caller counts that as 0."""
+Verifier = Callable[[Item], AnswerScorer]
+
+BUILT_IN: Mapping[str, str] = {
+    "reasoning_gym": "shared.tasks.verify_reasoning_gym",
+    "exact": "shared.tasks.verify_exact",
+    "math": "shared.tasks.verify_math",
+}
+"""Modules whose function `verifier` is the verifier. An entry point of the same name does not replace them."""
+
+
+@lru_cache(maxsize=64)
+def load_verifier(name: str) -> Verifier:
+    """The verifier of this name.
+
+    Raises:
+        TaskError: there is none, or it cannot be imported.
+    """
+    try:
+        if name in BUILT_IN:
+            return cast(Verifier, import_module(BUILT_IN[name]).verifier)
+        found = _installed().get(name)
+        if found is not None:
+            loaded: Verifier = found.load()
+            return loaded
+    except Exception as error:  # noqa: BLE001  # a user's module may fail in any way
+        raise TaskError("task_verifier", f"verifier {name} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+    raise TaskError("task_verifier", unknown_verifier(name))
+
+
+def verifier_names() -> list[str]:
+    """Names of the built-in and the installed verifiers, sorted."""
+    return sorted({*BUILT_IN, *_installed()})
+
+
+def unknown_verifier(name: str) -> str:
+    """What to say about a verifier that is not there."""
+    close = difflib.get_close_matches(name, verifier_names(), n=2)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(verifier_names())}"
+    return f"no verifier is called {name!r}: {hint} (your own needs an entry point in the group {GROUP})"
+
+
+def preload(names: Iterable[str]) -> None:
+    """Import verifiers before there is anything to verify; one that fails says so again when it is needed."""
+    for name in names:
+        try:
+            load_verifier(name)
+        except TaskError:
+            continue
+
+
+class VerifierChoice:
+    """Which verifier judges a task: what this node's own sources say, whoever sent the task."""
+
+    def __init__(self, specs: Sequence[TaskSpec] = ()) -> None:
+        """A source's entry holds for its dataset and config; the first one of a dataset also for its other configs."""
+        self._exact = {(spec.dataset, spec.canonical_config): spec.verifier for spec in reversed(specs)}
+        self._by_dataset = {spec.dataset: spec.verifier for spec in reversed(specs)}
+        self.names = sorted({DEFAULT_VERIFIER, *self._by_dataset.values(), *self._exact.values()})
+
+    def name_for(self, ref: TaskRef) -> str:
+        """The verifier's name; reasoning_gym for a dataset that is not among the sources."""
+        if not self._exact:
+            return DEFAULT_VERIFIER
+        name = self._exact.get((ref.dataset, ref.config))
+        return name or self._by_dataset.get(ref.dataset, DEFAULT_VERIFIER)
+
+
+@lru_cache(maxsize=1)
+def _installed() -> dict[str, EntryPoint]:
+    return {found.name: found for found in entry_points(group=GROUP)}
