@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared import subjects
-from shared.transport.base import ConsumerSpec, Retention, StreamSpec, Transport, TransportError
+from shared.transport.base import ConsumerSpec, NotConnected, Retention, StreamSpec, Transport, TransportError
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -38,6 +38,8 @@ class NodeLimits:
     dead_letters_max_msgs: int = 1_000
     dead_letters_max_bytes: int = 128 * MIB
     dead_letters_max_age_s: float = 7 * DAY_S
+    notices_max_bytes: int = 4 * MIB
+    notice_max_bytes: int = 16 * 1024
     state_history: int = 8
     """Values kept per key of the node's bucket, for inspection."""
     verifier_ack_wait_s: float = 60.0
@@ -107,6 +109,16 @@ def node_streams(node: str, limits: NodeLimits, *, replicas: int = 1) -> tuple[S
             replicas=replicas,
             description="What was given up on, for inspection",
         ),
+        StreamSpec(
+            name=subjects.node_spent_stream(node),
+            subjects=(subjects.node_spent(node),),
+            max_msgs=limits.dead_letters_max_msgs,
+            max_bytes=limits.notices_max_bytes,
+            max_age_s=limits.dead_letters_max_age_s,
+            max_msg_bytes=limits.notice_max_bytes,
+            replicas=replicas,
+            description="Server's notices of groups whose deliveries are used up",
+        ),
     )
 
 
@@ -148,6 +160,48 @@ def swarm_streams(limits: SwarmLimits, *, replicas: int = 1) -> tuple[StreamSpec
             description="Held-out scores of all nodes",
         ),
     )
+
+
+class MissingStreams(TransportError):
+    """Streams that somebody else had to make are not there."""
+
+
+async def prepare_node_streams(transport: Transport, node: str, *, create: bool, replicas: int = 1) -> None:
+    """Make the node's streams, or only look whether they are there. Raises MissingStreams."""
+    if create:
+        await ensure_node_streams(transport, node, replicas=replicas)
+        return
+    names = [spec.name for spec in node_streams(node, NodeLimits())]
+    await _look_for(transport, [*names, f"KV_{subjects.node_bucket(node)}"], "swarm nats init --plane node")
+    try:
+        await transport.consumer_state(subjects.node_rollouts_stream(node), subjects.VERIFIER_CONSUMER)
+    except NotConnected:
+        raise
+    except TransportError as error:
+        raise _missing(error, "swarm nats init --plane node") from None
+
+
+async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
+    """Make the swarm's streams where they are missing, or only look whether they are there. Raises MissingStreams."""
+    if create:
+        await ensure_swarm_streams(transport, replicas=replicas)
+        return
+    names = [spec.name for spec in swarm_streams(SwarmLimits())]
+    await _look_for(transport, [*names, f"KV_{subjects.SWARM_NODES_BUCKET}"], "swarm nats init --plane swarm")
+
+
+async def _look_for(transport: Transport, streams: list[str], command: str) -> None:
+    for name in streams:
+        try:
+            await transport.stream_state(name)
+        except NotConnected:
+            raise
+        except TransportError as error:
+            raise _missing(error, command) from None
+
+
+def _missing(error: TransportError, command: str) -> MissingStreams:
+    return MissingStreams(f"{error}: nats.create_streams is false, so the server's operator makes them once: `{command}`")
 
 
 async def ensure_node_streams(transport: Transport, node: str, limits: NodeLimits | None = None, *, replicas: int = 1) -> None:

@@ -80,6 +80,16 @@ def node_dead_letters(node: str) -> str:
     return f"node.{node}.dead"
 
 
+def node_spent_stream(node: str) -> str:
+    """Which of a node's unscored groups were handed out as often as they may be: the server's own notices."""
+    return f"NODE_{node.upper()}_SPENT"
+
+
+def node_spent(node: str) -> str:
+    """Subject on which the server says that a group was handed out as often as it may be (its advisory)."""
+    return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{node_rollouts_stream(node)}.{VERIFIER_CONSUMER}"
+
+
 def node_bucket(node: str) -> str:
     """Key-value bucket of a node's small state."""
     return f"node_{node}"

@@ -14,10 +14,12 @@ from shared.transport.base import TransportError
 from swarm_cli.ban_commands import ban, unban
 from swarm_cli.config_commands import config_app
 from swarm_cli.console import log_to_standard_error, note
+from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluate import evaluate
 from swarm_cli.key_commands import keys_app, roster_app
 from swarm_cli.model_commands import model_app
+from swarm_cli.nats_commands import nats_app
 from swarm_cli.plot import plot
 from swarm_cli.status import status
 from swarm_cli.task_commands import task_app
@@ -25,6 +27,7 @@ from swarm_cli.up import up
 from swarm_cli.watch import watch
 
 app = typer.Typer(
+    rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
     name="swarm",
     help="Nodes that post-train language models with reinforcement learning and share what they experience.",
     no_args_is_help=True,
@@ -39,9 +42,11 @@ app.command(name="eval")(evaluate)
 app.command()(ban)
 app.command()(unban)
 app.add_typer(config_app)
+app.add_typer(dlq_app)
 app.add_typer(keys_app)
 app.add_typer(roster_app)
 app.add_typer(model_app)
+app.add_typer(nats_app)
 app.add_typer(task_app)
 
 _DERIVING_COMMANDS = {"config", "eval", "task"}

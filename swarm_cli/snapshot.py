@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared import subjects
+from shared.config import NodeConfig
+from shared.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
-from shared.transport.connect import connect
 from swarm_cli.view import NodeView, gather
 
 
@@ -51,19 +53,19 @@ class SwarmSnapshot:
 
 
 async def take_snapshot(
-    node_url: str, swarm_url: str | None, names: Sequence[str], own_node: str, *, timeout_s: float
+    config: NodeConfig, node_url: str, swarm_url: str | None, names: Sequence[str], *, timeout_s: float
 ) -> SwarmSnapshot:
-    """Look at `names`, or else at all nodes in the directory and on this server; `own_node` when there are none.
+    """Look at `names`, or else at all nodes in the directory and on this server; the configuration's own when there are none.
 
     Raises:
-        NotConnected: the node plane does not answer. A swarm plane that does not is part of the snapshot.
+        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part of the snapshot.
     """
-    node_plane = await connect(node_url, name="status", timeout_s=timeout_s)
+    node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
-        swarm_plane = await _try_connect(swarm_url, timeout_s)
+        swarm_plane = await _try_connect(config, swarm_url, timeout_s)
         try:
             listed = await _directory(swarm_plane) if swarm_plane else []
-            wanted = list(names) or sorted({*listed, *await _nodes_here(node_plane)} or {own_node})
+            wanted = list(names) or sorted({*listed, *await _nodes_here(node_plane)} or {config.node.id})
             views = await gather(node_plane, wanted)
             nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
@@ -76,11 +78,11 @@ async def take_snapshot(
     return SwarmSnapshot(time.time(), tuple(nodes), tuple(swarm_streams), reachable)
 
 
-async def _try_connect(url: str | None, timeout_s: float) -> Transport | None:
+async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> Transport | None:
     if url is None:
         return None
     try:
-        return await connect(url, name="status", timeout_s=timeout_s)
+        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url)
     except NotConnected:
         return None
 

@@ -40,7 +40,7 @@ def status(
 async def _snapshot(config: NodeConfig, nodes: list[str], node_url: str, swarm_url: str) -> SwarmSnapshot:
     plane = node_url or config.nats.node_url
     swarm = swarm_url or node_url or config.nats.swarm_url
-    return await take_snapshot(plane, None if swarm == "none" else swarm, nodes, config.node.id, timeout_s=5.0)
+    return await take_snapshot(config, plane, None if swarm == "none" else swarm, nodes, timeout_s=5.0)
 
 
 def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
+from shared.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane
 from shared.transport.base import NotConnected, Transport
-from shared.transport.connect import connect
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluations import newest_step, read_evaluations
 from swarm_cli.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
@@ -49,8 +50,7 @@ class Watch:
 
     async def run(self) -> None:
         """Print tables until the steps are taken, or for ever."""
-        nats = self._config.nats
-        transport = await connect(nats.node_url, name="progress", timeout_s=nats.connect_timeout_s)
+        transport = await connect_node_plane(self._config, OPERATOR)
         try:
             await self._follow(transport)
         finally:

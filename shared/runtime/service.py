@@ -25,10 +25,10 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams, ensure_swarm_streams
-from shared.transport.base import NotConnected, Transport
-from shared.transport.connect import connect
+from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.transport.base import AccessDenied, NotConnected, Transport
 from shared.version import VERSION
 
 
@@ -157,24 +157,22 @@ async def _connect_node_plane(config: NodeConfig, role: str, stopping: asyncio.E
         return None
     try:
         return attempt.result()
-    except NotConnected as error:
+    except (NotConnected, AccessDenied, MissingStreams) as error:
         raise FatalError(str(error)) from None
 
 
 async def _open_node_plane(config: NodeConfig, role: str) -> Transport:
-    name = f"{config.node.id}-{role}"
-    transport = await connect(config.nats.node_url, name=name, timeout_s=config.nats.connect_timeout_s)
-    await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas)
+    transport = await connect_node_plane(config, role)
+    await prepare_node_streams(transport, config.node.id, create=config.nats.create_streams, replicas=config.nats.replicas)
     return transport
 
 
 async def _connect_swarm_plane(config: NodeConfig, log: Any) -> Transport | None:
-    assert config.nats.swarm_url is not None
     try:
-        swarm = await connect(
-            config.nats.swarm_url, name=f"{config.node.id}-border", timeout_s=min(5.0, config.nats.connect_timeout_s)
-        )
-        await ensure_swarm_streams(swarm, replicas=config.nats.swarm_replicas)
+        swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
+        await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)
+    except (AccessDenied, MissingStreams) as error:
+        raise FatalError(f"{error}; or set nats.swarm_url = \"none\" to train alone") from None
     except NotConnected as error:
         log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
         return None

@@ -24,6 +24,10 @@ class NotConnected(TransportError):
     """The server cannot be reached or no stream answers. The caller may try again later."""
 
 
+class AccessDenied(TransportError):
+    """The server refuses this process's key, is not who it should be, or a key file cannot be used. Waiting does not help."""
+
+
 class Conflict(TransportError):
     """A compare-and-set (`kv_update`, `expected_last_seq`) lost against another writer."""
 

@@ -15,8 +15,8 @@ async def connect(
     *,
     name: str,
     timeout_s: float = 10.0,
-    creds_file: str | None = None,
-    tls_ca_file: str | None = None,
+    key_file: str | None = None,
+    ca_file: str | None = None,
     inbox_prefix: str = "_INBOX",
 ) -> Transport:
     """Connect to one plane.
@@ -25,15 +25,16 @@ async def connect(
         url: One server or several separated by commas. `memory://<name>` names a server inside this process.
         name: How the server's monitoring shows this connection, for example `alpha/verifier/0`.
         timeout_s: Deadline of the first connection. Afterwards reconnecting never ends.
-        creds_file: NATS credentials (`.creds`).
-        tls_ca_file: Certificate authority of a server with TLS, where the system does not know it.
-        inbox_prefix: Where replies arrive; credentials of a shared server allow only one's own.
+        key_file: The nkey seed (`SU...`) or NATS credentials (`.creds`) of this process's user.
+        ca_file: Certificate authority of a server with TLS, where the system does not know it.
+        inbox_prefix: Where replies arrive; a server with permissions allows only one's own.
 
     Raises:
         NotConnected: nothing answers in time.
+        AccessDenied: the server refuses the key, its certificate is not trusted, or a file cannot be used.
     """
     if url.startswith("memory://"):
         return MemoryTransport(shared_server(urlsplit(url).netloc))
-    connection = Connection(Options(url=url, name=name, creds_file=creds_file, tls_ca_file=tls_ca_file, inbox_prefix=inbox_prefix))
+    connection = Connection(Options(url=url, name=name, key_file=key_file, ca_file=ca_file, inbox_prefix=inbox_prefix))
     await connection.open(timeout_s)
     return NatsTransport(connection)

@@ -7,7 +7,6 @@ while it reconnects; here each of these ends in an exception, a log line or a co
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import nats
 import nats.errors
 import structlog
 
-from shared.transport.base import NotConnected
+from shared.transport import credentials
+from shared.transport.base import AccessDenied, NotConnected
 
 log = structlog.get_logger(__name__)
 
@@ -62,13 +62,29 @@ class Options:
 
     url: str
     name: str
-    creds_file: str | None = None
-    tls_ca_file: str | None = None
+    key_file: str | None = None
+    """An nkey seed (`SU...`) or NATS credentials (`.creds`)."""
+    ca_file: str | None = None
     inbox_prefix: str = "_INBOX"
+
+    @property
+    def demands_tls(self) -> bool:
+        """Whether this connection must be encrypted: it was given an authority or a `tls://` url."""
+        return self.ca_file is not None or any(url.startswith(("tls://", "wss://")) for url in self.url.split(","))
 
 
 class _Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, whose read loop ends for good when a foreign message's status line is not UTF-8 (2.16, `_process_headers`)."""
+    """nats-py, but for two things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, and it
+    goes on in the clear when a server, or somebody between, says that it has no TLS."""
+
+    def __init__(self, *, demands_tls: bool) -> None:
+        super().__init__()
+        self._demands_tls = demands_tls
+
+    async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
+        if initial_connection and self._demands_tls and not info.get("tls_required"):
+            raise nats.errors.Error(credentials.NO_TLS)
+        await super()._process_info(info, initial_connection=initial_connection)
 
     async def _process_headers(self, headers: Any) -> Any:
         try:
@@ -86,6 +102,7 @@ class Connection:
         self.counters = Counters()
         self._client: Any = None
         self._closing = False
+        self._opening = False
         self._last_error = ""
         self._reopening: asyncio.Task[None] | None = None
 
@@ -110,10 +127,16 @@ class Connection:
         return int(self._client.max_payload)
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`."""
-        client = _Client()
+        """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server refuses."""
+        client = _Client(demands_tls=self.options.demands_tls)
+        settings = self._settings()
+        self._opening = True
         try:
-            await asyncio.wait_for(client.connect(**self._settings()), timeout_s)
+            await asyncio.wait_for(client.connect(**settings), timeout_s)
+        except AccessDenied:
+            with suppress(Exception):
+                await asyncio.wait_for(client.close(), 1.0)
+            raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             reason = str(error) or self._last_error
             with suppress(Exception):
@@ -122,6 +145,8 @@ class Connection:
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
                 "start one with `make run` or `nats-server -c config/nats.conf`, or set nats.node_url"
             ) from None
+        finally:
+            self._opening = False
         self._client = client
         self.counters.connects += 1
 
@@ -217,11 +242,7 @@ class Connection:
             "closed_cb": self._on_closed,
             "lame_duck_mode_cb": self._on_lame_duck,
         }
-        if options.creds_file:
-            settings["user_credentials"] = options.creds_file
-        if options.tls_ca_file:
-            settings["tls"] = ssl.create_default_context(cafile=options.tls_ca_file)
-        return settings
+        return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
         self.counters.errors += 1
@@ -231,6 +252,10 @@ class Connection:
         if described != self._last_error:
             log.warning("nats_error", url=self.options.url, error=described)
         self._last_error = described
+        denied = credentials.denial(error, self.options.url, self.options.key_file, self.options.ca_file)
+        if denied is not None and self._opening:
+            # nats-py would try again for ever; what its error callback raises ends `connect`.
+            raise AccessDenied(denied)
 
     async def _on_disconnected(self) -> None:
         if self._client is not None and not self._closing:
@@ -256,8 +281,13 @@ class Connection:
         while not self._closing:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, 30.0)
-            with suppress(NotConnected):
+            try:
                 await self.open(10.0)
-                self._last_error = ""
-                log.info("nats_reopened", url=self.options.url)
-                return
+            except AccessDenied as error:
+                log.error("nats_access_denied", reason=str(error), retry_s=wait_s)
+                continue
+            except NotConnected:
+                continue
+            self._last_error = ""
+            log.info("nats_reopened", url=self.options.url)
+            return

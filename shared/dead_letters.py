@@ -1,0 +1,85 @@
+"""A node's dead letters: own groups that were given up on, with the cause, and the way back into the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.messages import MessageError, RolloutGroup, content_id, decode
+from shared.transport.base import StoredMessage, Transport, TransportError
+
+CAUSE_HEADER = "Swarm-Cause"
+_PAGE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A letter as it lies in the stream. `group` is None where the payload is gone or cannot be decoded; `problem` says why."""
+
+    seq: int
+    buried_at: float
+    size_bytes: int
+    cause: str
+    group_id: str
+    group: RolloutGroup | None
+    problem: str = ""
+
+    def as_object(self) -> dict[str, object]:
+        """For `--json`: what it is, without its content."""
+        return {
+            "seq": self.seq,
+            "buried_at": self.buried_at,
+            "size_bytes": self.size_bytes,
+            "cause": self.cause,
+            "group_id": self.group_id,
+            "draw": self.group.draw if self.group else None,
+            "dataset": self.group.task.ref.dataset if self.group else None,
+            "policy_version": self.group.policy_version if self.group else None,
+            "problem": self.problem,
+        }
+
+
+async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()) -> list[DeadLetter]:
+    """All letters of a node in order, or those at `seqs` that are there."""
+    stream = subjects.node_dead_letters_stream(node)
+    if seqs:
+        found = [await transport.get(stream, seq) for seq in sorted(set(seqs))]
+        return [await _opened(transport, message) for message in found if message is not None]
+    letters: list[DeadLetter] = []
+    position = 1
+    while messages := await transport.read(stream, position, _PAGE):
+        letters += [await _opened(transport, message) for message in messages]
+        position = messages[-1].seq + 1
+    return letters
+
+
+async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
+    """Put a letter back into the queue of groups to score, then remove it. Safe to repeat after a crash in between.
+
+    Raises:
+        TransportError: the server does not answer, the queue is full, or the letter's payload is gone.
+    """
+    dead, queue = subjects.node_dead_letters_stream(node), subjects.node_rollouts_stream(node)
+    message = await transport.get(dead, letter.seq)
+    if message is None:
+        return
+    payload = await transport.payload(message)
+    # An id of its own: under the group's the queue would drop it as a duplicate of the first try for ten minutes.
+    await transport.publish(
+        subjects.node_rollouts(node), payload, stream=queue, message_id=f"requeue-{letter.seq}-{letter.group_id[:32]}"
+    )
+    await transport.delete(dead, letter.seq)
+
+
+async def _opened(transport: Transport, message: StoredMessage) -> DeadLetter:
+    cause = message.headers.get(CAUSE_HEADER, "")
+    group, problem = None, ""
+    group_id = message.headers.get("Nats-Msg-Id", "")
+    try:
+        payload = await transport.payload(message)
+        group_id = content_id(payload)
+        group = decode(payload, RolloutGroup)
+    except (TransportError, MessageError) as error:
+        problem = str(error)
+    return DeadLetter(message.seq, message.stored_at, message.size_bytes, cause, group_id, group, problem)

@@ -1,0 +1,195 @@
+"""Who may publish and subscribe to what on a secured server: the one place that knows. Rendered by `swarm nats config`.
+
+A node's user on the swarm plane publishes only under the node's own name and reads only by direct get; each role of a node has a
+user of its own on the node plane. What permissions cannot do: the server does not check the reply subject of a request, so that who
+may direct-get a message can have it stored under any subject of that account (`docs/security.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.senders import SENDERS_PREFIX
+from shared.transport.blobs import companion_name, companion_subject
+
+ROLES = ("generator", "verifier", "sampler", "trainer")
+OPERATOR = "operator"
+"""A person's user: makes streams, looks at everything, requeues dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What is allowed; all else is refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+EVERYTHING = Permissions((">",), (">",))
+
+
+def inbox(node: str, role: str) -> str:
+    """Prefix of a role's reply subjects, as the default of `nats.inbox_prefix` has it."""
+    return f"_INBOX_{node}.{role}"
+
+
+def swarm_node(node: str) -> Permissions:
+    """A node on the swarm plane: own rollouts, scores and directory entry; all streams by direct get."""
+    streams = (
+        *_with_chunks(subjects.SWARM_ROLLOUTS),
+        subjects.SWARM_EVALS,
+        _bucket_stream(subjects.SWARM_NODES_BUCKET),
+    )
+    return Permissions(
+        publish=(
+            *_with_chunk_subject(subjects.rollouts(node, "*")),
+            subjects.evals(node),
+            _key(subjects.SWARM_NODES_BUCKET, node),
+            *_reading(streams),
+        ),
+        subscribe=(f"_INBOX_{node}.>",),
+    )
+
+
+def node_role(node: str, role: str) -> Permissions:
+    """A role on its node's plane. Raises ValueError for a role that does not exist."""
+    if role not in _NEEDS:
+        raise ValueError(f"no role {role!r}: one of {', '.join(ROLES)}")
+    needs, bucket = _NEEDS[role](node), subjects.node_bucket(node)
+    return Permissions(
+        publish=(
+            *needs.publish,
+            *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"))),
+            *_reading((*needs.reads, _bucket_stream(bucket))),
+            *_looking(node, needs.reads),
+        ),
+        subscribe=(f"{inbox(node, role)}.>", *(_key(bucket, key) for key in needs.watched)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What one role does beyond what all do: subjects and requests, keys written, streams read, keys watched."""
+
+    publish: tuple[str, ...]
+    keys: tuple[str, ...]
+    reads: tuple[str, ...]
+    watched: tuple[str, ...] = ()
+
+
+def _generator(node: str) -> _Needs:
+    rollouts = subjects.node_rollouts_stream(node)
+    return _Needs(
+        publish=(*_with_chunk_subject(subjects.node_rollouts(node)), _dropping(_chunks(rollouts))),
+        keys=(subjects.LEDGER_KEY, subjects.EVAL_KEY, subjects.EVAL_TURN_KEY),
+        reads=(*_with_chunks(rollouts), subjects.node_policies_stream(node)),
+        watched=(subjects.POLICY_KEY, subjects.SAMPLER_KEY),
+    )
+
+
+def _verifier(node: str) -> _Needs:
+    rollouts, consumer = subjects.node_rollouts_stream(node), subjects.VERIFIER_CONSUMER
+    streams = (rollouts, subjects.node_scored_stream(node), subjects.node_dead_letters_stream(node))
+    spent = subjects.node_spent_stream(node)
+    return _Needs(
+        publish=(
+            *_with_chunk_subject(subjects.node_scored(node)),
+            *_with_chunk_subject(subjects.node_dead_letters(node)),
+            f"$JS.API.CONSUMER.MSG.NEXT.{rollouts}.{consumer}",
+            # Both formats of acknowledgement subjects (ADR-15): without and with domain and account.
+            f"$JS.ACK.{rollouts}.{consumer}.>",
+            f"$JS.ACK.*.*.{rollouts}.{consumer}.>",
+            _dropping(rollouts),
+            *(_dropping(_chunks(stream)) for stream in streams),
+            _purging(spent),
+        ),
+        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*"),
+        reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
+    )
+
+
+def _sampler(node: str) -> _Needs:
+    scored, batches = subjects.node_scored_stream(node), subjects.node_batches_stream(node)
+    return _Needs(
+        publish=(
+            *_with_chunk_subject(subjects.node_batches(node)),
+            *(_purging(stream) for stream in _with_chunks(scored)),
+            _dropping(_chunks(batches)),
+        ),
+        keys=(subjects.SAMPLER_KEY,),
+        reads=(*_with_chunks(scored), *_with_chunks(batches)),
+        watched=(subjects.TRAINER_KEY,),
+    )
+
+
+def _trainer(node: str) -> _Needs:
+    batches, policies = subjects.node_batches_stream(node), subjects.node_policies_stream(node)
+    return _Needs(
+        publish=(
+            subjects.node_policies(node),
+            subjects.node_policies_catalogue(node),
+            *(_purging(stream) for stream in (*_with_chunks(batches), policies)),
+            _dropping(policies),
+            # Policies lie in a stream only with policy_store.uri = "nats://", and then it is the trainer's own.
+            f"$JS.API.STREAM.CREATE.{policies}",
+            f"$JS.API.STREAM.UPDATE.{policies}",
+        ),
+        keys=(subjects.POLICY_KEY, subjects.TRAINER_KEY),
+        reads=(*_with_chunks(batches), policies),
+    )
+
+
+_NEEDS: dict[str, Callable[[str], _Needs]] = {
+    "generator": _generator,
+    "verifier": _verifier,
+    "sampler": _sampler,
+    "trainer": _trainer,
+}
+
+
+def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:
+    """At start, every role looks whether the node's streams are there."""
+    streams = (
+        subjects.node_rollouts_stream(node),
+        subjects.node_scored_stream(node),
+        subjects.node_batches_stream(node),
+        subjects.node_dead_letters_stream(node),
+        subjects.node_spent_stream(node),
+    )
+    names = tuple(name for name in streams if name not in already)
+    consumer = f"$JS.API.CONSUMER.INFO.{subjects.node_rollouts_stream(node)}.{subjects.VERIFIER_CONSUMER}"
+    return (*(f"$JS.API.STREAM.INFO.{name}" for name in names), consumer)
+
+
+def _reading(streams: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"$JS.API.{verb}.{stream}" for stream in streams for verb in ("DIRECT.GET", "STREAM.INFO"))
+
+
+def _dropping(stream: str) -> str:
+    return f"$JS.API.STREAM.MSG.DELETE.{stream}"
+
+
+def _purging(stream: str) -> str:
+    return f"$JS.API.STREAM.PURGE.{stream}"
+
+
+def _chunks(stream: str) -> str:
+    return companion_name(stream)
+
+
+def _with_chunks(stream: str) -> tuple[str, str]:
+    return stream, _chunks(stream)
+
+
+def _with_chunk_subject(subject: str) -> tuple[str, str]:
+    return subject, companion_subject(subject)
+
+
+def _bucket_stream(bucket: str) -> str:
+    return f"KV_{bucket}"
+
+
+def _key(bucket: str, key: str) -> str:
+    return f"$KV.{bucket}.{key}"

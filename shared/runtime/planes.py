@@ -1,0 +1,41 @@
+"""Connecting to a node's two planes as its configuration says: url, key, authority, private inbox."""
+
+from __future__ import annotations
+
+from shared.config import NodeConfig
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+
+
+def of_process(template: str, node: str, role: str) -> str:
+    """`template` with this process's node and role in place of {node} and {role}."""
+    return template.replace("{node}", node).replace("{role}", role)
+
+
+async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float | None = None, url: str = "") -> Transport:
+    """The node plane, as the user of `role` (`operator` for a person's commands). Raises what `connect` raises."""
+    nats, node = config.nats, config.node.id
+    return await connect(
+        url or nats.node_url,
+        name=f"{node}-{role}",
+        timeout_s=timeout_s or nats.connect_timeout_s,
+        key_file=of_process(nats.node_key_file, node, role) or None,
+        ca_file=nats.node_ca_file or None,
+        inbox_prefix=of_process(nats.inbox_prefix, node, role),
+    )
+
+
+async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
+    """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node alone."""
+    nats, node = config.nats, config.node.id
+    chosen = url or nats.swarm_url
+    if chosen is None:
+        raise ValueError(f"node {node} has no swarm plane (nats.swarm_url is none)")
+    return await connect(
+        chosen,
+        name=f"{node}-border" if role == "verifier" else f"{node}-{role}",
+        timeout_s=timeout_s,
+        key_file=of_process(nats.swarm_key_file, node, role) or None,
+        ca_file=nats.swarm_ca_file or None,
+        inbox_prefix=of_process(nats.inbox_prefix, node, role),
+    )

@@ -1,0 +1,79 @@
+"""What a connection shows to a server and trusts of it: an nkey seed or NATS credentials, and a certificate authority.
+
+Every fault that trying again cannot mend is told as `AccessDenied`, with the file and the remedy.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import nkeys
+
+from shared.transport.base import AccessDenied
+
+NO_TLS = "the server offers no TLS"
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked", "user authentication")
+
+
+def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
+    """Arguments for nats-py's `connect`. Raises AccessDenied for files that cannot be used."""
+    found: dict[str, Any] = {}
+    if key_file:
+        text = _read(key_file)
+        if "BEGIN NATS USER JWT" in text:
+            found["user_credentials"] = key_file
+        else:
+            found["nkeys_seed_str"] = _checked_seed(key_file, text.strip())
+    if ca_file:
+        try:
+            found["tls"] = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:
+            raise AccessDenied(f"certificate authority {ca_file}: {error}: give the PEM file that signed the server's") from None
+    return found
+
+
+def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None) -> str | None:
+    """Why the server will not talk to us whatever we wait, with the remedy; None for any other failure."""
+    if NO_TLS in str(error):
+        return f"{url}: {NO_TLS}, and the url or a CA file asks for it: add a `tls` block to the server's configuration"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        trusted = f"the authority in {ca_file}" if ca_file else "the system's authorities"
+        return (
+            f"{url}: the server's certificate does not pass ({error}): it must be for the host name in the url and signed by "
+            f"{trusted}; set nats.node_ca_file or nats.swarm_ca_file to the authority's PEM file"
+        )
+    if not any(words in str(error).lower() for words in _REFUSALS):
+        return None
+    if not key_file:
+        return (
+            f"{url}: the server wants a key and none is given: set nats.node_key_file or nats.swarm_key_file to a file "
+            "with an nkey seed (`swarm nats keys` makes one) whose public key the server's configuration lists"
+        )
+    return (
+        f"{url}: the server refuses the key in {key_file}: its public key must be in the server's configuration "
+        "(`swarm nats config` writes it; reload the server afterwards), or it is another plane's key"
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except FileNotFoundError:
+        raise AccessDenied(
+            f"key file {path} does not exist: make it with `swarm nats keys`, or correct nats.node_key_file or nats.swarm_key_file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AccessDenied(f"key file {path} cannot be read ({error}): make it readable for this process's user") from None
+
+
+def _checked_seed(path: str, seed: str) -> str:
+    try:
+        nkeys.from_seed(bytearray(seed.encode()))
+    except Exception as error:  # nkeys raises errors of its own, binascii's and nacl's
+        raise AccessDenied(
+            f"key file {path} holds neither an nkey seed nor NATS credentials ({type(error).__name__}): "
+            "make one with `swarm nats keys`"
+        ) from None
+    return seed

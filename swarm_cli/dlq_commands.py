@@ -1,0 +1,122 @@
+"""`swarm dlq list`, `swarm dlq show` and `swarm dlq requeue`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shared.config import NodeConfig
+from shared.dead_letters import DeadLetter, read_letters, requeue
+from shared.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane
+from shared.transport.base import Transport
+from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.errors import CommandError
+
+dlq_app = typer.Typer(name="dlq", help="Look at a node's dead letters and put them back to work.", no_args_is_help=True)
+
+NodeOption = Annotated[str, typer.Option("--node", help="Whose.  [default: the configuration's node]")]
+UrlOption = Annotated[str, typer.Option("--node-url", help="Server of the node's streams.  [default: nats.node_url]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+CONNECT_TIMEOUT_S = 5.0
+T = TypeVar("T")
+
+
+@dlq_app.command("list")
+def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: UrlOption = "", config: ConfigOption = None) -> None:
+    """Print all dead letters, oldest first."""
+    node_config = _of(node, load_chosen(config))
+    letters = _with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id))
+    if as_json:
+        typer.echo(json.dumps([letter.as_object() for letter in letters], indent=2))
+        return
+    table = Table("seq", "age", "KiB", "dataset", "draw", "group", "cause", title=f"dead letters of {node_config.node.id}")
+    for letter in letters:
+        table.add_row(*_cells(letter))
+    Console().print(table)
+
+
+@dlq_app.command()
+def show(
+    seq: Annotated[int, typer.Argument(min=1, help="Number of the letter, see `swarm dlq list`.")],
+    node: NodeOption = "",
+    node_url: UrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Print one dead letter: cause, task, and the completions' texts."""
+    node_config = _of(node, load_chosen(config))
+    (letter,) = _found(_with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq])), [seq])
+    for name, value in letter.as_object().items():
+        typer.echo(f"{name}: {value}")
+    if letter.group is not None:
+        typer.echo(f"question: {letter.group.task.question}")
+        for number, completion in enumerate(letter.group.completions):
+            typer.echo(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
+            typer.echo(completion.text)
+
+
+@dlq_app.command("requeue")
+def requeue_letters(
+    seqs: Annotated[list[int] | None, typer.Argument(help="Numbers of letters.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All readable letters.")] = False,
+    node: NodeOption = "",
+    node_url: UrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Put dead letters back into the queue to be scored; what their groups are too old for by then, the sampler drops."""
+    if bool(seqs) == every:
+        raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
+    node_config = _of(node, load_chosen(config))
+
+    async def put_back(plane: Transport) -> list[DeadLetter]:
+        letters = await read_letters(plane, node_config.node.id, seqs or [])
+        if seqs:
+            _found(letters, seqs)
+            unreadable = [letter for letter in letters if letter.group is None]
+            if unreadable:
+                raise CommandError(f"letter {unreadable[0].seq} cannot be scored: {unreadable[0].problem}: nothing was requeued")
+        readable = [letter for letter in letters if letter.group is not None]
+        for letter in readable:
+            await requeue(plane, node_config.node.id, letter)
+        return readable
+
+    done = _with_plane(node_config, node_url, put_back)
+    typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
+
+
+def _of(node: str, config: NodeConfig) -> NodeConfig:
+    return config.model_copy(update={"node": config.node.model_copy(update={"id": node})}) if node else config
+
+
+def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:
+    async def run() -> T:
+        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
+        try:
+            return await work(plane)
+        finally:
+            await plane.close()
+
+    return asyncio.run(run())
+
+
+def _found(letters: list[DeadLetter], seqs: list[int]) -> list[DeadLetter]:
+    missing = sorted(set(seqs) - {letter.seq for letter in letters})
+    if missing:
+        raise CommandError(f"no dead letter {', '.join(map(str, missing))}: `swarm dlq list` shows those that are there")
+    return letters
+
+
+def _cells(letter: DeadLetter) -> list[str]:
+    age_s = time.time() - letter.buried_at
+    age = f"{age_s:.0f} s" if age_s < 600 else f"{age_s / 3600:.1f} h"
+    dataset = letter.group.task.ref.dataset if letter.group else "(unreadable)"
+    draw = str(letter.group.draw) if letter.group else "–"
+    return [str(letter.seq), age, f"{letter.size_bytes / 1024:.1f}", dataset, draw, letter.group_id[:12], letter.cause]
