@@ -25,7 +25,9 @@ class PolicyStore(Protocol):
     """Weight files by version and content. One writer (the trainer), any number of readers."""
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Store a copy of `weights_file`. When this returns, any reader can fetch it; a failure leaves nothing visible.
+        """Take over `weights_file`, which may be gone afterwards.
+
+        When this returns, any reader can fetch the policy; a failure leaves nothing visible.
 
         Raises:
             PolicyStoreError: the file cannot be read, or the store cannot take it (disk full, server away).

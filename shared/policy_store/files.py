@@ -48,6 +48,20 @@ def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tup
     return digest.hexdigest(), size
 
 
+def sync_hashing(file: Path) -> tuple[str, int]:
+    """Bring a file's bytes to the disk and hash them meanwhile; returns their sha256 and number."""
+    with file.open("rb", buffering=0) as source, ThreadPoolExecutor(1) as syncer:
+        syncing = syncer.submit(os.fsync, source.fileno())
+        digest = hashlib.file_digest(source, "sha256").hexdigest()
+        syncing.result()
+        return digest, os.fstat(source.fileno()).st_size
+
+
+def same_volume(file: Path, folder: Path) -> bool:
+    """Whether `file` can be given a name in `folder` without copying it."""
+    return file.stat().st_dev == folder.stat().st_dev
+
+
 def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
     # A disk that is nearly full takes a part of a block without an error; the error comes with the rest.
     while block:

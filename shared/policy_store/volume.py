@@ -10,6 +10,7 @@ between the two leaves a mark without weights, which the next `prune` removes, n
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Collection
@@ -17,7 +18,16 @@ from pathlib import Path
 
 from shared.messages import PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
-from shared.policy_store.files import DRAFT_PREFIX, cause_of, copy_hashing, draft_in, keep_draft, sha256_of
+from shared.policy_store.files import (
+    DRAFT_PREFIX,
+    cause_of,
+    copy_hashing,
+    draft_in,
+    keep_draft,
+    same_volume,
+    sha256_of,
+    sync_hashing,
+)
 
 _MARK = re.compile(r"v(\d+)\.([0-9a-f]{64})\.version")
 _ABANDONED_AFTER_S = 3600.0
@@ -31,7 +41,7 @@ class VolumeStore:
         self._node = node
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Copy, hash, sync and rename; see `PolicyStore.publish`."""
+        """Hash, sync and rename, or copy where the file lies on another volume; see `PolicyStore.publish`."""
         return await asyncio.to_thread(self._publish, weights_file, version)
 
     async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
@@ -45,16 +55,21 @@ class VolumeStore:
     def _publish(self, weights_file: Path, version: int) -> StoredPolicy:
         label = policy_label(self._node, version)
         try:
-            with draft_in(self.folder) as (stream, draft):
-                sha256, size_bytes = copy_hashing(weights_file, stream.write)
-                (self.folder / f"v{version}.{sha256}.version").touch()
-                target = self._weights(sha256)
-                keep_draft(stream, draft, target)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if same_volume(weights_file, self.folder):
+                sha256, size_bytes = sync_hashing(weights_file)
+                self._mark(version, sha256)
+                os.replace(weights_file, self._weights(sha256))
+            else:
+                with draft_in(self.folder) as (stream, draft):
+                    sha256, size_bytes = copy_hashing(weights_file, stream.write)
+                    self._mark(version, sha256)
+                    keep_draft(stream, draft, self._weights(sha256))
         except FileNotFoundError as error:
             raise PolicyStoreError(f"{label}: not published: {error}: was it deleted while being published?") from error
         except OSError as error:
             raise PolicyStoreError(f"{label}: not published: {cause_of(error, self.folder)}") from error
-        return StoredPolicy(sha256, size_bytes, target.absolute().as_uri())
+        return StoredPolicy(sha256, size_bytes, self._weights(sha256).absolute().as_uri())
 
     def _verified(self, pointer: PolicyPointer) -> Path:
         label = policy_label(self._node, pointer.version)
@@ -92,6 +107,9 @@ class VolumeStore:
                     draft.unlink(missing_ok=True)
         except OSError as error:
             raise PolicyStoreError(f"old policies of {self._node} not pruned: {cause_of(error, self.folder)}") from error
+
+    def _mark(self, version: int, sha256: str) -> None:
+        (self.folder / f"v{version}.{sha256}.version").touch()
 
     def _weights(self, sha256: str) -> Path:
         return self.folder / f"{sha256}.safetensors"
