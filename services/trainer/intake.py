@@ -35,12 +35,14 @@ class IntakeRules:
 class Intake:
     """The groups to train on and what became of the rest.
 
-    local, external: groups taken in. with_behaviour: those whose behaviour logprobs are known. reencoded: those encoded again.
+    authors: node and group id of each of `groups`. local, external: groups taken in.
+    with_behaviour: those whose behaviour logprobs are known. reencoded: those encoded again.
     zero_advantage: those without spread in their rewards. skipped: groups left out, by reason. rewards_local,
     rewards_external: of every completion of the groups taken in.
     """
 
     groups: list[TokenGroup]
+    authors: list[tuple[str, str]]
     local: int
     external: int
     with_behaviour: int
@@ -83,6 +85,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         groups=[
             _token_group(scored, tokens, of_group, rules) for (scored, tokens), of_group in zip(taken, advantages, strict=True)
         ],
+        authors=[(scored.group.node, scored.group_id) for scored, _ in taken],
         local=len(local),
         external=len(external),
         with_behaviour=sum(all(logprobs is not None for logprobs in tokens.behaviour_logprobs) for _, tokens in taken),

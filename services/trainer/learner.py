@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from services.trainer.advantages import AdvantageConfig
 from services.trainer.importance import ImportanceConfig
 from services.trainer.intake import Intake, IntakeRules, take_in
 from services.trainer.objectives import ObjectiveConfig
+from services.trainer.own_policy import OwnPolicyRules, drop_absurd
 from services.trainer.policy_model import load_policy_model, load_reference_model
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
@@ -87,6 +89,7 @@ class Learner:
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,
         )
+        self._own_policy = OwnPolicyRules(fraction=trainer.policy_check_fraction, min_logprob=trainer.min_foreign_logprob)
         self._reference = load_reference_model(config, policy) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
@@ -94,11 +97,11 @@ class Learner:
     def step(self, batch: Batch) -> StepRecord:
         """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill in."""
         started = time.perf_counter()
-        intake = take_in(batch, self.rules)
+        intake, absurd = drop_absurd(self.model, take_in(batch, self.rules), self.update_config, self._own_policy, batch.seed)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake)
-        return _record(batch, intake, updates, rate, intake_s)
+        return _record(batch, intake, absurd, updates, rate, intake_s)
 
     def policy(self) -> dict[str, Tensor]:
         """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in the published dtype."""
@@ -218,7 +221,9 @@ def _advantage_config(config: NodeConfig) -> AdvantageConfig:
     return AdvantageConfig(kind=kind, scale=config.trainer.advantage_scale)  # type: ignore[arg-type]
 
 
-def _record(batch: Batch, intake: Intake, updates: list[_Update], rate: float, intake_s: float) -> StepRecord:
+def _record(
+    batch: Batch, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
+) -> StepRecord:
     def mean(name: str) -> float:
         return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
 
@@ -250,6 +255,8 @@ def _record(batch: Batch, intake: Intake, updates: list[_Update], rate: float, i
         groups_zero_advantage=intake.zero_advantage,
         groups_skipped=sum(intake.skipped.values()),
         skipped=dict(sorted(intake.skipped.items())),
+        answers_absurd=sum(absurd.values()),
+        absurd_of=dict(sorted(absurd.items())),
         staleness_mean=_mean([float(value) for value in staleness]),
         staleness_max=max(staleness, default=None),
         tokens=sum(sum(group.completion_lengths) for group in intake.groups),

@@ -45,6 +45,7 @@ class StepRecord:
     this node's reward for the other nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
     policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
     the groups that took part, and over the updates. `staleness_*` counts optimiser steps, over local groups; None without one.
+    `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node.
     `behaviour_share` and `reencoded_share` are shares of the groups taken in.
     """
 
@@ -73,6 +74,8 @@ class StepRecord:
     groups_zero_advantage: int
     groups_skipped: int
     skipped: dict[str, int]
+    answers_absurd: int = 0
+    absurd_of: dict[str, int] = field(default_factory=dict)
     staleness_mean: float | None
     staleness_max: int | None
     tokens: int
@@ -153,7 +156,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that TensorBoard shows."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "batch_number", "time", "skipped"}:
+        if name in {"step", "batch_number", "time", "skipped", "absurd_of"}:
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

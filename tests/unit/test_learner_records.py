@@ -14,7 +14,7 @@ from services.trainer.records import MetricsLog, PhaseSeconds, StepRecord, forge
 def record(step: int, **changes: float) -> StepRecord:
     numbers = {name: 0.5 for name, kind in StepRecord.__annotations__.items() if kind == "float"}
     counts = {name: 1 for name, kind in StepRecord.__annotations__.items() if kind == "int"}
-    rest = {"updated": True, "reward_local": 0.5, "reward_external": None, "skipped": {}}
+    rest = {"updated": True, "reward_local": 0.5, "reward_external": None, "skipped": {}, "absurd_of": {"beta": 1}}
     rest |= {"staleness_mean": None, "staleness_max": None}
     values = {**numbers, **counts, **rest, "step": step, "phase_seconds": PhaseSeconds(wait=0.25), **changes}
     return StepRecord(**values)  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""What the own policy thinks of other nodes' answers: text that it finds absurd is not trained on.
+
+A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer in poisoned reasoning; the mean
+log-probability under the own policy tells such text from what the policy might have said (arXiv 2511.09780). It also tells what is
+merely new to the policy, which is why the check is off by default and its floor low.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from services.trainer.intake import Intake
+from services.trainer.rows import TokenGroup
+from services.trainer.update import UpdateConfig, batch_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPolicyRules:
+    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per token, in nats."""
+
+    fraction: float
+    min_logprob: float
+
+
+def drop_absurd(
+    model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int
+) -> tuple[Intake, Counter[str]]:
+    """The intake without the foreign answers that `model`, as it is now, finds absurd; and how many of each node's there were.
+
+    A dropped answer still counts in its group's baseline. A group of which nothing is left is skipped as `absurd`. The same batch
+    and weights give the same result on a CPU: which groups are looked at follows from the batch's seed and the group's id, whose
+    author cannot know the batch it will be in.
+    """
+    looked_at = [
+        index
+        for index, (group, (_, group_id)) in enumerate(zip(intake.groups, intake.authors, strict=True))
+        if not group.is_local and config.takes_part(group) and _chance(batch_seed, group_id) < rules.fraction
+    ]
+    dropped: Counter[str] = Counter()
+    if not looked_at:
+        return intake, dropped
+    groups: list[TokenGroup | None] = list(intake.groups)
+    logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config)
+    for index, of_group in zip(looked_at, logprobs, strict=True):
+        # A mean that is no number is no reason to train on what it stands for.
+        kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= rules.min_logprob]
+        if len(kept) < len(of_group):
+            dropped[intake.authors[index][0]] += len(of_group) - len(kept)
+            groups[index] = _only(intake.groups[index], kept) if kept else None
+    left = [(group, author) for group, author in zip(groups, intake.authors, strict=True) if group is not None]
+    gone = len(groups) - len(left)
+    return (
+        replace(
+            intake,
+            groups=[group for group, _ in left],
+            authors=[author for _, author in left],
+            external=intake.external - gone,
+            skipped=intake.skipped + Counter({"absurd": gone}),
+        ),
+        dropped,
+    )
+
+
+def _only(group: TokenGroup, kept: list[int]) -> TokenGroup:
+    return replace(
+        group,
+        completions=[group.completions[number] for number in kept],
+        behaviour_logprobs=[group.behaviour_logprobs[number] for number in kept],
+        advantages=[group.advantages[number] for number in kept],
+    )
+
+
+def _chance(batch_seed: int, group_id: str) -> float:
+    digest = hashlib.sha256(f"own-policy {batch_seed} {group_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
