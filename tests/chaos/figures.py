@@ -1,0 +1,78 @@
+"""What a full run measured, kept in `var/chaos/figures.json` and written to `docs/reliability-figures.md` by the suite itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.chaos.scale import SCALE
+
+REPO = Path(__file__).resolve().parents[2]
+ROWS = REPO / "var" / "chaos" / "figures.json"
+PAGE = REPO / "docs" / "reliability-figures.md"
+COMMAND = "make chaos"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault of a run. `sent`, `lost` and `duplicated` count what `counted` names; None where the fault has no such count."""
+
+    fault: str
+    injected: int
+    counted: str = ""
+    sent: int | None = None
+    lost: int | None = None
+    duplicated: int | None = None
+    refused: Mapping[str, int] = field(default_factory=dict)
+    recovery_s: Sequence[float] = ()
+    remark: str = ""
+
+
+def note(row: Row) -> None:
+    """Print what was measured; in a full run, also keep it and write the page anew."""
+    print(f"\n[chaos] {_cells(asdict(row))}")
+    if SCALE.name != "full":
+        return
+    rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    rows[row.fault] = {**asdict(row), "measured_at": time.time()}
+    ROWS.parent.mkdir(parents=True, exist_ok=True)
+    ROWS.write_text(json.dumps(rows, indent=1))
+    PAGE.write_text(_page(rows))
+
+
+def _page(rows: dict[str, dict]) -> str:
+    times = [row["measured_at"] for row in rows.values()]
+    first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment)) for moment in (min(times), max(times)))
+    lines = [
+        "# Reliability: figures of the last full run",
+        "",
+        f"Written by `{COMMAND}` (`tests/chaos/figures.py`), do not edit. Measured from {first} to {last} UTC on {machine()}.",
+        "A row stands for the newest full run of its fault; [reliability.md](reliability.md) says what each proves.",
+        "",
+        "| fault | injected | counted | sent | lost | duplicated | refused by reason | recovery s, median / worst | remark |",
+        "|---|---:|---|---:|---:|---:|---|---|---|",
+        *(f"| {' | '.join(_cells(row))} |" for _, row in sorted(rows.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Mapping) -> list[str]:
+    refused = ", ".join(f"{reason} {count}" for reason, count in sorted(row["refused"].items()) if count)
+    seconds = row["recovery_s"]
+    recovery = f"{statistics.median(seconds):.1f} / {max(seconds):.1f}" if seconds else ""
+    counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("sent", "lost", "duplicated")]
+    return [row["fault"], f"{row['injected']:,}", row["counted"], *counts, refused, recovery, row["remark"]]
+
+
+def machine() -> str:
+    """The processor, cores and memory, so that seconds can be judged."""
+    processor = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in processor if line.startswith("model name")), platform.machine())
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({model}), {memory_gb:.0f} GB, Linux {platform.release().split('-')[0]}"
