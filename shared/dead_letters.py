@@ -1,7 +1,8 @@
-"""A node's dead letters: own groups that were given up on, with the cause, and the way back into the queue."""
+"""A node's dead letters: own groups that were given up on, with the cause, how they get there, and the way back into the queue."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,31 @@ from shared.messages import MessageError, RolloutGroup, content_id, decode
 from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"
+REQUEUED = "requeue-"
+"""Begins the message id of a group that was put back: what comes of it is a new try, no duplicate of the first."""
 _PAGE = 256
+
+
+def attempt_id(message: StoredMessage, group_id: str) -> str:
+    """Message id for what becomes of one try of a group: the same after a crash, another after a requeue."""
+    requeued_as = message.headers.get("Nats-Msg-Id", "")
+    return f"{group_id}-{requeued_as}" if requeued_as.startswith(REQUEUED) else group_id
+
+
+def spent_seq(notice: bytes) -> int:
+    """Position of the message that the server's notice (a `MAX_DELIVERIES` advisory) is about; 0, which no message has, if none."""
+    try:
+        seq = json.loads(notice)["stream_seq"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return seq if isinstance(seq, int) and seq > 0 else 0
+
+
+async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, message_id: str) -> None:
+    """Store what was given up on. Raises what `Transport.publish` raises."""
+    subject, stream = subjects.node_dead_letters(node), subjects.node_dead_letters_stream(node)
+    headers = {CAUSE_HEADER: " ".join(cause.split())[:200].encode("ascii", "replace").decode()}
+    await transport.publish(subject, payload, stream=stream, message_id=message_id, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +92,7 @@ async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
     payload = await transport.payload(message)
     # An id of its own: under the group's the queue would drop it as a duplicate of the first try for ten minutes.
     await transport.publish(
-        subjects.node_rollouts(node), payload, stream=queue, message_id=f"requeue-{letter.seq}-{letter.group_id[:32]}"
+        subjects.node_rollouts(node), payload, stream=queue, message_id=f"{REQUEUED}{letter.seq}-{letter.group_id[:32]}"
     )
     await transport.delete(dead, letter.seq)
 

@@ -103,7 +103,7 @@ def _verifier(node: str) -> _Needs:
             f"$JS.ACK.*.*.{rollouts}.{consumer}.>",
             _dropping(rollouts),
             *(_dropping(_chunks(stream)) for stream in streams),
-            _purging(spent),
+            *_purging(spent),
         ),
         keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*"),
         reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
@@ -115,7 +115,8 @@ def _sampler(node: str) -> _Needs:
     return _Needs(
         publish=(
             *_with_chunk_subject(subjects.node_batches(node)),
-            *(_purging(stream) for stream in _with_chunks(scored)),
+            *_purging(scored),
+            f"$JS.API.STREAM.PURGE.{_chunks(scored)}",
             _dropping(_chunks(batches)),
         ),
         keys=(subjects.SAMPLER_KEY,),
@@ -130,7 +131,9 @@ def _trainer(node: str) -> _Needs:
         publish=(
             subjects.node_policies(node),
             subjects.node_policies_catalogue(node),
-            *(_purging(stream) for stream in (*_with_chunks(batches), policies)),
+            *_purging(batches),
+            f"$JS.API.STREAM.PURGE.{_chunks(batches)}",
+            *_purging(policies),
             _dropping(policies),
             # Policies lie in a stream only with policy_store.uri = "nats://", and then it is the trainer's own.
             f"$JS.API.STREAM.CREATE.{policies}",
@@ -171,8 +174,9 @@ def _dropping(stream: str) -> str:
     return f"$JS.API.STREAM.MSG.DELETE.{stream}"
 
 
-def _purging(stream: str) -> str:
-    return f"$JS.API.STREAM.PURGE.{stream}"
+def _purging(stream: str) -> tuple[str, str]:
+    # Who purges a stream looks first whether it has chunks, and gets no answer at all where it may not ask.
+    return f"$JS.API.STREAM.PURGE.{stream}", f"$JS.API.STREAM.INFO.{_chunks(stream)}"
 
 
 def _chunks(stream: str) -> str:

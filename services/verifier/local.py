@@ -16,13 +16,15 @@ from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
 from shared import subjects
 from shared.config import NodeConfig
+from shared.dead_letters import attempt_id, bury, spent_seq
 from shared.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
-from shared.transport.base import Delivery, StoredMessage, Transport, TransportError
+from shared.transport.base import Delivery, NotConnected, StoredMessage, Transport, TransportError
 
 IN_WORK = 64
 FETCH_TIMEOUT_S = 1.0
 RETRY_S = 1.0
+NOTICES_PERIOD_S = 2.0
 SWEPT = 16
 """Oldest groups that one sweep looks at."""
 
@@ -93,23 +95,24 @@ class LocalScorer:
             group = decode(payload, RolloutGroup)
         except MessageError as error:
             self._log.error("own_group_unreadable", reason=str(error), remedy="run all of a node's services in one version")
-            await self._bury(payload, content_id(payload), str(error))
+            await self._bury(delivery.message, payload, str(error))
+            self._figures.failed_local()
             await delivery.ack()
             return
         group_id = content_id(payload)
         self._own.learn(group)
         if delivery.deliveries >= self._config.verifier.max_deliver > 1:
             # Each earlier try ended in a crash or an outage; the last one is used to put the group away safely.
-            await self._give_up(group, group_id, payload, f"not scored in {delivery.deliveries - 1} tries")
+            await self._give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return
         texts = [completion.text for completion in group.completions]
         (result,) = await self._pool.run([ScoringJob(ref=group.task.ref, texts=texts, expected=group.task, urgent=True)])
         if result.reason is not None:
-            await self._give_up(group, group_id, payload, f"{result.reason}: {result.detail}")
+            await self._give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
             await delivery.ack()
             return
-        if await self._store(self._scored(group, group_id, result)):
+        if await self._store(delivery.message, self._scored(group, group_id, result)):
             self._figures.scored_local(result.seconds, result.timeouts)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
         self._outbox.offer(group, result.rewards)
@@ -118,16 +121,37 @@ class LocalScorer:
     async def sweep(self) -> None:
         """For ever: put away groups that were handed out too often and are invisible to everybody but the stream."""
         period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
+        swept_s = time.monotonic()
         while True:
-            await asyncio.sleep(period_s)
-            with suppress(TransportError):
-                await self.sweep_once(time.time())
+            await asyncio.sleep(NOTICES_PERIOD_S)
+            try:
+                await self.put_away_spent()
+                if time.monotonic() - swept_s >= period_s:
+                    swept_s = time.monotonic()
+                    await self.sweep_once(time.time())
+            except TransportError as error:
+                self._log.warning("sweep_delayed", reason=str(error))
+
+    async def put_away_spent(self) -> int:
+        """Put away the groups whose deliveries are used up by the server's own notices, which it keeps. Returns how many."""
+        stream, notices_stream = subjects.node_rollouts_stream(self._id), subjects.node_spent_stream(self._id)
+        notices = await self._node.read(notices_stream, 1, SWEPT)
+        count = 0
+        for notice in notices:
+            message = await self._node.get(stream, spent_seq(notice.inline or b""))
+            # A message that is younger than the notice lies in a stream that was made anew.
+            if message is not None and message.stored_at < notice.stored_at:
+                await self._put_away(stream, message)
+                count += 1
+        if notices:
+            await self._node.purge(notices_stream, notices[-1].seq)
+        return count
 
     async def sweep_once(self, now_s: float) -> int:
         """Put away what was handed out and not settled for longer than all its tries can take. Returns how many groups.
 
-        The server does not say which messages have used up their deliveries, and goes on counting them as in work. A consumer
-        delivers in order, so that all but the newest `pending` were handed out at least once.
+        For what the notices miss: the server gives one only when somebody asks for more. A consumer delivers in order, so that all
+        but the newest `pending` were handed out at least once.
         """
         stream = subjects.node_rollouts_stream(self._id)
         state = await self._node.stream_state(stream)
@@ -142,29 +166,36 @@ class LocalScorer:
         return len(expired)
 
     async def _put_away(self, stream: str, message: StoredMessage) -> None:
-        payload = await self._node.payload(message)
-        group_id = content_id(payload)
+        unreadable = ""
         try:
-            await self._give_up(decode(payload, RolloutGroup), group_id, payload, "handed out too often")
+            payload = await self._node.payload(message)
+        except NotConnected:
+            raise
+        except TransportError as error:
+            payload, unreadable = b"", str(error)
+        try:
+            await self._give_up(message, decode(payload, RolloutGroup), payload, "handed out too often")
         except MessageError as error:
-            await self._bury(payload, group_id, str(error))
+            self._log.error("own_group_given_up", seq=message.seq, cause=unreadable or str(error))
+            await self._bury(message, payload, unreadable or str(error))
+            self._figures.failed_local()
         await self._node.delete(stream, message.seq)
 
-    async def _give_up(self, group: RolloutGroup, group_id: str, payload: bytes, cause: str) -> None:
+    async def _give_up(self, message: StoredMessage, group: RolloutGroup, payload: bytes, cause: str) -> None:
+        group_id = content_id(payload)
         self._log.error("own_group_given_up", group=group_id[:12], draw=group.draw, dataset=group.task.ref.dataset, cause=cause)
-        await self._bury(payload, group_id, cause)
+        await self._bury(message, payload, cause)
         failed = self._scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
-        if await self._store(failed):
+        if await self._store(message, failed):
             self._figures.failed_local()
 
-    async def _bury(self, payload: bytes, group_id: str, cause: str) -> None:
-        subject, stream = subjects.node_dead_letters(self._id), subjects.node_dead_letters_stream(self._id)
-        headers = {"Swarm-Cause": " ".join(cause.split())[:200].encode("ascii", "replace").decode()}
-        await self._node.publish(subject, payload, stream=stream, message_id=group_id, headers=headers)
+    async def _bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
+        name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
+        await bury(self._node, self._id, payload, cause, message_id=name)
 
-    async def _store(self, scored: ScoredGroup) -> bool:
+    async def _store(self, message: StoredMessage, scored: ScoredGroup) -> bool:
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
-        ack = await self._node.publish(subject, encode(scored), stream=stream, message_id=scored.group_id)
+        ack = await self._node.publish(subject, encode(scored), stream=stream, message_id=attempt_id(message, scored.group_id))
         return not ack.duplicate
 
     def _scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:

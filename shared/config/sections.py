@@ -44,7 +44,7 @@ class NatsSection(Section):
         "", description="Nkey seed or .creds for the node plane; {role} and {node} stand for this process's. Empty: no key."
     )
     swarm_key_file: str = Field("", description="The same for the swarm plane. Only the verifier reads it.")
-    node_ca_file: str = Field("", description="PEM file of the authority that signed the node plane's certificate; empty: the system's.")
+    node_ca_file: str = Field("", description="PEM file of the authority behind the node plane's certificate; empty: the system's.")
     swarm_ca_file: str = Field("", description="The same for the swarm plane.")
     inbox_prefix: str = Field(
         "_INBOX_{node}.{role}",
@@ -52,7 +52,7 @@ class NatsSection(Section):
         description="Where replies arrive, with {role} and {node}; a secured server allows each user its own only.",
     )
     create_streams: bool = Field(
-        True, description="False: services only look whether streams are there; `swarm nats init` made them, with a right they lack."
+        True, description="False: services only look whether streams are there; `swarm nats init` makes them, as the operator."
     )
 
     @field_validator("swarm_url", mode="before")
