@@ -24,7 +24,7 @@ SOURCES := services shared swarm_cli
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run test check unit lint bench plot clean clean-all venv
+.PHONY: help run test check unit lint bench chaos plot clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -50,6 +50,10 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 
 bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (an hour); writes docs/reliability-figures.md
+	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris does not install here: coverage-guided fuzzing is left out'
+	CHAOS=full $(BIN)/python -m pytest -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
 
 plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
 	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
