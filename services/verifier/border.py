@@ -144,7 +144,8 @@ class Border:
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
         self._judged.remember(judged_id)
-        quarantined_s = self.reputation.blame(key, sender or "", reason, now_s)
+        name = sender if sender is not None and self._trust.key_of(sender) in {key, None} else ""
+        quarantined_s = self.reputation.blame(key, name, reason, now_s)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
 
     def _key_problem(self, public_key: str, now_s: float) -> tuple[Refusal, str] | None:

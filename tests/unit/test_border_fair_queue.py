@@ -1,0 +1,104 @@
+"""Turns at intake: everybody's equal share, nobody's more than his, and what gives way when too much waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.verifier.fair_queue import MAX_SENDERS, MAX_WAITING, MAX_WAITING_BYTES, FairQueue
+
+
+def served(arrivals_per_s: dict[str, float], rate_per_s: float, max_share: float, seconds: int = 60) -> Counter[str]:
+    queue: FairQueue[int] = FairQueue(rate_per_s, max_share, 2.0, 0.0)
+    taken: Counter[str] = Counter()
+    owed = dict.fromkeys(arrivals_per_s, 0.0)
+    for tick in range(seconds * 20):
+        now_s = tick / 20
+        for sender, rate in arrivals_per_s.items():
+            owed[sender] += rate / 20
+            while owed[sender] >= 1:
+                owed[sender] -= 1
+                queue.offer(sender, tick, 1000, now_s)
+        while (found := queue.next(now_s)) is not None:
+            taken[found[0]] += 1
+    return taken
+
+
+def test_a_flood_takes_nothing_from_others_within_their_share() -> None:
+    calm = served({"beta": 4.0, "gamma": 4.0}, 20.0, 0.5)
+    for flood in (40.0, 400.0):
+        flooded = served({"beta": 4.0, "mallory": flood, "gamma": 4.0}, 20.0, 0.5)
+        assert all(flooded[honest] >= calm[honest] - 1 for honest in ("beta", "gamma"))
+        assert flooded["mallory"] <= 20.0 * 0.5 * 62 + 1, "and it is limited itself"
+
+
+def test_what_all_want_is_split_equally_and_what_one_does_not_use_goes_to_the_others() -> None:
+    taken = served({"beta": 100.0, "gamma": 100.0, "delta": 2.0}, 20.0, 1.0)
+    assert abs(taken["beta"] - taken["gamma"]) <= 1
+    assert taken["delta"] >= 118
+    assert sum(taken.values()) >= 20 * 60
+
+
+def test_one_sender_alone_gets_its_share_of_the_budget_and_no_more() -> None:
+    taken = served({"beta": 100.0}, 20.0, 0.5)
+    assert 600 <= taken["beta"] <= 620 + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, MAX_WAITING_BYTES // 20), st.booleans()), max_size=400))
+def test_room_is_bounded_every_message_leaves_once_and_in_its_senders_order(steps: list[tuple[int, int, bool]]) -> None:
+    queue: FairQueue[int] = FairQueue(5.0, 1.0, 2.0, 0.0)
+    out: dict[str, list[int]] = {}
+    waiting_bytes: dict[int, int] = {}
+    for number, (sender, size_bytes, serve) in enumerate(steps):
+        waiting_bytes[number] = size_bytes
+        gone = queue.offer(f"n{sender}", number, size_bytes, number / 10)
+        if serve:
+            may, found = queue.may_go_on(number / 10), queue.next(number / 10)
+            assert may == (found is not None)
+            gone += [found] if found else []
+        for name, message in gone:
+            out.setdefault(name, []).append(message)
+            assert steps[message][0] == int(name[1:])
+            del waiting_bytes[message]
+        assert len(queue) == len(waiting_bytes) <= MAX_WAITING
+        assert sum(waiting_bytes.values()) <= MAX_WAITING_BYTES or len(queue) == 1
+    for messages in out.values():
+        assert messages == sorted(set(messages))
+
+
+def test_the_sender_that_takes_most_room_gives_way_not_the_newcomer() -> None:
+    queue: FairQueue[str] = FairQueue(1.0, 1.0, 1.0, 0.0)
+    for number in range(MAX_WAITING):
+        assert queue.offer("mallory", f"m{number}", 10, 0.0) == []
+    assert queue.offer("beta", "b", 10, 0.0) == [("mallory", "m0")]
+    assert [queue.next(0.0), queue.next(1.0)] == [("mallory", "m1"), ("beta", "b")]
+
+
+def test_forgeries_cost_their_victim_nothing_and_own_offences_only_the_sender() -> None:
+    queue: FairQueue[int] = FairQueue(10.0, 0.5, 2.0, 0.0)
+    for number in range(300):
+        queue.offer("beta", number, 10, 0.0)
+    for _ in range(100):
+        assert queue.next(0.0) is not None, "given back each time"
+        queue.refund("beta", blameless=True)
+    for _ in range(10):
+        assert queue.next(0.0) is not None
+        queue.refund("beta", blameless=False)
+    assert queue.next(0.0) is None, "beta's allowance is used up"
+    for number in range(20):
+        queue.offer(f"n{number}", number, 10, 0.0)
+        assert queue.next(0.0) is not None, "everybody's is not"
+    assert queue.next(0.0) is None
+
+
+def test_new_names_are_no_way_to_the_front_and_leave_no_trace() -> None:
+    queue: FairQueue[int] = FairQueue(1e6, 1.0, 1.0, 0.0)
+    queue.offer("beta", 0, 1, 0.0)
+    queue.offer("new", 0, 1, 0.0)
+    assert queue.next(0.0) == ("beta", 0)
+    for number in range(3 * MAX_SENDERS):
+        queue.offer(f"n{number}", number, 1, 0.0)
+        queue.next(0.0)
+    assert len(queue._senders) <= MAX_SENDERS

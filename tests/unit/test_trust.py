@@ -1,0 +1,209 @@
+"""Rosters, known keys, bans and what the commands do to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.verifier.bans import Bans
+from services.verifier.border import Candidate, Refusal, Refused
+from services.verifier.replay import ReplayMemory
+from services.verifier.service import VerifierService
+from services.verifier.trust import KnownKeys, RosterKeys
+from shared import subjects
+from shared.config import load_config
+from shared.keys import SigningKey, is_public_key, load, new_seed
+from shared.messages import content_id
+from shared.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
+from shared.runtime import FatalError
+from shared.senders import Ban, BanList
+from swarm_cli.app import app
+from swarm_cli.ban_commands import seconds
+from swarm_cli.errors import CommandError
+from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, SUBJECT, border, group, signed
+
+THIRD_KEY = SigningKey(new_seed())
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code (of a CommandError where there is one), standard output, and the error's text."""
+    outcome = CliRunner().invoke(app, list(arguments))
+    if isinstance(outcome.exception, CommandError):
+        return outcome.exception.exit_code, outcome.output, str(outcome.exception)
+    return outcome.exit_code, outcome.output, ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("beta", "has no key"),
+        ("beta UNKEY", "no public key"),
+        (f"Beta {KEY.public_key}", "no node name"),
+        (f"beta {KEY.public_key}\nbeta {OTHER_KEY.public_key}", "line 2: beta is listed twice"),
+        (f"beta {KEY.public_key}\ngamma {KEY.public_key}", "line 2: gamma has the key of beta"),
+        (f"beta {KEY.public_key[:-1]}A", "no public key"),
+    ],
+)
+def test_a_wrong_roster_is_refused_with_its_line(text: str, problem: str) -> None:
+    with pytest.raises(RosterError, match=problem):
+        parse_roster(text)
+
+
+def test_a_roster_reads_back_as_written_and_comments_are_allowed(tmp_path: Path) -> None:
+    entries = {"beta": RosterEntry("beta", KEY.public_key, "a friend"), "gamma": RosterEntry("gamma", OTHER_KEY.public_key)}
+    write_roster(tmp_path / "deep" / "roster.txt", entries)
+    assert read_roster(tmp_path / "deep" / "roster.txt") == entries
+    assert parse_roster(f"# ours\n\n  beta   {KEY.public_key}  a friend # x\n") == {"beta": entries["beta"]}
+
+
+def test_a_verifier_without_a_usable_roster_does_not_start_and_says_what_to_do(tmp_path: Path) -> None:
+    def build() -> VerifierService:
+        config = load_config(
+            overrides={
+                "node": {"var_dir": tmp_path},
+                "tasks": [{"dataset": "gcd"}],
+                "eval": {"tasks": 1},
+                "verifier": {"trust": "roster", "roster_file": tmp_path / "roster.txt"},
+            }
+        )
+        return VerifierService(config)
+
+    with pytest.raises(FatalError, match="does not exist: make it with `swarm roster add"):
+        build()
+    (tmp_path / "roster.txt").write_text("beta nokey\n")
+    with pytest.raises(FatalError, match="line 1: 'nokey' is no public key"):
+        build()
+    (tmp_path / "roster.txt").write_text("")
+    build()
+
+
+def test_a_roster_admits_the_listed_follows_the_file_and_survives_a_broken_one(tmp_path: Path) -> None:
+    file = tmp_path / "roster.txt"
+    write_roster(file, {"beta": RosterEntry("beta", KEY.public_key)})
+    roster = RosterKeys(file)
+    assert roster.bind("beta", KEY.public_key)
+    assert not roster.bind("beta", OTHER_KEY.public_key)
+    assert not roster.bind("gamma", OTHER_KEY.public_key)
+    assert not roster.reload()
+    write_roster(file, {"gamma": RosterEntry("gamma", OTHER_KEY.public_key)})
+    assert roster.reload()
+    assert (roster.may_use("beta", KEY.public_key), roster.may_use("gamma", OTHER_KEY.public_key)) == (False, True)
+    file.write_text("torn")
+    with pytest.raises(RosterError):
+        roster.reload()
+    assert roster.may_use("gamma", OTHER_KEY.public_key), "the last good one stays in force"
+    file.unlink()
+    with pytest.raises(RosterError):
+        roster.reload()
+    assert len(roster) == 1
+
+
+def test_the_border_refuses_who_is_not_listed(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    file = tmp_path / "roster.txt"
+    write_roster(file, {"beta": RosterEntry("beta", KEY.public_key)})
+    gate._trust = RosterKeys(file)
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    stranger = gate.examine(subjects.rollouts("gamma", "gcd"), signed(group(node="gamma"), OTHER_KEY), NOW_S)
+    assert isinstance(stranger, Refused)
+    assert stranger.reason is Refusal.UNKNOWN_KEY
+
+
+def test_a_full_list_of_known_names_admits_no_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.verifier.trust.MAX_NAMES", 2)
+    gate = border(tmp_path)
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    crowded = gate.examine(subjects.rollouts("gamma", "gcd"), signed(group(node="gamma"), THIRD_KEY), NOW_S)
+    assert isinstance(crowded, Refused)
+    assert (crowded.reason, crowded.blamed) == (Refusal.UNKNOWN_KEY, None)
+
+
+def test_a_banned_name_stays_out_with_every_key_and_its_key_with_every_name(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    gate.bans.replace(BanList(bans=[Ban(sender="beta", until=NOW_S + 60, reason="spam")]))
+    for subject, payload in (
+        (SUBJECT, signed(group())),
+        (SUBJECT, b"not even decoded"),
+        (SUBJECT, signed(group(), THIRD_KEY)),
+        (subjects.rollouts("innocent", "gcd"), signed(group(node="innocent"))),
+    ):
+        refused = gate.examine(subject, payload, NOW_S)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Refusal.BANNED
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S + 61), Candidate), "until it has run out"
+    assert gate.bans.count(NOW_S) == 1
+    assert gate.bans.count(NOW_S + 61) == 0
+    gate.bans.replace(BanList(bans=[Ban(sender=KEY.public_key)]))
+    for name in ("beta", "innocent"):
+        refused = gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name)), NOW_S)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Refusal.BANNED
+    gate.bans.replace(BanList())
+    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+
+
+def test_a_name_bound_after_its_ban_gives_its_key_away_at_the_next_look(tmp_path: Path) -> None:
+    known = KnownKeys(tmp_path / "known", ("alpha", OTHER_KEY.public_key))
+    bans = Bans(known)
+    bans.replace(BanList(bans=[Ban(sender="beta")]))
+    assert bans.of_key(KEY.public_key, 0.0) is None
+    known.bind("beta", KEY.public_key)
+    bans.refresh()
+    assert bans.of_key(KEY.public_key, 0.0) is not None
+
+
+def test_replicas_and_restarts_share_the_memory_of_what_was_taken_in(tmp_path: Path) -> None:
+    ids = [content_id(str(number).encode()) for number in range(3000)]
+    one, two = (ReplayMemory(1000, tmp_path / "accepted.txt") for _ in range(2))
+    for each in ids[:1500]:
+        one.remember(each)
+    assert two.contains(ids[1499])
+    assert not two.contains(ids[0])
+    two.remember(ids[1500])
+    assert one.contains(ids[1500])
+    for each in ids[1501:]:
+        one.remember(each)
+    restarted = ReplayMemory(1000, tmp_path / "accepted.txt")
+    assert len(restarted) == 1000
+    assert len((tmp_path / "accepted.txt").read_text().splitlines()) == 1000
+    two.remember(ids[0])
+    assert restarted.contains(ids[0])
+    assert two.contains(ids[2999]), "also when another process has cut the file down"
+
+
+def test_keys_new_show_and_roster_commands_keep_seeds_private_and_refuse_nonsense(tmp_path: Path) -> None:
+    file, roster = tmp_path / "beta.nk", str(tmp_path / "roster.txt")
+    code, made, _ = run("keys", "new", "--out", str(file), "--name", "beta")
+    assert code == 0
+    public = load(file).public_key
+    assert made.splitlines()[-1] == f"beta {public}"
+    assert file.stat().st_mode & 0o777 == 0o600
+    seed = file.read_text().strip()
+    code, shown, _ = run("keys", "show", str(file))
+    assert (code, shown.strip()) == (0, public)
+    assert seed not in made + shown
+    code, _, problem = run("keys", "new", "--out", str(file))
+    assert (code, "is not replaced" in problem, file.read_text().strip()) == (1, True, seed)
+    code, printed, _ = run("keys", "new")
+    assert SigningKey(printed.split()[0].encode()).public_key == printed.split()[1]
+
+    assert run("roster", "add", "beta", public, "--file", roster, "--note", "a friend")[0] == 0
+    assert run("roster", "add", "gamma", KEY.public_key, "--file", roster)[0] == 0
+    assert run("roster", "list", "--file", roster)[1].splitlines() == [f"beta {public} a friend", f"gamma {KEY.public_key}"]
+    for wrong in (("beta", KEY.public_key), ("delta", KEY.public_key), ("delta", "UX"), ("Delta", OTHER_KEY.public_key)):
+        assert run("roster", "add", *wrong, "--file", roster)[0] == 1
+    assert run("roster", "remove", "beta", "--file", roster)[0] == 0
+    assert run("roster", "remove", "beta", "--file", roster)[0] == 1
+    assert list(read_roster(Path(roster))) == ["gamma"]
+    assert is_public_key(public)
+    assert not is_public_key(seed)
+
+
+def test_durations_are_read_with_their_unit() -> None:
+    assert [seconds(each) for each in ("90s", "30m", "1h", "1.5d")] == [90, 1800, 3600, 129_600]
+    for wrong in ("", "1", "h", "-1h", "1y", "0h"):
+        with pytest.raises(CommandError, match="no duration"):
+            seconds(wrong)
