@@ -84,7 +84,7 @@ def test_each_service_killed_at_random_instants_comes_back_and_the_node_goes_on(
         step = wounded.step
         comebacks.kill(role)
         # Sometimes others are killed while this one still starts, sometimes all is well again in between.
-        if SCALE.name == "full" and rng.random() < 0.4:
+        if SCALE.name == "full" and rng.random() < 0.15:
             wait_until(comebacks.all_back, wounded.node, timeout_s=KILLED_BACK_S, what="all services at work")
             wounded.until_step(step + 2, GOES_ON_S)
     wait_until(comebacks.all_back, wounded.node, timeout_s=KILLED_BACK_S, what="all services at work")

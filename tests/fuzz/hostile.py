@@ -7,6 +7,7 @@ body; envelopes torn, nested, inflated; texts that are code or bombs.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from shared import subjects
 from shared.keys import SigningKey, new_seed
 from shared.messages import SIGNATURE_DOMAIN, RolloutGroup, encode
 
-SENDERS = 40
+SENDERS = 10
+"""At once. They are replaced by new ones now and then, or quarantine would soon be all that is met."""
 CANARY = "fuzz-canary"
 """A file of this name appears in the working folder if any text is ever run as code."""
 
@@ -98,12 +100,15 @@ def envelope(body: bytes, key: SigningKey, node: str) -> bytes:
     return packed
 
 
-def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup]) -> Iterator[Hostile]:
-    """Yields for ever. `good(node, number)` makes a group that would be taken in."""
+def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup], renewed_every: int) -> Iterator[Hostile]:
+    """Yields for ever. `good(node, number)` makes a group that would be taken in. Senders are new after every `renewed_every`."""
     rng = random.Random(seed)
-    nodes = [(f"n{number}", SigningKey(new_seed())) for number in range(SENDERS)]
-    bodies = {node: [encode(good(node, number)) for number in range(4)] for node, _ in nodes}
-    while True:
+    nodes: list[tuple[str, SigningKey]] = []
+    bodies: dict[str, list[bytes]] = {}
+    for count in itertools.count():
+        if count % renewed_every == 0:
+            nodes = [(f"n{count // renewed_every}-{number}", SigningKey(new_seed())) for number in range(SENDERS)]
+            bodies = {node: [encode(good(node, number)) for number in range(4)] for node, _ in nodes}
         node, key = rng.choice(nodes)
         body = rng.choice(bodies[node])
         subject = subjects.rollouts(node, "gcd")
