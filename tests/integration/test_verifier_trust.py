@@ -1,0 +1,188 @@
+"""Bans, rosters and floods against running verifiers and a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from services.verifier.sharing_rules import sign
+from shared import subjects
+from shared.config import NodeConfig
+from shared.keys import SigningKey, new_seed
+from shared.messages import SignedRollouts, content_id, decode, encode
+from shared.roster import RosterEntry, write_roster
+from shared.senders import SENDERS_PREFIX, SendersReport
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from swarm_cli.ban_commands import ban, unban
+from tests.integration.test_verifier_service import configured, group, scored, until, verifier
+from tests.nats_server import NatsServer
+
+MakeServer = Callable[..., NatsServer]
+BUDGET_PER_S = 20.0
+HONEST_PER_S = 4.0
+SECONDS = 6.0
+
+
+async def share(swarm: Transport, key: SigningKey, node: str, index: int, answers: list[str] | None = None) -> None:
+    payload = encode(sign(group(node, index, answers), key, share_tokens=True))
+    subject = subjects.rollouts(node, "gcd")
+    await swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
+
+
+async def in_thread(command: Callable[..., None], config: NodeConfig, *arguments: str, **options: str) -> None:
+    """A command of the CLI, which has an event loop of its own; `config` is written where it looks."""
+    file = config.node.var_dir / f"{config.node.id}.toml"
+    file.write_text(
+        f'[node]\nid = "{config.node.id}"\nvar_dir = "{config.node.var_dir}"\n'
+        f'[nats]\nnode_url = "{config.nats.node_url}"\nswarm_url = "{config.nats.swarm_url}"\n[[tasks]]\ndataset = "gcd"\n'
+    )
+    await asyncio.to_thread(command, *arguments, config=file, **options)
+
+
+async def test_a_ban_acts_within_seconds_on_name_and_key_outlives_a_restart_and_can_be_taken_back(
+    nats_server: MakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    key = SigningKey(new_seed())
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await share(alpha.swarm, key, "beta", 0)
+        await until(lambda: alpha.status.get("accepted") == 1)
+        await in_thread(ban, config, "beta", duration="1h", reason="spam")
+        banned_at = time.monotonic()
+        await until(lambda: alpha.status.get("senders_banned") == 1)
+        assert time.monotonic() - banned_at < 5.0
+        await share(alpha.swarm, key, "beta", 1)
+        await share(alpha.swarm, key, "delta", 2)
+        await until(lambda: alpha.status.get("refused_banned") == 2)
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await share(alpha.swarm, key, "beta", 3)
+        await until(lambda: alpha.status.get("refused_banned") == 1)
+        await in_thread(ban, config)
+        assert "banned beta for 35" in capsys.readouterr().out
+        await in_thread(unban, config, "beta")
+        await until(lambda: alpha.status.get("senders_banned") == 0)
+        await share(alpha.swarm, key, "beta", 4)
+        await until(lambda: alpha.status.get("accepted") == 1)
+        assert sorted(each.group.draw for each in await scored(alpha.node, "alpha")) == [0, 4]
+
+
+async def test_a_roster_admits_only_the_listed_and_is_followed_while_running(nats_server: MakeServer, tmp_path: Path) -> None:
+    roster = tmp_path / "roster.txt"
+    keys = {name: SigningKey(new_seed()) for name in ("beta", "gamma")}
+    entries = {name: RosterEntry(name, key.public_key) for name, key in keys.items()}
+    write_roster(roster, {"beta": entries["beta"]})
+    config = configured("alpha", nats_server().url, tmp_path, trust="roster", roster_file=roster)
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await share(alpha.swarm, keys["beta"], "beta", 0)
+        await share(alpha.swarm, keys["gamma"], "gamma", 0)
+        await until(lambda: alpha.status.get("accepted") == alpha.status.get("refused_unknown_key") == 1)
+        write_roster(roster, {"gamma": entries["gamma"]})
+        await asyncio.sleep(2.5)
+        await share(alpha.swarm, keys["beta"], "beta", 1)
+        await share(alpha.swarm, keys["gamma"], "gamma", 1)
+        await until(lambda: alpha.status.get("accepted") == alpha.status.get("refused_unknown_key") == 2)
+        roster.write_text("torn")
+        await asyncio.sleep(2.5)
+        await share(alpha.swarm, keys["gamma"], "gamma", 2)
+        await until(lambda: alpha.status.get("accepted") == 3)
+
+
+async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobody_there(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    key = SigningKey(new_seed())
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        forged = sign(group("beta", 9), key, share_tokens=True)
+        forged = SignedRollouts(node="beta", public_key=forged.public_key, signature=b"\x07" * 64, body=forged.body)
+        payload = encode(forged)
+        for number in range(20):
+            subject = subjects.rollouts("beta", "gcd")
+            await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"forged-{number}")
+        await share(alpha.swarm, key, "gamma", 0, ["1"] * 65)
+        await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_lengths") == 1)
+
+        async def reported() -> bool:
+            entries = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+            return bool(entries) and bool(decode(entries[0].value, SendersReport).worst)
+
+        await until(reported)
+        (entry,) = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+        (worst,) = decode(entry.value, SendersReport).worst
+        assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"lengths": 1})
+
+
+async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server: MakeServer, tmp_path: Path) -> None:
+    """Honest groups taken in at the same budget: alone, beside 25 times one's traffic, and with forgeries in their names."""
+    config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=BUDGET_PER_S)
+    flood_per_s = 25 * HONEST_PER_S
+    async with verifier(config) as alpha:
+        publishing = await connect(config.nats.node_url, name="others")
+        senders = Senders(publishing)
+        await senders.phase(0)
+        await senders.phase(1, senders.send("mallory", 1, flood_per_s))
+        await senders.phase(2, senders.forge(2, flood_per_s))
+        await publishing.close()
+        taken = Counter((each.group.node, each.group.draw // PHASE) for each in await scored(alpha.node, "alpha"))
+        refused = {reason: alpha.status.get(f"refused_{reason}") for reason in ("flood", "signature")}
+    print("taken in by (node, phase):", dict(taken), "sent:", dict(senders.sent), "refused:", refused)
+    for honest in ("beta", "gamma"):
+        calm = taken[honest, 0] / senders.sent[honest, 0]
+        assert calm > 0.9
+        for phase in (1, 2):
+            assert taken[honest, phase] / senders.sent[honest, phase] >= 0.9 * calm
+    assert 0 < taken["mallory", 1] <= 0.5 * BUDGET_PER_S * (2 * SECONDS + 8), "limited itself"
+    assert refused["signature"] > 0.9 * senders.sent["forger", 2], "looked at one by one, and all refused"
+
+
+PHASE = 10_000
+
+
+class Senders:
+    """Two honest nodes and a hostile one, on one connection."""
+
+    def __init__(self, plane: Transport) -> None:
+        self._plane = plane
+        self._keys = {name: SigningKey(new_seed()) for name in ("beta", "gamma", "mallory")}
+        self.sent: Counter[tuple[str, int]] = Counter()
+
+    async def phase(self, phase: int, *flood: Coroutine[None, None, None]) -> None:
+        """Honest traffic for `SECONDS`, beside a flood; then what a burst lasts, for what is in line."""
+        honest = (self.send(name, phase, HONEST_PER_S) for name in ("beta", "gamma"))
+        await asyncio.gather(*honest, *flood)
+        await asyncio.sleep(2.0)
+
+    async def send(self, name: str, phase: int, rate_per_s: float) -> None:
+        async for index in self._paced(name, phase, rate_per_s):
+            body = group(name, index % 400, draw=PHASE * phase + index)
+            await self._publish(name, sign(body, self._keys[name], share_tokens=True))
+
+    async def forge(self, phase: int, rate_per_s: float) -> None:
+        """Under both honest nodes' subjects, as a peer can where the server does not stop it."""
+        async for index in self._paced("forger", phase, rate_per_s):
+            victim = ("beta", "gamma")[index % 2]
+            key = self._keys[victim].public_key
+            await self._publish(victim, SignedRollouts(node=victim, public_key=key, signature=b"\x07" * 64, body=b"%d" % index))
+
+    async def _publish(self, name: str, message: SignedRollouts) -> None:
+        payload = encode(message)
+        subject = subjects.rollouts(name, "gcd")
+        await self._plane.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
+
+    async def _paced(self, name: str, phase: int, rate_per_s: float) -> AsyncIterator[int]:
+        started = time.monotonic()
+        while (due := time.monotonic() - started) < SECONDS:
+            while self.sent[name, phase] < due * rate_per_s:
+                self.sent[name, phase] += 1
+                yield self.sent[name, phase]
+            await asyncio.sleep(0.01)
