@@ -42,8 +42,9 @@ from shared.messages import (
     pack_logprobs,
 )
 from shared.runtime import ServiceContext
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
 from shared.tasks.sandbox import ScorerPool
@@ -96,12 +97,12 @@ def group(node: str, index: int, answers: list[str] | None = None, **changes: ob
 @asynccontextmanager
 async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
     """A running verifier, stopped in order at the end; its failure is the test's."""
-    node = await connect(config.nats.node_url, name=f"{config.node.id}-verifier")
-    await ensure_node_streams(node, config.node.id)
+    node = await connect_node_plane(config, "verifier")
+    await prepare_node_streams(node, config.node.id, create=config.nats.create_streams)
     swarm = None
     if config.nats.swarm_url == config.nats.node_url:
-        swarm = await connect(config.nats.swarm_url, name=f"{config.node.id}-border")
-        await ensure_swarm_streams(swarm)
+        swarm = await connect_swarm_plane(config, "verifier", timeout_s=5.0)
+        await prepare_swarm_streams(swarm, create=config.nats.create_streams)
     board = StatusBoard(config.node.id, "verifier", "0")
     log = structlog.get_logger("verifier")
     context = ServiceContext(config, "verifier", "0", node, swarm, log, CollectorRegistry(), board, asyncio.Event())

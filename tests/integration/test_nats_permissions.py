@@ -1,0 +1,401 @@
+"""Keys, TLS and permissions against the real server: what each user must do works, and all else is refused by the server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from services.verifier.border import Border, BorderRules, Candidate
+from services.verifier.refusals import Refusal, Refused
+from services.verifier.replay import ReplayMemory
+from services.verifier.sharing_rules import sign
+from services.verifier.trust import KnownKeys
+from shared import subjects
+from shared.config import load_config
+from shared.keys import SigningKey, new_seed
+from shared.messages import PolicyPointer, SignedRollouts, decode, encode
+from shared.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.policy_store.jetstream import JetStreamStore
+from shared.runtime import EXIT_CONFIG
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.runtime.status import StatusBoard
+from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.tasks.held_out import HeldOut
+from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
+from shared.transport.connect import connect
+from tests.integration.test_verifier_service import generate, group, until, verifier
+from tests.secured_server import SecuredServer, make_certificates
+from tests.unit.test_permissions import matches
+
+LARGE = b"x" * (9 * 2**20)
+"""More than one message may hold: travels in chunks."""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    """Two nodes' planes and the swarm's on one server, in accounts. Streams were made by the operators."""
+    folder = tmp_path_factory.mktemp("secured")
+    server = SecuredServer(folder, ["alpha", "beta", "gamma"])
+    server.start()
+    for node in server.nodes:
+        server.init("node", server.config(node, folder))
+    server.init("swarm", server.config("alpha", folder))
+    yield server
+    server.stop()
+
+
+async def raw(server: SecuredServer, key_file: Path, prefix: str, errors: list[str]) -> Any:
+    """A client of nats-py itself, as an attacker with this key has it."""
+
+    async def on_error(error: Exception) -> None:
+        errors.append(str(error))
+
+    context = ssl.create_default_context(cafile=str(server.ca_file))
+    return await nats.connect(server.url, nkeys_seed=str(key_file), tls=context, inbox_prefix=prefix, error_cb=on_error)
+
+
+async def refused_of(client: Any, errors: list[str], wanted: Sequence[str], *, subscribe: bool) -> set[str]:
+    """Which of the subjects the server does not let this client use."""
+    errors.clear()
+    for subject in wanted:
+        if subscribe:
+            await client.subscribe(subject)
+        else:
+            await client.publish(subject, b"", reply=client.new_inbox())
+    await client.flush()
+    await asyncio.sleep(0.2)
+    kind = "subscription" if subscribe else "publish"
+    return {subject for subject in wanted if any(f'{kind} to "{subject}"'.lower() in error.lower() for error in errors)}
+
+
+def concrete(pattern: str) -> str:
+    return pattern.replace("*", "some").replace(">", "more")
+
+
+def everything_anybody_may_publish() -> list[str]:
+    """One subject for each permission there is, of two nodes, and requests that nobody has."""
+    patterns = [pattern for node in ("alpha", "beta") for pattern in swarm_node(node).publish]
+    patterns += [pattern for node, role in itertools.product(("alpha", "beta"), ROLES) for pattern in node_role(node, role).publish]
+    streams = [subjects.SWARM_ROLLOUTS, "KV_swarm_nodes", "KV_node_alpha", subjects.node_scored_stream("alpha")]
+    verbs = ["STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.GET", "STREAM.MSG.DELETE"]
+    patterns += [f"$JS.API.{verb}.{stream}" for verb, stream in itertools.product(verbs, streams)]
+    patterns += [f"$JS.API.CONSUMER.CREATE.{stream}.spy" for stream in streams]
+    patterns += ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING", "anything", "_INBOX.x"]
+    return sorted({concrete(pattern) for pattern in patterns})
+
+
+USERS = [("swarm", swarm_node("alpha")), *((role, node_role("alpha", role)) for role in ROLES)]
+
+
+@pytest.mark.parametrize(("user", "permissions"), USERS, ids=[name for name, _ in USERS])
+async def test_the_server_lets_each_user_publish_and_subscribe_to_what_is_allowed_and_nothing_else(
+    tmp_path: Path, user: str, permissions: Permissions
+):
+    """Every permission of every user is tried by every user, on a server without streams so that a purge does no harm."""
+    server = SecuredServer(tmp_path, ["alpha", "beta"])
+    server.start()
+    errors: list[str] = []
+    client = await raw(server, server.keys / "alpha" / f"{user}.nk", f"_INBOX_alpha.{user}", errors)
+    try:
+        wanted = everything_anybody_may_publish()
+        forbidden = {subject for subject in wanted if not any(matches(pattern, subject) for pattern in permissions.publish)}
+        assert await refused_of(client, errors, wanted, subscribe=False) == forbidden
+        assert 0 < len(forbidden) < len(wanted)
+        inboxes = [f"_INBOX_{node}.{role}.x" for node, role in itertools.product(("alpha", "beta"), ROLES)]
+        keys = [f"$KV.node_alpha.{key}" for key in ("policy", "sampler", "trainer", "ledger")]
+        wanted = [*inboxes, *keys, "_INBOX.>", "_INBOX.x", ">", "swarm.>", "swarm.rollouts.v1.alpha.gcd", "$JS.EVENT.>", "node.>"]
+        forbidden = {subject for subject in wanted if not any(matches(pattern, subject) for pattern in permissions.subscribe)}
+        assert await refused_of(client, errors, wanted, subscribe=True) == forbidden
+        assert 0 < len(forbidden) < len(wanted)
+    finally:
+        await client.close()
+        server.stop()
+
+
+async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(secured: SecuredServer, tmp_path: Path):
+    node, config = "gamma", secured.config("gamma", tmp_path)
+    bucket = subjects.node_bucket(node)
+    rollouts, scored = subjects.node_rollouts_stream(node), subjects.node_scored_stream(node)
+    batches, dead = subjects.node_batches_stream(node), subjects.node_dead_letters_stream(node)
+    before = len(secured.violations())
+    planes = {role: await connect_node_plane(config, role) for role in (*ROLES, "operator")}
+    generator, reader, sampler, trainer = (planes[role] for role in ROLES)
+    try:
+        for role in ROLES:
+            await prepare_node_streams(planes[role], node, create=False)
+            await StatusBoard(node, role, "pod-0").report_once(planes[role])
+        assert {entry.key for entry in await planes["operator"].kv_all(bucket, "status.")} == {f"status.{r}.pod-0" for r in ROLES}
+
+        for name, payload in (("small", b"1"), ("large", LARGE)):
+            await generator.publish(subjects.node_rollouts(node), payload, stream=rollouts, message_id=name)
+        await generator.publish(subjects.node_rollouts(node), LARGE, stream=rollouts, message_id="large")  # drops its own chunks
+        await generator.kv_update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
+        with pytest.raises(Conflict):
+            await generator.kv_update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
+        for key in (subjects.EVAL_KEY, subjects.EVAL_TURN_KEY):
+            await generator.kv_put(bucket, key, b"e")
+
+        deliveries = await reader.fetch(rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
+        assert [len(await reader.payload(each.message)) for each in deliveries] == [1, len(LARGE)]
+        await deliveries[0].in_progress()
+        await deliveries[0].nak()
+        (again,) = await reader.fetch(rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
+        for name, payload in (("small", b"1"), ("large", LARGE)):
+            await reader.publish(subjects.node_scored(node), payload, stream=scored, message_id=name)
+            await reader.publish(subjects.node_dead_letters(node), payload, stream=dead, message_id=name)
+        await again.ack()
+        await deliveries[1].ack()
+        assert (await reader.stream_state(rollouts)).messages == 0
+        assert (await reader.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)).ack_pending == 0
+        await reader.kv_update(bucket, subjects.INTAKE_KEY, b"i", last_revision=0)
+        await reader.kv_put(bucket, "senders.pod-0", b"s")
+        assert await reader.read(subjects.node_spent_stream(node), 1, 10) == []
+        await reader.purge(subjects.node_spent_stream(node), 1)
+        assert (await reader.last(scored, subjects.node_scored(node))) is not None
+
+        messages = await sampler.read(scored, 1, 10)
+        assert [len(await sampler.payload(each)) for each in messages] == [1, len(LARGE)]
+        await sampler.publish(subjects.node_batches(node), b"b", stream=batches, message_id="batch-1", expected_last_seq=0)
+        await sampler.publish(subjects.node_batches(node), LARGE, stream=batches, message_id="batch-2", expected_last_seq=1)
+        with pytest.raises(Conflict):
+            await sampler.publish(subjects.node_batches(node), LARGE, stream=batches, message_id="batch-9", expected_last_seq=0)
+        await sampler.purge(scored, 1)
+        await sampler.kv_put(bucket, subjects.SAMPLER_KEY, b"s")
+
+        read = await trainer.read(batches, 1, 10)
+        assert len(await trainer.payload(read[1])) == len(LARGE)
+        await trainer.purge(batches, 1)
+        await trainer.kv_put(bucket, subjects.TRAINER_KEY, b"t")
+        watch = generator.kv_watch(bucket, subjects.POLICY_KEY, poll_s=30.0)
+        announced = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.3)
+        weights = tmp_path / "weights.safetensors"
+        weights.write_bytes(os.urandom(2**20))
+        store = JetStreamStore(trainer, node)
+        for version in (1, 2):
+            stored = await store.publish(weights, version)
+        pointer = PolicyPointer(
+            version=2,
+            uri=stored.uri,
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            batch_number=2,
+            consumed_local=8,
+            created_at=1.0,
+        )
+        await trainer.kv_put(bucket, subjects.POLICY_KEY, encode(pointer))
+        found = decode((await asyncio.wait_for(announced, 5.0)).value, PolicyPointer)
+        fetched = await JetStreamStore(generator, node).fetch(found, tmp_path / "fetched")
+        assert fetched.read_bytes() == weights.read_bytes()
+        await store.prune([2])
+        await watch.aclose()
+        assert (await reader.kv_get(bucket, subjects.POLICY_KEY)) is not None
+    finally:
+        for plane in planes.values():
+            await plane.close()
+    assert secured.violations()[before:] == []
+
+
+async def test_two_nodes_share_through_the_secured_swarm_plane_without_one_refusal(secured: SecuredServer, tmp_path: Path):
+    """Whole verifiers: own groups are scored and shared, the other's are taken in; scores and directory entries are written."""
+    before = len(secured.violations())
+    alpha_config, beta_config = (secured.config(node, tmp_path, eval={"tasks": 2}) for node in ("alpha", "beta"))
+    alpha_generator = await connect_node_plane(alpha_config, "generator")
+    async with verifier(alpha_config) as alpha, verifier(beta_config) as beta:
+        await generate(alpha_generator, *(group("alpha", index) for index in range(3)))
+        await until(lambda: beta.status.get("accepted") == 3)
+        assert alpha.status.get("scored_local") == alpha.status.get("shared") == 3
+        assert beta.status.get("refused") == 0
+        await until(lambda: entry_of(beta, "alpha"))
+    await alpha_generator.close()
+    assert secured.violations()[before:] == []
+
+
+async def entry_of(context: Any, node: str) -> bool:
+    return await context.swarm.kv_get(subjects.SWARM_NODES_BUCKET, node) is not None
+
+
+async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer(secured: SecuredServer, tmp_path: Path):
+    elsewhere = SecuredServer(tmp_path / "hub", ["alpha"], plane="swarm", keys=secured.keys)
+    elsewhere.start()
+    try:
+        for role in ("generator", "sampler", "trainer", "verifier", "operator"):
+            key, ca = secured.keys / "alpha" / f"{role}.nk", str(elsewhere.ca_file)
+            began = time.monotonic()
+            with pytest.raises(AccessDenied, match=f"the server refuses the key in {key}: its public key must be in the server's"):
+                await connect(elsewhere.url, name="x", timeout_s=20.0, key_file=str(key), ca_file=ca)
+            assert time.monotonic() - began < 3.0
+    finally:
+        elsewhere.stop()
+    # Where both planes are one server's, the key leads to the node's own account, which has no stream of the swarm's.
+    for role in ROLES:
+        plane = await connect_node_plane(secured.config("alpha", tmp_path), role)
+        with pytest.raises(TransportError):
+            await plane.publish(
+                subjects.rollouts("alpha", "gcd"), b"x", stream=subjects.SWARM_ROLLOUTS, message_id="x", timeout_s=0.5
+            )
+        with pytest.raises(TransportError):
+            await plane.read(subjects.SWARM_ROLLOUTS, 1, 1, timeout_s=0.5)
+        await plane.close()
+
+
+async def test_a_direct_gets_reply_can_store_a_message_under_another_nodes_subject_and_its_signature_does_not_fit(
+    secured: SecuredServer, tmp_path: Path
+):
+    """The known hole. The server does not check where a reply goes, so that beta gets bytes of its choice stored as alpha's."""
+    alpha_key, beta_key = SigningKey(new_seed()), SigningKey(new_seed())
+    claims = group("alpha", 7)
+    honest = sign(group("alpha", 1), alpha_key, share_tokens=True)
+    forgeries = {
+        "beta's own signature under alpha's name": encode(sign(claims, beta_key, share_tokens=True)),
+        "alpha's public key on what alpha did not sign": encode(
+            SignedRollouts(node="alpha", public_key=alpha_key.public_key, signature=honest.signature, body=encode(claims))
+        ),
+        "a group that says it is beta's": encode(sign(group("beta", 7), beta_key, share_tokens=True)),
+    }
+    expected = [Refusal.UNKNOWN_KEY, Refusal.SIGNATURE, Refusal.AUTHOR]
+    border = a_border(tmp_path)
+    assert isinstance(border.examine(subjects.rollouts("alpha", "gcd"), encode(honest), time.time()), Candidate)
+    beta = await connect_swarm_plane(secured.config("beta", tmp_path), "verifier", timeout_s=5.0)
+    client = await raw(secured, secured.keys / "beta" / "swarm.nk", "_INBOX_beta.raw", [])
+    victim = subjects.rollouts("alpha", "gcd")
+    try:
+        for (what, payload), reason in zip(forgeries.items(), expected, strict=True):
+            with pytest.raises(NotConnected):
+                await beta.publish(victim, payload, stream=subjects.SWARM_ROLLOUTS, message_id=what, timeout_s=0.5)
+            # Without a message id, or the copy would be dropped as a duplicate of it.
+            ack = await client.request(subjects.rollouts("beta", "gcd"), payload)
+            request = json.dumps({"seq": json.loads(ack.data)["seq"]}).encode()
+            await client.publish(f"$JS.API.DIRECT.GET.{subjects.SWARM_ROLLOUTS}", request, reply=victim)
+            await client.flush()
+            await asyncio.sleep(0.3)
+            stored = await beta.last(subjects.SWARM_ROLLOUTS, victim)
+            assert stored is not None
+            assert stored.inline == payload, "the hole is closed: say so in docs/security.md"
+            verdict = border.examine(victim, payload, time.time())
+            assert isinstance(verdict, Refused)
+            assert verdict.reason is reason, what
+    finally:
+        await client.close()
+        await beta.close()
+
+
+def a_border(folder: Path) -> Border:
+    rules = BorderRules(
+        node="gamma",
+        accept="any",
+        own_tasks=frozenset(),
+        max_age_s=1000.0,
+        max_clock_skew_s=60.0,
+        max_bytes=2**20,
+        max_completions=64,
+        max_answer_chars=1000,
+    )
+    own = ("gamma", SigningKey(new_seed()).public_key)
+    return Border(rules, KnownKeys(folder / "known.txt", own), ReplayMemory(1000), HeldOut([]))
+
+
+async def test_what_does_not_fit_is_told_at_once_with_file_and_remedy(secured: SecuredServer, tmp_path: Path, nats_url: str):
+    garbage, unlisted, other_ca = tmp_path / "garbage.nk", tmp_path / "unlisted.nk", make_certificates(tmp_path / "other")[0]
+    garbage.write_text("not a key")
+    unlisted.write_bytes(new_seed())
+    good, ca = str(secured.keys / "alpha" / "trainer.nk"), str(secured.ca_file)
+    cases = [
+        (secured.url, None, ca, "wants a key and none is given: set nats.node_key_file"),
+        (secured.url, str(unlisted), ca, f"refuses the key in {unlisted}"),
+        (secured.url, str(garbage), ca, f"key file {garbage} holds neither an nkey seed nor NATS credentials"),
+        (secured.url, str(tmp_path / "none.nk"), ca, "none.nk does not exist: make it with `swarm nats keys`"),
+        (secured.url, good, str(other_ca), f"signed by the authority in {other_ca}"),
+        (secured.url, good, None, "signed by the system's authorities; set nats.node_ca_file"),
+        (secured.url, good, str(garbage), f"certificate authority {garbage}"),
+        (nats_url, None, ca, "the server offers no TLS"),
+        (nats_url.replace("nats://", "tls://"), None, None, "the server offers no TLS"),
+    ]
+    for url, key, authority, message in cases:
+        began = time.monotonic()
+        with pytest.raises(AccessDenied) as denied:
+            await connect(url, name="x", timeout_s=20.0, key_file=key, ca_file=authority)
+        assert message in str(denied.value)
+        assert time.monotonic() - began < 3.0, message
+
+
+async def test_a_user_whose_key_is_taken_out_is_disconnected_and_says_so_until_it_is_back(tmp_path: Path):
+    server = SecuredServer(tmp_path, ["alpha", "beta"])
+    server.start()
+    config = server.config("alpha", tmp_path)
+    await asyncio.to_thread(server.init, "node", config)
+    plane = await connect_node_plane(config, "trainer")
+    whole = server._text
+    try:
+        await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"1")
+        server._text = whole.replace(SigningKey((server.keys / "alpha/trainer.nk").read_bytes().strip()).public_key, stranger())
+        server.configure()
+        server.reload()
+        await until(lambda: not plane.connected, 10.0)
+        with pytest.raises(NotConnected):
+            await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"2")
+        server._text = whole
+        server.configure()
+        server.reload()
+        await until(lambda: plane.connected, 30.0)
+        assert await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"3") > 0
+    finally:
+        await plane.close()
+        server.stop()
+
+
+def stranger() -> str:
+    return SigningKey(new_seed()).public_key
+
+
+async def test_streams_that_the_operator_has_not_made_are_told_with_the_command_that_makes_them(tmp_path: Path):
+    server = SecuredServer(tmp_path, ["alpha"])
+    server.start()
+    config = server.config("alpha", tmp_path)
+    node, hub = await connect_node_plane(config, "sampler"), await connect_swarm_plane(config, "verifier", timeout_s=5.0)
+    try:
+        with pytest.raises(MissingStreams, match="`swarm nats init --plane node`"):
+            await prepare_node_streams(node, "alpha", create=False)
+        with pytest.raises(MissingStreams, match="`swarm nats init --plane swarm`"):
+            await prepare_swarm_streams(hub, create=False)
+    finally:
+        await node.close()
+        await hub.close()
+        server.stop()
+
+
+def test_a_service_with_a_wrong_key_ends_at_once_and_is_not_restarted(secured: SecuredServer, tmp_path: Path):
+    wrong = secured.keys / "alpha" / "swarm.nk"
+    config = tmp_path / "alpha.toml"
+    config.write_text(
+        f'tasks = [{{ dataset = "gcd" }}]\n[node]\nid = "alpha"\nvar_dir = "{tmp_path}"\n[http]\nbase_port = 0\n'
+        f'[nats]\nnode_url = "{secured.url}"\nnode_ca_file = "{secured.ca_file}"\nnode_key_file = "{tmp_path}/none.nk"\n'
+    )
+    began = time.monotonic()
+    command = [sys.executable, "-m", "services.sampler", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "SWARM_LOG__FORMAT": "json"})
+    assert ended.returncode == EXIT_CONFIG, ended.stdout + ended.stderr
+    assert "none.nk does not exist" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert time.monotonic() - began < 30.0
+    assert wrong.exists()
+
+
+async def test_the_demo_needs_no_key(nats_url: str, tmp_path: Path):
+    config = load_config(None, {"nats": {"node_url": nats_url}, "tasks": [{"dataset": "gcd"}], "node": {"var_dir": str(tmp_path)}})
+    assert (config.nats.node_key_file, config.nats.swarm_key_file, config.nats.create_streams) == ("", "", True)
+    plane = await connect_node_plane(config, "trainer")
+    assert await plane.buckets() is not None
+    await plane.close()

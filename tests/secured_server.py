@@ -1,0 +1,120 @@
+"""A nats-server with TLS, keys and permissions as `swarm nats` makes them; its certificate is made at test time."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from typer.testing import CliRunner
+
+from shared.config import NodeConfig, load_config
+from swarm_cli.app import app
+from tests.nats_server import NatsServer, free_port
+
+
+def make_certificates(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path, Path]:
+    """A new authority, and a server's certificate and key by it: paths of PEM files (authority, certificate, key)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+    authority = (
+        _certificate(issuer, issuer, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    server = (
+        _certificate(subject, issuer, server_key.public_key())
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    paths = folder / "ca.pem", folder / "server.pem", folder / "server.key"
+    paths[0].write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    paths[2].write_bytes(
+        server_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+    )
+
+
+def swarm(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """Run a `swarm` command; its standard output."""
+    result = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+class SecuredServer(NatsServer):
+    """A server that carries planes as `swarm nats config --plane` says. Key files lie in `folder/keys`."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str], *, plane: str = "both", keys: Path | None = None) -> None:
+        self.nodes = list(nodes)
+        self.keys = keys or folder / "keys"
+        self.ca_file, cert, key = make_certificates(folder / "tls")
+        swarm("nats", "keys", *nodes, "operator", "--folder", str(self.keys))
+        where = ("--folder", str(self.keys), "--tls-cert", str(cert), "--tls-key", str(key), "--sync-interval", "1m")
+        self._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", plane, *where)
+        super().__init__(folder, port=free_port())
+
+    def configure(self, config: str = "", jetstream: str = "") -> None:
+        """Write what `swarm nats config` printed."""
+        self._config_file.write_text(self._text + config)
+
+    @property
+    def url(self) -> str:
+        return f"tls://127.0.0.1:{self.port}"
+
+    def violations(self) -> list[str]:
+        """What the server refused for want of permission, as its log has it."""
+        return [line for line in self.log_file.read_text().splitlines() if "Violation" in line]
+
+    def config(self, node: str, var_dir: Path, **sections: Any) -> NodeConfig:
+        """A node's configuration for this server."""
+        nats = {
+            "node_url": self.url,
+            "swarm_url": self.url,
+            "node_key_file": str(self.keys / "{node}" / "{role}.nk"),
+            "swarm_key_file": str(self.keys / "{node}" / "swarm.nk"),
+            "node_ca_file": str(self.ca_file),
+            "swarm_ca_file": str(self.ca_file),
+            "create_streams": False,
+            "connect_timeout_s": 5.0,
+        }
+        nats |= sections.pop("nats", {})
+        given = {"node": {"id": node, "var_dir": str(var_dir), "run": "test"}, "nats": nats, "tasks": [{"dataset": "gcd"}]}
+        return load_config(None, {**given, **sections})
+
+    def init(self, plane: str, config: NodeConfig) -> None:
+        """Make the streams as the operator: `swarm nats init`."""
+        nats = config.nats
+        key = str(self.keys / "operator" / "swarm.nk") if plane == "swarm" else str(self.keys / config.node.id / "operator.nk")
+        environment = {
+            "SWARM_NODE__ID": config.node.id,
+            "SWARM_NATS__NODE_URL": nats.node_url,
+            "SWARM_NATS__SWARM_URL": str(nats.swarm_url),
+            "SWARM_NATS__NODE_CA_FILE": nats.node_ca_file,
+            "SWARM_NATS__SWARM_CA_FILE": nats.swarm_ca_file,
+        }
+        swarm("nats", "init", "--plane", plane, "--key", key, environment=environment)
