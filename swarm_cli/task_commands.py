@@ -1,57 +1,130 @@
-"""`swarm task list` and `swarm task show`."""
+"""`swarm task list`, `swarm task show` and `swarm task score`: tasks and rewards as a task's author looks at them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from shared.messages import TaskRef
+from shared.messages import Task, TaskRef
 from swarm_cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from shared.tasks.sandbox import JobResult, ScoringJob
 
 task_app = typer.Typer(name="task", help="Look at the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
+Dataset = Annotated[str, typer.Argument(help="The dataset's name.")]
+Config = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
+Seed = Annotated[int, typer.Option(min=0)]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+
 
 @task_app.command("list")
-def list_tasks(contains: Annotated[str, typer.Argument(help="Only names that contain this.")] = "") -> None:
+def list_tasks(
+    contains: Annotated[str, typer.Argument(help="Only names that contain this.")] = "",
+    as_json: AsJson = False,
+) -> None:
     """Print the names of all datasets."""
     from shared.tasks.derive import dataset_names
 
     names = [name for name in dataset_names() if contains in name]
     if not names:
         raise CommandError(f"no dataset's name contains {contains!r}: `swarm task list` shows all")
+    if as_json:
+        typer.echo(json.dumps(names))
+        return
     for name in names:
         typer.echo(name)
 
 
 @task_app.command()
 def show(
-    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
-    config: Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")] = "{}",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    dataset: Dataset,
+    config: Config = "{}",
+    seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0, help="First task.")] = 0,
-    count: Annotated[int, typer.Option(min=1, max=1000)] = 3,
+    count: Annotated[int, typer.Option(min=1, max=1000)] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Print tasks of a dataset: question and reference answer."""
-    from shared.tasks.derive import TaskError, derive_task
+    from shared.tasks.sandbox import ScoringJob
 
-    canonical = _canonical(config)
-    for position in range(index, index + count):
-        try:
-            task = derive_task(TaskRef(dataset=dataset, config=canonical, seed=seed, index=position))
-        except TaskError as error:
-            raise CommandError(str(error)) from None
-        typer.echo(f"--- {dataset} seed {seed} index {position}")
-        typer.echo(task.question)
-        typer.echo(f"reference answer: {task.answer if task.answer is not None else '(none; any right answer scores)'}")
+    refs = [_ref(dataset, config, seed, position) for position in range(index, index + count)]
+    for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs]):
+        if result.task is None:
+            raise CommandError(result.detail)
+        typer.echo(json.dumps(_as_object(result.task)) if as_json else _as_text(result.task))
 
 
-def _canonical(config: str) -> str:
+@task_app.command()
+def score(
+    dataset: Dataset,
+    answer: Annotated[str, typer.Option(help="A completion's text; - reads standard input.")],
+    config: Config = "{}",
+    seed: Seed = 0,
+    index: Annotated[int, typer.Option(min=0)] = 0,
+    verifier: Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, math, or an installed one.")] = "reasoning_gym",
+    as_json: AsJson = False,
+) -> None:
+    """Print the reward that the verifier gives for an answer, whatever the answer is."""
+    from shared.tasks.sandbox import ScoringJob
+
+    # Not through text mode: an answer need not be UTF-8, and is to arrive all the same.
+    text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
+    (result,) = _run([ScoringJob(ref=_ref(dataset, config, seed, index), texts=[text])], verifier)
+    if result.reason is not None:
+        raise CommandError(result.detail)
+    (reward,) = result.rewards
+    if result.timeouts:
+        typer.echo("the answer took too long, or ended the process that scored it: it earns 0", err=True)
+    typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
+
+
+def _run(jobs: list[ScoringJob], verifier: str = "reasoning_gym") -> list[JobResult]:
+    from shared.config import TaskSpec
+    from shared.config.sections import VerifierSection
+    from shared.tasks.sandbox import SandboxError, ScorerPool
+    from shared.tasks.verifiers import unknown_verifier, verifier_names
+
+    if verifier not in verifier_names():
+        raise CommandError(unknown_verifier(verifier))
+    specs = [TaskSpec(dataset=jobs[0].ref.dataset, verifier=verifier)]
+
+    async def run() -> list[JobResult]:
+        async with ScorerPool.from_config(VerifierSection(), tasks=specs, workers=1) as pool:
+            return await pool.run(jobs)
+
+    try:
+        return asyncio.run(run())
+    except SandboxError as error:
+        raise CommandError(str(error)) from None
+
+
+def _ref(dataset: str, config: str, seed: int, index: int) -> TaskRef:
     try:
         settings = json.loads(config)
     except ValueError as error:
         raise CommandError(f"--config is not JSON ({error}): write it like '{{\"max_terms\": 3}}'") from None
     if not isinstance(settings, dict):
         raise CommandError("--config must be a JSON object, like '{\"max_terms\": 3}'")
-    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    try:
+        return msgspec.convert({"dataset": dataset, "config": canonical, "seed": seed, "index": index}, TaskRef)
+    except msgspec.ValidationError as error:
+        raise CommandError(f"there is no such task ({error}): `swarm task list` shows the names of all datasets") from None
+
+
+def _as_object(task: Task) -> dict[str, Any]:
+    ref = task.ref
+    named = {"dataset": ref.dataset, "config": json.loads(ref.config), "seed": ref.seed, "index": ref.index}
+    return {**named, "question": task.question, "answer": task.answer, "metadata": json.loads(task.metadata)}
+
+
+def _as_text(task: Task) -> str:
+    answer = task.answer if task.answer is not None else "(none; any right answer scores)"
+    return f"--- {task.ref.dataset} seed {task.ref.seed} index {task.ref.index}\n{task.question}\nreference answer: {answer}"

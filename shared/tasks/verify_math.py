@@ -17,8 +17,11 @@ from shared.tasks.derive import Item, TaskError
 from shared.tasks.verifiers import AnswerScorer
 
 MAX_CHARS = 1000
-_EXPLOSION = re.compile(r"[0-9]{40}|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)|!")
-"""Long numbers, powers of four digits, powers of powers, factorials: short texts of unbounded work."""
+_EXPLOSION = re.compile(
+    r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|!"
+    r"|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)"
+)
+"""Long numbers, large decimal exponents, factorials, powers of four digits, powers of powers: short texts of unbounded work."""
 _LATEX = re.compile(r"[$\\]")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "pi"})

@@ -26,7 +26,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""All that a worker inherits. The hash seed is fixed because some datasets iterate over sets."""
+"""All that a worker inherits, apart from `PYTHONPATH`, where a user's own verifier may lie. The hash seed is fixed because some
+datasets iterate over sets."""
 
 
 class WorkerLost(Exception):
@@ -69,7 +70,7 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=CHUNK_BYTES,
-                env=_ENVIRONMENT,
+                env=_ENVIRONMENT | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
                 cwd=Path(shared.__file__).parent.parent,
                 pass_fds=[file.fileno()],
                 start_new_session=True,

@@ -14,16 +14,16 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 def restrict(memory_bytes: int) -> None:
     """Bound address space, open files, file size and core dumps; no new processes or privileges; no network where Linux allows."""
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        # Refused in some containers, and to a process with threads; the limits hold all the same.
+        library.unshare(_CLONE_NEWUSER_NEWNET)
     _lower(resource.RLIMIT_AS, memory_bytes)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NPROC, 0)
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        # Refused in some containers; the other limits hold all the same.
-        library.unshare(_CLONE_NEWUSER_NEWNET)
 
 
 class CpuAllowance:

@@ -1,0 +1,149 @@
+"""Verifiers by name, in the sandbox's real worker: built-in ones, and one of a user's own from docs/tasks.md."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.config import TaskSpec
+from shared.messages import TaskRef
+from shared.tasks.derive import TaskConfigError, derive_task
+from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.specs import check_specs
+from shared.tasks.verifiers import VerifierChoice, _installed
+
+DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+LEAVE_THE_NETWORK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x40000000) != 0)"
+
+
+def can_leave_the_network() -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return subprocess.run([sys.executable, "-c", LEAVE_THE_NETWORK], timeout=30).returncode == 0
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
+    """Put a package with a `swarm.verifiers` entry point where both processes find it, as an installer would."""
+    (folder / "my_module.py").write_text(code)
+    described = folder / "my_package-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(f"[swarm.verifiers]\n{name} = my_module:{name}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+    _installed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget_entry_points() -> object:
+    yield
+    _installed.cache_clear()
+
+
+def pool(*specs: TaskSpec) -> ScorerPool:
+    return ScorerPool(workers=1, answer_timeout_s=20.0, memory_mb=2048, tasks=specs)
+
+
+async def test_exact_wants_the_reference_answer_and_forgives_spacing_and_case() -> None:
+    spec = TaskSpec(dataset="ab", verifier="exact")
+    ref = TaskRef(dataset="ab", seed=1, index=0)
+    answer = str(derive_task(ref).answer)
+    texts = [answer, f"<answer> {answer.lower().replace(' ', '  ')}</answer>", answer + " #", f"so {answer}", ""]
+    async with pool(spec) as scorers:
+        (result,) = await scorers.run([ScoringJob(ref=ref, texts=texts)])
+    assert result.rewards == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+async def test_math_compares_formulas_and_no_hostile_answer_runs(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify", reason="needs the extra `math`")
+    from tests.integration.hostile_answers import hostile_answers
+
+    mark = tmp_path / "mark"
+    specs = [TaskSpec(dataset=name, verifier="math") for name in ("decimal_arithmetic", "polynomial_multiplication")]
+    number = TaskRef(dataset="decimal_arithmetic", seed=1, index=3)
+    polynomial = TaskRef(dataset="polynomial_multiplication", seed=1, index=0)
+    async with pool(*specs) as scorers:
+        asked = await scorers.derive(polynomial)
+        value = str(derive_task(number).answer)
+        right = [f"${asked.answer}$", f"({asked.answer})*1", f"<answer>{asked.answer} + 0</answer>"]
+        wrong = [f"{asked.answer} + 1", "?"]
+        jobs = [
+            ScoringJob(ref=number, texts=[value, f"$\\frac{{{value}}}{{1}}$", f"{value} + 0", f"2*{value}", "none"]),
+            ScoringJob(ref=polynomial, texts=[text.replace("**", "^") for text in right + wrong]),
+            ScoringJob(ref=number, texts=hostile_answers(mark)),
+        ]
+        numbers, polynomials, hostile = await scorers.run(jobs)
+    assert numbers.rewards == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert polynomials.rewards == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert hostile.reason is None
+    assert hostile.timeouts == 0
+    assert set(hostile.rewards) <= {0.0, 1.0}
+    assert not mark.exists()
+
+
+async def test_the_verifier_in_the_documentation_works_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    install(tmp_path, monkeypatch, "about_right", code)
+    spec = TaskSpec(dataset="chain_sum", verifier="about_right", config={"min_digits": 4, "max_digits": 4})
+    check_specs([spec])
+    ref = TaskRef(dataset="chain_sum", config=spec.canonical_config, seed=1, index=0)
+    wanted = int(str(derive_task(ref).answer))
+    texts = [f"I think it is {wanted}", str(wanted + 1), str(2 * wanted), "nothing", "1e999"]
+    async with pool(spec) as scorers:
+        (result,) = await scorers.run([ScoringJob(ref=ref, texts=texts)])
+    assert result.rewards == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_our_own_sources_choose_the_verifier_also_for_others_configs() -> None:
+    choice = VerifierChoice(
+        [
+            TaskSpec(dataset="gcd", verifier="exact"),
+            TaskSpec(dataset="gcd", verifier="math", config={"max_value": 9}),
+            TaskSpec(dataset="lcm"),
+        ]
+    )
+    names = [
+        choice.name_for(TaskRef(dataset=dataset, config=config, seed=1, index=0))
+        for dataset, config in (("gcd", "{}"), ("gcd", '{"max_value":9}'), ("gcd", '{"max_value":10}'), ("lcm", "{}"), ("ab", "{}"))
+    ]
+    assert names == ["exact", "math", "exact", "reasoning_gym", "reasoning_gym"]
+    assert choice.names == ["exact", "math", "reasoning_gym"]
+
+
+def test_a_source_with_a_verifier_that_is_not_there_or_does_not_fit_is_refused_at_the_start() -> None:
+    for spec, said in (
+        (TaskSpec(dataset="gcd", verifier="exakt"), "did you mean exact"),
+        (TaskSpec(dataset="rush_hour", verifier="exact"), "needs a reference answer"),
+    ):
+        with pytest.raises(TaskConfigError, match=said):
+            check_specs([spec])
+
+
+CONNECTS = """
+import socket
+
+def connects(item):
+    def score(answer):
+        with socket.create_connection(("127.0.0.1", int(answer)), timeout=3):
+            return 1.0
+    return score
+"""
+
+
+async def test_a_worker_reaches_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_leave_the_network():
+        pytest.skip("this platform does not let a process leave the network")
+    install(tmp_path, monkeypatch, "connects", CONNECTS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=3).close()
+        async with pool(TaskSpec(dataset="gcd", verifier="connects")) as scorers:
+            (result,) = await scorers.run([ScoringJob(ref=TaskRef(dataset="gcd", seed=1, index=0), texts=[str(port)])])
+    assert (result.reason, result.rewards) == (None, [0.0])
