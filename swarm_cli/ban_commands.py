@@ -14,9 +14,10 @@ from shared import subjects
 from shared.config import NodeConfig
 from shared.keys import is_public_key
 from shared.messages import MessageError, decode, encode
+from shared.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane
 from shared.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
 from shared.transport.base import Conflict, Transport
-from shared.transport.connect import connect
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.errors import CommandError
 
@@ -89,7 +90,7 @@ def _removed(bans: BanList, sender: str) -> BanList:
 
 
 async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
-    plane = await connect(node_url or config.nats.node_url, name="bans", timeout_s=TIMEOUT_S)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=node_url)
     try:
         return await action(plane)
     finally:
