@@ -1,0 +1,225 @@
+"""Groups that are given up on: how they get to the dead letters when a crash takes their last delivery, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+from typer.testing import CliRunner
+
+from services.verifier.figures import Figures
+from services.verifier.local import LocalScorer
+from services.verifier.own_model import OwnModel
+from services.verifier.sharing import Outbox
+from services.verifier.swarm_link import SwarmLink
+from shared import subjects
+from shared.dead_letters import read_letters, requeue, spent_seq
+from shared.keys import SigningKey, new_seed
+from shared.messages import content_id, encode
+from shared.runtime.status import StatusBoard
+from shared.streams import NodeLimits, ensure_node_streams
+from shared.tasks.sandbox import ScorerPool
+from shared.transport.base import ConsumerSpec, Transport
+from shared.transport.connect import connect
+from swarm_cli.app import app
+from tests.integration.test_verifier_service import configured, generate, group, queue_is_empty, scored, until, verifier
+from tests.nats_server import NatsServer
+
+MakeServer = Callable[..., NatsServer]
+QUEUE = subjects.node_rollouts_stream("alpha")
+DEAD = subjects.node_dead_letters_stream("alpha")
+
+
+@asynccontextmanager
+async def node_plane(url: str, *, max_deliver: int, ack_wait_s: float = 1.0) -> AsyncIterator[Transport]:
+    """A node's plane whose consumer gives up soon."""
+    plane = await connect(url, name="test")
+    try:
+        await ensure_node_streams(plane, "alpha", NodeLimits())
+        spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=ack_wait_s, max_deliver=max_deliver, max_ack_pending=256)
+        await plane.ensure_consumer(QUEUE, spec)
+        yield plane
+    finally:
+        await plane.close()
+
+
+async def take_and_crash(url: str, times: int) -> None:
+    """A verifier that takes a group and dies before it acknowledges, `times` times."""
+    for _ in range(times):
+        crashing = await connect(url, name="crashing")
+        deliveries = []
+        for _ in range(10):
+            deliveries = await crashing.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 1.0)
+            if deliveries:
+                break
+        assert deliveries
+        await crashing.close()
+
+
+def local_scorer(node: Transport, url: str, folder: Path) -> tuple[LocalScorer, CollectorRegistry]:
+    config = configured("alpha", url, folder)
+    log, registry = structlog.get_logger("verifier"), CollectorRegistry()
+    figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
+    outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, None, figures, log), figures, log)
+    return LocalScorer(config, node, ScorerPool.from_config(config.verifier), outbox, OwnModel(), figures, log), registry
+
+
+async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_the_servers_notice(
+    nats_server: MakeServer, tmp_path: Path
+):
+    url = nats_server().url
+    async with node_plane(url, max_deliver=2) as plane:
+        local, registry = local_scorer(plane, url, tmp_path)
+        lost = group("alpha", 0)
+        await generate(plane, lost)
+        await take_and_crash(url, times=2)
+        assert await local.put_away_spent() == 0, "the server has not given up yet"
+        await asyncio.sleep(1.2)
+        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        assert (await plane.stream_state(QUEUE)).messages == 1
+        lag = await plane.consumer_state(QUEUE, subjects.VERIFIER_CONSUMER)
+        assert lag.pending == 0, "invisible to lag"
+
+        assert await local.put_away_spent() == 1
+        assert await queue_is_empty(plane, "alpha")
+        (letter,) = await read_letters(plane, "alpha")
+        assert (letter.cause, letter.group, letter.group_id) == ("handed out too often", lost, content_id(encode(lost)))
+        (failed,) = await scored(plane, "alpha")
+        assert failed.failure == "handed out too often"
+        assert "swarm_groups_failed_total 1.0" in generate_latest(registry).decode()
+        assert await local.put_away_spent() == 0
+        assert (await plane.stream_state(subjects.node_spent_stream("alpha"))).messages == 0
+
+
+async def test_a_running_verifier_puts_spent_groups_away_by_itself_and_goes_on(nats_server: MakeServer, tmp_path: Path):
+    """The notices are kept by the server: also those of a time in which no verifier ran."""
+    server = nats_server()
+    config = configured("alpha", server.url, tmp_path, ack_wait_s=5.0)
+    async with node_plane(server.url, max_deliver=1) as plane:
+        await generate(plane, group("alpha", 0))
+        await take_and_crash(server.url, times=1)
+        await asyncio.sleep(1.2)
+        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        server.restart()
+        await until(lambda: plane.connected)
+        async with verifier(config) as alpha:
+            await generate(plane, group("alpha", 1))
+            await until(lambda: alpha.status.get("scored_local") == 1)
+            await until(lambda: alpha.status.get("failed_local") == 1)
+            await until(lambda: queue_is_empty(plane, "alpha"))
+            assert (await plane.stream_state(DEAD)).messages == 1
+
+
+async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not_hold_up_the_next(
+    nats_server: MakeServer, tmp_path: Path
+):
+    url = nats_server(config="max_payload: 64KB").url
+    async with node_plane(url, max_deliver=1) as plane:
+        local, registry = local_scorer(plane, url, tmp_path)
+        large = group("alpha", 0, [f"{number}" * 50_000 for number in range(3)])
+        await generate(plane, large, group("alpha", 1))
+        await plane.purge(f"{QUEUE}_BLOBS", 100)
+        await take_and_crash(url, times=2)
+        await asyncio.sleep(1.2)
+        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        assert await local.put_away_spent() == 2
+        gone, whole = await read_letters(plane, "alpha")
+        assert "is gone" in gone.cause
+        assert gone.group is None
+        assert whole.group is not None
+        assert await queue_is_empty(plane, "alpha")
+        assert "swarm_groups_failed_total 2.0" in generate_latest(registry).decode()
+
+
+async def test_a_notice_about_a_stream_that_was_made_anew_harms_nobody(nats_server: MakeServer, tmp_path: Path):
+    url = nats_server().url
+    async with node_plane(url, max_deliver=1) as plane:
+        local, _ = local_scorer(plane, url, tmp_path)
+        notice = json.dumps({"stream_seq": 1, "deliveries": 1}).encode()
+        await plane.publish(subjects.node_spent("alpha"), notice, stream=subjects.node_spent_stream("alpha"), message_id="n")
+        await plane.publish(subjects.node_spent("alpha"), b"\xff", stream=subjects.node_spent_stream("alpha"), message_id="m")
+        await generate(plane, group("alpha", 0))
+        assert await local.put_away_spent() == 0
+        assert (await plane.stream_state(QUEUE)).messages == 1
+    assert [spent_seq(text) for text in (notice, b"{}", b"[]", b"\xff", b'{"stream_seq": "1"}')] == [1, 0, 0, 0, 0]
+
+
+async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fails_again(nats_server: MakeServer, tmp_path: Path):
+    """Minutes after the first try, when the server would still drop the same ids as duplicates."""
+    url = nats_server().url
+    async with node_plane(url, max_deliver=1, ack_wait_s=5.0) as plane:
+        good, bad = group("alpha", 0), b"unreadable"
+        local, _ = local_scorer(plane, url, tmp_path)
+        await generate(plane, good)
+        (message,) = await plane.read(QUEUE, 1, 1)
+        await local._put_away(QUEUE, message)
+        await plane.publish(subjects.node_rollouts("alpha"), bad, stream=QUEUE, message_id="bad")
+        async with verifier(configured("alpha", url, tmp_path)) as alpha:
+            await until(lambda: alpha.status.get("failed_local") == 1)
+            letters = await read_letters(plane, "alpha")
+            assert [letter.group for letter in letters] == [good, None]
+            for letter in letters:
+                await requeue(plane, "alpha", letter)
+                await requeue(plane, "alpha", letter)  # as after a crash in between
+            await until(lambda: alpha.status.get("scored_local") == 1)
+            await until(lambda: alpha.status.get("failed_local") == 2)
+            first, again = await scored(plane, "alpha")
+            assert (first.failure, again.failure) == ("handed out too often", None)
+            assert again.rewards == [1.0, 0.0]
+            (buried_again,) = await read_letters(plane, "alpha")
+            assert buried_again.group_id == content_id(bad)
+            assert buried_again.seq > letters[-1].seq
+
+
+def run(url: str, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["dlq", *arguments, "--node", "alpha", "--node-url", url])
+    return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
+
+
+async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeServer, tmp_path: Path):
+    url = nats_server().url
+    async with node_plane(url, max_deliver=5) as plane:
+        local, _ = local_scorer(plane, url, tmp_path)
+        await generate(plane, *(group("alpha", index) for index in range(2)))
+        for message in await plane.read(QUEUE, 1, 2):
+            await local._put_away(QUEUE, message)
+        await plane.publish(subjects.node_dead_letters("alpha"), b"?", stream=DEAD, message_id="x", headers={"Swarm-Cause": "odd"})
+
+        code, text = await asyncio.to_thread(run, url, "list", "--json")
+        listed = json.loads(text)
+        assert code == 0
+        assert [(each["seq"], each["dataset"], each["draw"], each["cause"]) for each in listed] == [
+            (1, "gcd", 0, "handed out too often"),
+            (2, "gcd", 1, "handed out too often"),
+            (3, None, None, "odd"),
+        ]
+        assert all(abs(each["buried_at"] - time.time()) < 60 for each in listed)
+        code, text = await asyncio.to_thread(run, url, "show", "2")
+        assert code == 0
+        assert "question: Find the Greatest Common Divisor" in text
+        assert "<answer>wrong</answer>" in text
+        assert (await asyncio.to_thread(run, url, "list"))[0] == 0
+
+        for arguments, complaint in (
+            (["show", "9"], "no dead letter 9"),
+            (["requeue"], "say which"),
+            (["requeue", "1", "9"], "no dead letter 9"),
+            (["requeue", "1", "3"], "letter 3 cannot be scored"),
+        ):
+            code, text = await asyncio.to_thread(run, url, *arguments)
+            assert code != 0
+            assert complaint in text
+        assert await queue_is_empty(plane, "alpha"), "a refused command changes nothing"
+
+        code, text = await asyncio.to_thread(run, url, "requeue", "1")
+        assert (code, text.strip()) == (0, "requeued 1: 1")
+        code, text = await asyncio.to_thread(run, url, "requeue", "--all")
+        assert (code, text.strip()) == (0, "requeued 1: 2")
+        assert (await plane.stream_state(QUEUE)).messages == 2
+        assert [letter.seq for letter in await read_letters(plane, "alpha")] == [3]
