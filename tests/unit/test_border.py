@@ -105,6 +105,7 @@ def forged() -> bytes:
     ("reason", "subject", "payload"),
     [
         (Refusal.TOO_LARGE, SUBJECT, b"x" * 100_001),
+        (Refusal.MALFORMED, SUBJECT, b"x" * 100_000),
         (Refusal.MALFORMED, SUBJECT, b""),
         (Refusal.MALFORMED, SUBJECT, b"\x93" * 1000),
         (Refusal.MALFORMED, SUBJECT, encode(group())),
@@ -115,6 +116,7 @@ def forged() -> bytes:
         (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group())),
         (Refusal.AUTHOR, "swarm.rollouts.v9.beta.gcd", signed(group())),
         (Refusal.AUTHOR, SUBJECT, signed(group(node="gamma"))),
+        (Refusal.AUTHOR, SUBJECT, with_body(encode(group(node="gamma")))),
         (Refusal.AUTHOR, subjects.rollouts("alpha", "gcd"), signed(group(node="alpha"))),
         (Refusal.TOO_OLD, SUBJECT, signed(group(created_at=NOW_S - 1801))),
         (Refusal.FROM_FUTURE, SUBJECT, signed(group(created_at=NOW_S + 61))),
