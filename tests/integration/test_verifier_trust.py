@@ -164,8 +164,18 @@ class Senders:
 
     async def send(self, name: str, phase: int, rate_per_s: float) -> None:
         async for index in self._paced(name, phase, rate_per_s):
-            body = group(name, index % 400, draw=PHASE * phase + index)
-            await self._publish(name, sign(body, self._keys[name], share_tokens=True))
+            await self.send_one(name, PHASE * phase + index)
+
+    async def send_one(self, name: str, draw: int) -> None:
+        """A group like any other."""
+        body = group(name, draw % 400, draw=draw)
+        await self._publish(name, sign(body, self._keys[name], share_tokens=True))
+
+    async def flood(self, name: str, phase: int, rate_per_s: float) -> None:
+        """Rubbish under a name of one's own."""
+        async for index in self._paced(name, phase, rate_per_s):
+            key = self._keys[name].public_key
+            await self._publish(name, SignedRollouts(node=name, public_key=key, signature=b"\x07" * 64, body=b"%d" % index))
 
     async def forge(self, phase: int, rate_per_s: float) -> None:
         """Under both honest nodes' subjects, as a peer can where the server does not stop it."""
@@ -186,3 +196,18 @@ class Senders:
                 self.sent[name, phase] += 1
                 yield self.sent[name, phase]
             await asyncio.sleep(0.01)
+
+
+async def test_senders_in_good_standing_are_heard_behind_a_flood_too_large_to_read(nats_server: MakeServer, tmp_path: Path) -> None:
+    """4 looks a second at 200 messages a second: chance alone would find about one in fifty of the honest groups."""
+    config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=4.0, intake_look_factor=1.0)
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        senders = Senders(alpha.swarm)
+        await senders.send_one("beta", 0)
+        await until(lambda: alpha.status.get("accepted") == 1)
+        await asyncio.gather(senders.send("beta", 1, 1.0), senders.flood("mallory", 1, 200.0))
+        await asyncio.sleep(2.0)
+        taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
+    print("taken in:", dict(taken), "sent:", dict(senders.sent))
+    assert taken["beta"] - 1 >= senders.sent["beta", 1] / 2
