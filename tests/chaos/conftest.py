@@ -18,6 +18,7 @@ from tests.chaos.peer import Peer
 from tests.chaos.scale import SCALE
 from tests.chaos.servers import ShippedServer
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
+from tests.nats_server import NatsServer
 
 START_S = 180.0
 # In a full run a step takes longer, so that the batches of half an hour can be trained again.
@@ -53,8 +54,8 @@ connect_timeout_s = 60
 class Wounded:
     """A node, its server, the swarm's server, and those who watch."""
 
-    server: ShippedServer
-    swarm_server: ShippedServer
+    server: NatsServer
+    swarm_server: NatsServer
     node: NodeProcesses
     observer: Observer
     swarm: Observer

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.scale import SCALE
 
@@ -46,7 +47,7 @@ def note(row: Row) -> None:
     PAGE.write_text(_page(rows))
 
 
-def _page(rows: dict[str, dict]) -> str:
+def _page(rows: dict[str, dict[str, Any]]) -> str:
     times = [row["measured_at"] for row in rows.values()]
     first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment)) for moment in (min(times), max(times)))
     lines = [
@@ -62,7 +63,7 @@ def _page(rows: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Mapping) -> list[str]:
+def _cells(row: Mapping[str, Any]) -> list[str]:
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted(row["refused"].items()) if count)
     seconds = row["recovery_s"]
     recovery = f"{statistics.median(seconds):.1f} / {max(seconds):.1f}" if seconds else ""

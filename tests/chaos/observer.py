@@ -2,7 +2,8 @@
 
 Two independent sources. The logs: every scored group and every batch, read by sequence from the first, so that a restart of the
 server loses none. The wire: acknowledgements that the server gave to the generator and to the sampler, heard by listening to the
-replies; what passes while this connection is away is missed, so that it can only say *at least these were acknowledged*.
+replies; what passes while this connection is away is missed, so that it can only say *at least these were acknowledged*. It also
+hears the batches, because a first checkpoint lets the log forget what it contains at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 
 T = TypeVar("T")
-POLL_S = 0.3
+POLL_S = 0.2
 
 
 class Observer:
@@ -35,12 +36,12 @@ class Observer:
         self._thread.start()
         self.scored: dict[int, ScoredGroup] = {}
         self.batches: dict[int, bytes] = {}
-        self.gaps: list[str] = []
         self.acknowledged_groups: set[str] = set()
         """Group ids that the server told the generator it had stored."""
         self.publishes = 0
         """Groups on the wire, those sent again included."""
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, bytes] = {}
+        """Groups and batches on the wire, by the subject of the answer."""
         self.transport: Transport = self.call(connect(url, name="observer", timeout_s=20.0))
         self._tap = self.call(self._listen())
         self._keeping = [
@@ -97,16 +98,24 @@ class Observer:
         client = await nats.connect(self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_quiet)
 
         async def published(message: Any) -> None:
-            self.publishes += 1
+            self.publishes += message.subject == subjects.node_rollouts(self._node)
             if message.reply:
-                self._waiting[message.reply] = content_id(bytes(message.data))
+                self._waiting[message.reply] = bytes(message.data)
 
         async def answered(message: Any) -> None:
-            group_id = self._waiting.pop(message.subject, None)
-            if group_id is not None and "seq" in json.loads(message.data) and not json.loads(message.data).get("duplicate"):
-                self.acknowledged_groups.add(group_id)
+            payload = self._waiting.pop(message.subject, None)
+            if payload is None:
+                return
+            answer = json.loads(message.data)
+            if "seq" not in answer or answer.get("duplicate"):
+                return
+            if answer["stream"] == subjects.node_batches_stream(self._node):
+                self.batches.setdefault(answer["seq"], payload)
+            else:
+                self.acknowledged_groups.add(content_id(payload))
 
         await client.subscribe(subjects.node_rollouts(self._node), cb=published)
+        await client.subscribe(subjects.node_batches(self._node), cb=published)
         await client.subscribe("_INBOX.>", cb=answered)
         return client
 
@@ -115,8 +124,6 @@ class Observer:
         while True:
             try:
                 for message in await self.transport.read(stream, seq, 256):
-                    if message.seq != seq:
-                        self.gaps.append(f"{stream}: {seq} to {message.seq - 1}")
                     keep(message.seq, await self.transport.payload(message))
                     seq = message.seq + 1
             except TransportError:

@@ -30,7 +30,7 @@ SHORT = Scale(
     service_kills=2,
     server_kills=1,
     swarm_away_s=15.0,
-    frozen_s=3.0,
+    frozen_s=1.5,
     power_cuts=1,
     leader_kills=1,
     disordered_groups=20,
@@ -48,7 +48,7 @@ FULL = Scale(
     leader_kills=5,
     disordered_groups=200,
     decoder_messages=1_000_000,
-    intake_messages=100_000,
+    intake_messages=400_000,
     coverage_guided_messages=1_000_000,
 )
 SCALE = {"short": SHORT, "full": FULL}[os.environ.get("CHAOS", "short")]

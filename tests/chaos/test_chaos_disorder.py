@@ -17,7 +17,7 @@ from shared import subjects
 from shared.keys import SigningKey, new_seed
 from shared.messages import Batch, ScoredGroup, content_id, decode, encode
 from shared.streams import ensure_node_streams
-from shared.transport.base import ConsumerSpec
+from shared.transport.base import ConsumerSpec, Delivery
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
 from tests.chaos.scale import SCALE
@@ -43,7 +43,7 @@ async def test_own_groups_sent_twice_in_disorder_and_delivered_again_count_once(
         ack = await thief.publish(subject, payload, stream=stream, message_id=f"draw-{number}")
         duplicates += ack.duplicate
     # A verifier that died with half of them in its hands, stored some of their rewards, and acknowledged none.
-    stolen = []
+    stolen: list[Delivery] = []
     while len(stolen) < len(payloads) // 2:
         stolen += await thief.fetch(stream, subjects.VERIFIER_CONSUMER, len(payloads) // 2 - len(stolen), 2.0)
     for delivery in stolen[::2]:

@@ -30,7 +30,7 @@ from tests.chaos.scale import SCALE
 from tests.chaos.servers import ShippedServer
 from tests.nats_server import NatsServer
 
-PUBLISH_S = 2.0
+PUBLISH_S = 1.5
 CALLS = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2"
 STRACE = ["strace", "-f", "-q", "-y", "-s", "0", "-e", f"trace={CALLS}"]
 _PID = re.compile(r"^(\d+) +(.*)$")
@@ -161,8 +161,8 @@ async def publish_until_the_cut(server: NatsServer) -> tuple[list[str], bytes, b
     last = asyncio.create_task(transport.kv_put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written))
     await asyncio.sleep(0)
     server.kill()
-    for load in loads:
-        load.stop()
+    for each in (*running, last):
+        each.cancel()
     await asyncio.gather(*running, last, return_exceptions=True)
     await transport.close()
     return [message_id for load in loads for message_id in load.acknowledged], kept, written
@@ -222,7 +222,7 @@ def test_a_power_cut_takes_nothing_that_the_shipped_server_acknowledged(tmp_path
         )
     )
     for each in outcomes:
-        assert each.sent > 100
+        assert each.sent > 20
         assert (each.lost, each.duplicated, each.pointer_kept) == (0, 0, True)
 
 

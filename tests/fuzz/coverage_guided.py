@@ -30,7 +30,7 @@ def one_input(data: bytes) -> None:
     assert isinstance(verdict, Candidate | Refused)
     for kind in (RolloutGroup, ScoredGroup, Batch):
         with contextlib.suppress(MessageError):
-            decode(data[1:], kind)  # type: ignore[type-var]
+            decode(data[1:], kind)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def test_hostile_messages_at_the_border_are_refused_under_a_reason_in_bounded_me
     for number, each in enumerate(islice(hostile_messages(1, a_group, 1000), count)):
         # One border sees everything, as the memory's growth is about; the reasons are those of one that holds no grudge yet.
         assert isinstance(old.examine(each.subject, each.payload, NOW_S), Candidate | Refused)
-        if number % 50 == 0:
+        if number % 100 == 0:
             fresh = border(tmp_path / "fresh" / str(number % 1000))
         verdict = fresh.examine(each.subject, each.payload, NOW_S)
         if isinstance(verdict, Refused):

@@ -43,7 +43,7 @@ async def _run(url: str, folder: Path) -> None:
     config = configured(
         "alpha", url, folder, intake_groups_per_s=1e6, intake_poll_s=0.02, max_foreign_bytes=65_536, answer_timeout_s=5.0
     )
-    messages, sent = hostile_messages(2, a_group, 100), 0
+    messages, sent = hostile_messages(2, a_group, max(100, SCALE.intake_messages // 1500)), 0
     warm_bytes, started = 0, time.monotonic()
     async with verifier(config) as alpha:
         publisher = await nats.connect(url)
