@@ -151,7 +151,8 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
         timeout_s=60.0,
         what="a step on others' groups",
     )
-    assert largest_bytes - before_bytes < MAX_BYTES + 64 * 2**20
+    grown_bytes = largest_bytes - before_bytes
+    assert grown_bytes < MAX_BYTES + 64 * 2**20
     note(
         Row(
             fault=f"swarm plane away for {SCALE.swarm_away_s:.0f} s",
@@ -159,9 +160,8 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
             counted="steps trained alone",
             sent=alone,
             recovery_s=[back_s],
-            remark="recovery: until own groups are shared again; the verifier's memory grew by "
-            f"{(largest_bytes - before_bytes) / 2**20:.0f} MB meanwhile; {figure('shares_dropped'):.0f} shares were dropped from its full "
-            "outbox, oldest first",
+            remark=f"recovery: until own groups are shared again; meanwhile the verifier's memory grew by {grown_bytes / 2**20:.0f} MB"
+            f" and {figure('shares_dropped'):.0f} shares were dropped from its full outbox, oldest first",
         )
     )
 
