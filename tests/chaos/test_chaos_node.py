@@ -160,7 +160,7 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
             counted="steps trained alone",
             sent=alone,
             recovery_s=[back_s],
-            remark=f"recovery: until own groups are shared again; meanwhile the verifier's memory grew by {grown_bytes / 2**20:.0f} MB"
+            remark=f"recovery: until own groups are shared again; the verifier's memory grew by {grown_bytes / 2**20:.0f} MB"
             f" and {figure('shares_dropped'):.0f} shares were dropped from its full outbox, oldest first",
         )
     )
