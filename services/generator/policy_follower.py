@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
-from shared.policy_store import PolicyStoreError, open_policy_store
 
 from services.generator.engines.base import Engine, PolicyLoadError
 from shared.messages import MessageError, PolicyPointer, decode
+from shared.policy_store import PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
 from shared.subjects import POLICY_KEY, node_bucket
 
