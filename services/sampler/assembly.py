@@ -10,8 +10,8 @@ A batch waits for three things in turn: the trainer to come near, I local groups
   on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
   those: the generator is paced by I, so they may never come. No policy makes an empty batch.
 * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of within
-  `max_external_age_s`. What the cap holds back counts as missing; under `wait` it is not waited for longer than `shortage_wait_s`,
-  because nodes that fell silent would then stop the others.
+  `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for the
+  slowest of the others: the batch has fewer external groups, and local ones instead where the policy is `fill_local`.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
 gone silent thus waits once, not at every step; as soon as the pool has held J again the clock starts anew.
@@ -115,7 +115,7 @@ class Assembly:
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= rules.max_external_age_s}
         cap = node_cap(rules.external, rules.max_share_per_node, len(nodes))
         usable = available(fresh, rules.external, cap)
-        waited_s = self._short_for(usable < rules.external, now)
+        waited_s = self._short_for(len(fresh) < rules.external, now)
 
         trained = position.batch_number if position is not None else 0
         if number > trained + rules.prefetch or (position is not None and position.finished):
@@ -124,9 +124,8 @@ class Assembly:
         if len(own) < rules.local:
             return Wait(WaitFor.LOCAL, len(own), rules.local)
         missing = max(0, rules.external - usable)
-        held_back = min(rules.external, len(fresh)) > usable
-        if missing and (waited_s < rules.shortage_wait_s or (rules.shortage == "wait" and not held_back)):
-            return Wait(WaitFor.EXTERNAL, usable, rules.external)
+        if len(fresh) < rules.external and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
+            return Wait(WaitFor.EXTERNAL, len(fresh), rules.external)
         filled = own[: rules.local + missing] if rules.shortage == "fill_local" else own[: rules.local]
         if not filled and not fresh:
             return Wait(WaitFor.EXTERNAL, 0, rules.external)

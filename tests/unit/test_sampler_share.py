@@ -104,12 +104,10 @@ def test_emptying_the_pool_of_the_others_does_not_lift_the_cap_until_they_are_si
 
 
 @pytest.mark.parametrize(("shortage", "own"), [("wait", 2), ("short", 2), ("fill_local", 3)])
-def test_what_the_cap_holds_back_is_missing_for_a_while_and_then_done_without(shortage: str, own: int) -> None:
+def test_what_the_cap_holds_back_is_done_without_and_not_waited_for(shortage: str, own: int) -> None:
     made = history({"alpha": 6, "beta": 40, "gamma": 0}, shortage=shortage)
     made.publish(scored_group(99, node="gamma", origin="external"))
     made.read()
-    assert made.decide() == Wait(WaitFor.EXTERNAL, 3, 4)
-    made.now += 5.0
     plan = made.decide()
     assert shares(plan) == {"beta": 2, "gamma": 1}
     assert isinstance(plan, BatchPlan)
@@ -122,3 +120,10 @@ def test_a_node_that_only_sends_groups_without_advantage_does_not_cap_the_others
     made.publish(scored_group(99, node="gamma", origin="external", rewards=(1.0, 1.0)))
     made.read()
     assert shares(made.decide()) == {"beta": 4}
+
+
+def test_a_pool_with_too_few_groups_is_waited_for_as_without_a_cap() -> None:
+    made = history({"alpha": 6, "beta": 2, "gamma": 1})
+    assert made.decide() == Wait(WaitFor.EXTERNAL, 3, 4)
+    made.now += 5.0
+    assert shares(made.decide()) == {"beta": 2, "gamma": 1}
