@@ -104,6 +104,7 @@ class Connection:
         self._closing = False
         self._opening = False
         self._last_error = ""
+        self._forbidden = ""
         self._reopening: asyncio.Task[None] | None = None
 
     @property
@@ -198,7 +199,8 @@ class Connection:
                 reason = "nobody answers: the stream or consumer does not exist there, or JetStream is still starting"
                 await asyncio.sleep(min(0.1, deadline.left_s))
             except (TimeoutError, nats.errors.TimeoutError):
-                reason = "no answer in time"
+                forbidden = f'"{subject}"'.lower() in self._forbidden
+                reason = "the server's permissions forbid this user to ask" if forbidden else "no answer in time"
                 attempt_s *= 2
             except nats.errors.Error as error:
                 reason = str(error)
@@ -246,6 +248,8 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         self.counters.errors += 1
+        if "permissions violation" in str(error).lower():
+            self._forbidden = str(error).lower()
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.slow_consumers += 1
         described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

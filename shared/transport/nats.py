@@ -240,11 +240,11 @@ class NatsTransport:
         while True:
             try:
                 reply = await self._connection.request(subject, payload, deadline, headers=headers, what=what)
-            except NotConnected as error:
+            except NotConnected as unanswered:
                 if not self.connected:
                     raise
                 hint = "if this goes on, see the server's log: where the disk is full it answers nothing until it is restarted"
-                raise NotConnected(f"{error}: {hint}") from None
+                raise NotConnected(f"{unanswered}: {hint}") from None
             answer: dict[str, Any] = json.loads(reply.data)
             if "error" not in answer:
                 return PubAck(int(answer["seq"]), bool(answer.get("duplicate", False)))

@@ -273,7 +273,7 @@ async def test_a_direct_gets_reply_can_store_a_message_under_another_nodes_subje
     victim = subjects.rollouts("alpha", "gcd")
     try:
         for (what, payload), reason in zip(forgeries.items(), expected, strict=True):
-            with pytest.raises(NotConnected):
+            with pytest.raises(NotConnected, match="the server's permissions forbid this user to ask"):
                 await beta.publish(victim, payload, stream=subjects.SWARM_ROLLOUTS, message_id=what, timeout_s=0.5)
             # Without a message id, or the copy would be dropped as a duplicate of it.
             ack = await client.request(subjects.rollouts("beta", "gcd"), payload)
