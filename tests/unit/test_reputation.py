@@ -185,3 +185,15 @@ def test_an_envelope_for_another_domain_is_a_forgery(tmp_path: Path) -> None:
         forged = SignedRollouts(node="beta", public_key=KEY.public_key, signature=KEY.sign(domain + body), body=body)
         assert domain != SIGNATURE_DOMAIN
         assert tell(border(tmp_path), SUBJECT, encode(forged)).reason is Refusal.SIGNATURE
+
+
+def test_an_accepted_group_speaks_for_its_key(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    assert tell(gate, SUBJECT, with_body(b"\xc1")).blamed == KEY.public_key
+    before = gate.reputation.suspicion(KEY.public_key, NOW_S)
+    candidate = gate.examine(SUBJECT, signed(group()), NOW_S)
+    assert isinstance(candidate, Candidate)
+    assert gate.conclude(candidate, result(), NOW_S) is None
+    (standing,) = gate.reputation.worst(1, NOW_S)
+    assert standing.accepted == 1
+    assert 0 < standing.suspicion < before
