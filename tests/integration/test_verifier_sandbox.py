@@ -43,6 +43,33 @@ async def test_a_hanging_answer_costs_only_itself() -> None:
             assert result.timeouts == 0
 
 
+async def test_jobs_that_a_hanging_answer_holds_up_go_to_another_worker() -> None:
+    async with ScorerPool(workers=2, answer_timeout_s=20.0, memory_mb=2048) as scorers:
+        await scorers.run(jobs_on_gcd() * 20)
+        hanging = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG])]))
+        started = time.monotonic()
+        # Some of these are sent to the worker that hangs, before or behind the answer at which it does.
+        results = await scorers.run(jobs_on_gcd() * 3)
+        assert time.monotonic() - started < 15.0
+        assert all(result.rewards == [1.0, 0.0] and result.timeouts == 0 for result in results)
+        assert not hanging.done()
+        hanging.cancel()
+
+
+async def test_results_are_in_the_order_of_the_jobs_whatever_the_batches() -> None:
+    async with ScorerPool(workers=2, answer_timeout_s=20.0, memory_mb=2048) as scorers:
+        refs = [TaskRef(dataset="gcd", seed=3, index=n % 500) for n in range(1500)]
+        truth = {ref: derive_task(ref) for ref in refs[:500]}
+        jobs = [
+            ScoringJob(ref=ref, texts=[str(truth[ref].answer)], want_task=True, urgent=number % 3 == 0)
+            for number, ref in enumerate(refs)
+        ]
+        results = await scorers.run(jobs)
+        assert [result.task for result in results] == [truth[ref] for ref in refs]
+        assert all(result.rewards == [1.0] for result in results)
+        assert scorers.replaced == 0
+
+
 async def test_a_foreign_group_whose_answers_keep_hanging_is_given_up() -> None:
     async with pool(answer_timeout_s=1.0) as scorers:
         stubborn = ScoringJob(ref=INTEGRAL, texts=[HANG + f"+{n}" for n in range(30)], max_timeouts=1)

@@ -62,10 +62,10 @@ class Crew:
             self._batch_jobs = max(1, self._batch_jobs // 2, min(fitting, 2 * self._batch_jobs, MAX_BATCH_JOBS))
             self._busy_since_s = now_s
 
-    def after(self, number: int) -> list[Entry]:
-        """Unsettled jobs behind job `number` that nobody else has."""
-        behind = list(self._entries)[max(0, number + 1 - self._first) :]
-        return [entry for entry in behind if entry.held == 1 and not entry.over]
+    def besides(self, number: int) -> list[Entry]:
+        """Unsettled jobs other than job `number` that nobody else has; also those before it, whose results were not sent yet."""
+        others = [entry for job, entry in enumerate(self._entries, self._first) if job != number]
+        return [entry for entry in others if entry.held == 1 and not entry.over]
 
     def lose(self, lost: WorkerLost) -> list[Entry]:
         """Blame the job that it was at, and give back, in order, the jobs that are unsettled and nowhere else."""

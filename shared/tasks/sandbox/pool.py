@@ -208,10 +208,10 @@ class ScorerPool:
         return batch
 
     def _relieve(self, crew: Crew, step: tuple[int, int]) -> None:
-        """Let other workers do what waits behind a slow job. Should it come back in time, what is done twice counts once."""
+        """Let other workers do what a slow job holds up. Should it come back in time, what is done twice counts once."""
         others = [other for other in self._crews if other is not crew]
         if others:
-            waiting = crew.after(step[0])
+            waiting = crew.besides(step[0])
             for entry in waiting:
                 entry.held += 1
             self._return(waiting)
