@@ -218,6 +218,7 @@ def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> 
     refused = border(tmp_path, accept="same").examine(SUBJECT, other_config, NOW_S)
     assert isinstance(refused, Refused)
     assert refused.reason is Refusal.TASK_NOT_ALLOWED
+    assert isinstance(border(tmp_path, accept="same").examine(SUBJECT, signed(group()), NOW_S), Candidate)
     assert isinstance(border(tmp_path, accept="dataset").examine(SUBJECT, other_config, NOW_S), Candidate)
     assert isinstance(border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S), Candidate)
 
