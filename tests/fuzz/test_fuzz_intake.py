@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import nats
 import pytest
+import structlog
 
 from services.verifier.border import Refusal
 from shared import subjects
@@ -88,6 +91,15 @@ async def _run(url: str, folder: Path) -> None:
     assert growth_bytes < GROWTH_BYTES
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """One line for each refusal would be most of what is printed."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("quiet")
 def test_hostile_messages_through_a_running_verifier_are_all_accounted_for_and_run_no_code(
     nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
