@@ -11,7 +11,7 @@ from shared.config import NodeConfig
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
-from swarm_cli.view import NodeView, gather
+from swarm_cli.view import NodeView, gather, node_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,11 @@ async def take_snapshot(
         swarm_plane = await _try_connect(config, swarm_url, timeout_s)
         try:
             listed = await _directory(swarm_plane) if swarm_plane else []
-            wanted = list(names) or sorted({*listed, *await _nodes_here(node_plane)} or {config.node.id})
-            views = await gather(node_plane, wanted)
+            here = await _nodes_here(node_plane)
+            wanted = list(names) or sorted({*listed, *here} or {config.node.id})
+            # The directory also lists nodes whose own plane is elsewhere, or in an account that this user does not see.
+            views = [*await gather(node_plane, [name for name in wanted if name in here])]
+            views += [node_view(name, ()) for name in wanted if name not in here]
             nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
         finally:
@@ -95,10 +98,7 @@ async def _directory(swarm_plane: Transport) -> list[str]:
 
 
 async def _nodes_here(node_plane: Transport) -> list[str]:
-    try:
-        return [node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket))]
-    except TransportError:
-        return []
+    return [node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket))]
 
 
 async def _node_streams(plane: Transport, node: str) -> tuple[StreamFill, ...]:
