@@ -19,6 +19,7 @@ import nats
 
 from shared import subjects
 from shared.messages import Batch, ScoredGroup, ServiceStatus, TaskLedger, content_id, decode
+from shared.permissions import inbox
 from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 
@@ -116,7 +117,7 @@ class Observer:
 
         await client.subscribe(subjects.node_rollouts(self._node), cb=published)
         await client.subscribe(subjects.node_batches(self._node), cb=published)
-        await client.subscribe("_INBOX.>", cb=answered)
+        await client.subscribe(f"{inbox(self._node, '*')}.>", cb=answered)
         return client
 
     async def _keep(self, stream: str, keep: Any) -> None:

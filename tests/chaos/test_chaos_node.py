@@ -86,7 +86,7 @@ def test_each_service_killed_at_random_instants_comes_back_and_the_node_goes_on(
         step = wounded.step
         comebacks.kill(role)
         # Sometimes others are killed while this one still starts, sometimes all is well again in between.
-        if SCALE.name == "full" and rng.random() < 0.3:
+        if SCALE.name == "full" and rng.random() < 0.15:
             wait_until(comebacks.all_back, wounded.node, timeout_s=KILLED_BACK_S, what="all services at work")
             wounded.until_step(step + 2, GOES_ON_S)
     wait_until(comebacks.all_back, wounded.node, timeout_s=KILLED_BACK_S, what="all services at work")
@@ -97,8 +97,8 @@ def test_each_service_killed_at_random_instants_comes_back_and_the_node_goes_on(
                 fault=f"kill -9 of the {role}",
                 injected=SCALE.service_kills,
                 recovery_s=comebacks.seconds[role],
-                remark=f"{comebacks.at_work[role]} hit it at work, the others while it started; recovery: until the new process is at "
-                "work, imports and model included",
+                remark=f"{comebacks.at_work[role]} hit it at work, the others while it started; recovery: until the new process works, "
+                "imports and model included",
             )
         )
 
