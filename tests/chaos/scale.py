@@ -49,6 +49,6 @@ FULL = Scale(
     disordered_groups=200,
     decoder_messages=1_000_000,
     intake_messages=400_000,
-    coverage_guided_messages=250_000,
+    coverage_guided_messages=1_000_000,
 )
 SCALE = {"short": SHORT, "full": FULL}[os.environ.get("CHAOS", "short")]

@@ -97,7 +97,7 @@ def test_each_service_killed_at_random_instants_comes_back_and_the_node_goes_on(
                 fault=f"kill -9 of the {role}",
                 injected=SCALE.service_kills,
                 recovery_s=comebacks.seconds[role],
-                remark=f"{comebacks.at_work[role]} hit it at work, the others while it started; recovery: until the new process works, "
+                remark=f"{comebacks.at_work[role]} hit it at work, others while it started; recovery: until the new process works, "
                 "imports and model included",
             )
         )
