@@ -30,6 +30,8 @@ from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.transport.base import NotConnected, StreamFull, TransportError
 
 _IDLE_S = 0.02
+_NO_TRAINER = 2**60
+"""Groups that count as trained on where nobody trains: then only `groups_per_minute` and a full queue hold the generator back."""
 _SAMPLER_POLL_S = 1.0
 
 
@@ -44,7 +46,8 @@ class GeneratorService:
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
         except TaskConfigError as error:
             raise FatalError(str(error)) from None
-        resolve_device(config.model.device)
+        if generator.engine != "openai":
+            resolve_device(config.model.device)
         tokenizer = load_tokenizer(config.model)
         self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
         max_length = model_max_length(config.model)
@@ -60,7 +63,7 @@ class GeneratorService:
             gpu_memory_utilization=generator.gpu_memory_fraction,
             swap_timeout_s=generator.policy_load_timeout_s,
             base_url=generator.openai_url or None,
-            served_model=config.model.public_name,
+            served_model=config.model.name or None,
         )
         self._dropped_local = 0
 
@@ -82,6 +85,7 @@ class GeneratorService:
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
         self._follower = PolicyFollower(context, self._engine)
+        self._trains = self._engine.name != "openai"
         evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks))
         await evaluator.begin()
         calls = config.generator.calls or (4 if self._engine.name == "vllm" else 1)
@@ -93,7 +97,7 @@ class GeneratorService:
         context.status.set("policy_version", self._engine.policy_version)
         await run_until_stopped(
             context.stopping,
-            self._follower.follow(),
+            *([self._follower.follow()] if self._trains else []),
             self._follow_sampler(),
             evaluator.run(),
             *(self._call_loop() for _ in range(calls if config.sampler.local else 0)),
@@ -116,19 +120,27 @@ class GeneratorService:
                 if lease is None:
                     await asyncio.sleep(_IDLE_S)
                     continue
+                started = time.monotonic()
                 await self._with_renewal(lease, self._fill(lease))
+                await asyncio.sleep(self._pause_s(lease.count, time.monotonic() - started))
             except TransportError as error:
                 self._context.log.warning("node_plane_trouble", reason=str(error), consequence="trying again in 1 s")
                 await asyncio.sleep(1.0)
 
+    def _pause_s(self, groups: int, taken_s: float) -> float:
+        """How long to wait after a call so that no more than `groups_per_minute` are made where no trainer paces."""
+        rate = self._config.generator.groups_per_minute
+        return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
+
     async def _claim(self) -> DrawLease | None:
         pointer = self._follower.pointer
         sampler = self._config.sampler
+        trained_on = pointer.consumed_local if pointer else 0
         return await self._draws.claim(
             self._config.generator.groups_per_call,
             groups_per_step=sampler.local,
             max_staleness=sampler.max_staleness,
-            consumed_local=pointer.consumed_local if pointer else 0,
+            consumed_local=trained_on if self._trains else _NO_TRAINER,
             dropped_local=self._dropped_local,
         )
 

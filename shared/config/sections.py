@@ -110,7 +110,9 @@ class GeneratorSection(Section):
     engine: Literal["auto", "vllm", "transformers", "openai"] = Field(
         "auto", description="auto: vllm on a GPU when installed, else transformers."
     )
-    openai_url: str = Field("", description="Base URL of an OpenAI-compatible server, for engine openai.")
+    openai_url: str = Field(
+        "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then names its tokenizer."
+    )
     completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
     groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
     calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 4 for vllm (continuous batching), else 1.")
@@ -119,6 +121,9 @@ class GeneratorSection(Section):
     top_k: int = Field(0, ge=0, description="0: off.")
     max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, end token included.")
     lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
+    groups_per_minute: float = Field(
+        0.0, ge=0, description="Most groups a minute with engine openai, which no trainer paces; 0: as fast as the server answers."
+    )
     call_timeout_s: float = Field(1800.0, gt=0, description="Deadline of one engine call; an engine that hangs is restarted.")
     policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
     gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")

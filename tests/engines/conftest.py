@@ -44,6 +44,8 @@ class Subject:
     base: Qwen2ForCausalLM
     tied: bool
     base_file: Path
+    folder: Path
+    base_url: str | None
 
     def other_policy(self, seed: int) -> Qwen2ForCausalLM:
         return random_policy(seed, tied=self.tied)
@@ -88,7 +90,7 @@ def started(
             device="cpu",
         )
         run(engine.start())
-        yield Subject(engine, base, tied, base_file)
+        yield Subject(engine, base, tied, base_file, folder, base_url)
         run(engine.close())
         run(engine.close())
     left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
