@@ -37,6 +37,11 @@ class NatsSection(Section):
 
     node_url: str = Field("nats://127.0.0.1:4222", description="Server of this node's own streams.")
     swarm_url: str | None = Field("nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node alone.")
+    swarm_domain: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9_-]*$",
+        description="JetStream domain of the swarm's streams, where swarm_url is the node's own leaf server; empty: none.",
+    )
     connect_timeout_s: float = Field(20.0, gt=0, le=600, description="How long a starting process waits for the server.")
     replicas: Literal[1, 3, 5] = Field(1, description="Copies of each of the node's streams; 3 in a cluster.")
     swarm_replicas: Literal[1, 3, 5] = Field(1, description="Copies of the swarm's streams, if this node creates them.")

@@ -105,9 +105,7 @@ def build_base_policy(
     if is_built(out_dir) and read_record(out_dir) == record:
         return out_dir
     if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / RECIPE_FILE).exists():
-        raise FileExistsError(
-            f"{out_dir}: holds files but no {RECIPE_FILE}: choose an empty folder for the base policy"
-        )
+        raise FileExistsError(f"{out_dir}: holds files but no {RECIPE_FILE}: choose an empty folder for the base policy")
 
     held_out = held_out_questions(tasks, recipe.held_out_count)
     pools = training_examples(tasks, recipe.attempts_per_task, held_out)
@@ -207,9 +205,7 @@ def supervise(
                 correct_fraction=recipe.correct_fraction,
                 habit_fraction=recipe.habit_fraction,
             )
-            rows.append(
-                (prompt_ids[example.question], encode_answer(tokenizer, answer, ended=True, end_token_id=end_id))
-            )
+            rows.append((prompt_ids[example.question], encode_answer(tokenizer, answer, ended=True, end_token_id=end_id)))
         loss = answer_loss(model, rows, int(tokenizer.pad_token_id))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -232,9 +228,7 @@ def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[in
     return -token_logprobs.mean()
 
 
-def answer_log_probabilities(
-    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int
-) -> torch.Tensor:
+def answer_log_probabilities(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
     """Return the log-probability of each row's whole answer, shape (rows,): its exponential is how often it is sampled."""
     token_logprobs, row_of_token = _answer_token_logprobs(model, rows, pad_id)
     return torch.zeros(len(rows)).index_add(0, row_of_token, token_logprobs)
@@ -258,9 +252,7 @@ def _answer_token_logprobs(
     return token_logprobs, predicted.nonzero()[:, 0]
 
 
-def write_policy(
-    folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]
-) -> None:
+def write_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
     """Write a Hugging Face folder whose weights are stored in half precision and load as float32.
 
     Rounding once here keeps the shipped file small; `dtype` in config.json stays float32, which is what

@@ -38,4 +38,5 @@ async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float
         key_file=of_process(nats.swarm_key_file, node, role) or None,
         ca_file=nats.swarm_ca_file or None,
         inbox_prefix=of_process(nats.inbox_prefix, node, role),
+        domain=nats.swarm_domain,
     )

@@ -172,7 +172,7 @@ async def _connect_swarm_plane(config: NodeConfig, log: Any) -> Transport | None
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
         await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)
     except (AccessDenied, MissingStreams) as error:
-        raise FatalError(f"{error}; or set nats.swarm_url = \"none\" to train alone") from None
+        raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
     except NotConnected as error:
         log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
         return None

@@ -18,6 +18,7 @@ async def connect(
     key_file: str | None = None,
     ca_file: str | None = None,
     inbox_prefix: str = "_INBOX",
+    domain: str = "",
 ) -> Transport:
     """Connect to one plane.
 
@@ -28,6 +29,7 @@ async def connect(
         key_file: The nkey seed (`SU...`) or NATS credentials (`.creds`) of this process's user.
         ca_file: Certificate authority of a server with TLS, where the system does not know it.
         inbox_prefix: Where replies arrive; a server with permissions allows only one's own.
+        domain: JetStream domain of the streams, where they lie behind a leaf server. Empty: the server's own.
 
     Raises:
         NotConnected: nothing answers in time.
@@ -35,6 +37,8 @@ async def connect(
     """
     if url.startswith("memory://"):
         return MemoryTransport(shared_server(urlsplit(url).netloc))
-    connection = Connection(Options(url=url, name=name, key_file=key_file, ca_file=ca_file, inbox_prefix=inbox_prefix))
+    connection = Connection(
+        Options(url=url, name=name, key_file=key_file, ca_file=ca_file, inbox_prefix=inbox_prefix, domain=domain)
+    )
     await connection.open(timeout_s)
     return NatsTransport(connection)

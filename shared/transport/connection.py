@@ -66,6 +66,13 @@ class Options:
     """An nkey seed (`SU...`) or NATS credentials (`.creds`)."""
     ca_file: str | None = None
     inbox_prefix: str = "_INBOX"
+    domain: str = ""
+    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the server's own."""
+
+    @property
+    def api_prefix(self) -> str:
+        """First tokens of JetStream's API subjects."""
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
 
     @property
     def demands_tls(self) -> bool:

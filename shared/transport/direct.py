@@ -74,7 +74,10 @@ def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
 async def get(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> StoredMessage | None:
     """One message by `{"seq": n}` or `{"last_by_subj": s}`."""
     reply = await connection.request(
-        f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), deadline, what=f"direct get from stream {stream}"
+        f"{connection.options.api_prefix}.DIRECT.GET.{stream}",
+        json.dumps(request).encode(),
+        deadline,
+        what=f"direct get from stream {stream}",
     )
     return parse_reply(stream, reply)
 
@@ -99,7 +102,7 @@ async def batch(connection: Connection, stream: str, request: Mapping[str, Any],
     reason = "not connected"
     while not deadline.passed and await connection.until_connected(deadline):
         try:
-            async with connection.replies(f"$JS.API.DIRECT.GET.{stream}", body) as replies:
+            async with connection.replies(f"{connection.options.api_prefix}.DIRECT.GET.{stream}", body) as replies:
                 page = await _collect(stream, replies, deadline)
         except nats.errors.Error as error:
             page, reason = None, str(error)

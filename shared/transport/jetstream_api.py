@@ -51,7 +51,9 @@ async def call(connection: Connection, subject: str, request: Mapping[str, Any] 
     """One request of the JSON API. Raises ApiError, or NotConnected when nobody answers before the deadline."""
     body = b"" if request is None else json.dumps(request).encode()
     while True:
-        answer = json.loads((await connection.request(f"$JS.API.{subject}", body, deadline, what=what)).data)
+        answer = json.loads(
+            (await connection.request(f"{connection.options.api_prefix}.{subject}", body, deadline, what=what)).data
+        )
         if "error" not in answer:
             return answer
         error = ApiError(what, answer["error"])

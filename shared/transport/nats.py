@@ -274,7 +274,10 @@ class NatsTransport:
         if len(value) > self.inline_limit_bytes:
             raise TooLarge(f"bucket {bucket}: values up to {self.inline_limit_bytes} bytes, {key} has {len(value)}: use a stream")
         headers["Nats-Msg-Id"] = uuid.uuid4().hex
-        ack = await self._store(kv.subject(bucket, key), value, f"KV_{bucket}", headers, Deadline(kv.KV_TIMEOUT_S))
+        # A leaf server keeps plain `$KV.` subjects to itself: into another domain they go by way of its API.
+        options = self._connection.options
+        subject = f"{options.api_prefix}.{kv.subject(bucket, key)}" if options.domain else kv.subject(bucket, key)
+        ack = await self._store(subject, value, f"KV_{bucket}", headers, Deadline(kv.KV_TIMEOUT_S))
         return ack.seq
 
     async def _call(self, subject: str, request: Mapping[str, Any] | None, what: str) -> Any:

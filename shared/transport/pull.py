@@ -128,7 +128,9 @@ async def _pull(
     epoch, found = connection.epoch, list[NatsDelivery]()
     request = {"batch": max_messages, "no_wait": True, "expires": max(1, round(deadline.left_s * NANOSECONDS))}
     try:
-        async with connection.replies(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode()) as replies:
+        async with connection.replies(
+            f"{connection.options.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode()
+        ) as replies:
             while len(found) < max_messages:
                 # Beyond the deadline: the server ends the pull, and what it sent at the last moment is still taken.
                 wait_s = _SLICE_S if found else min(_SLICE_S, deadline.left_s + 0.1)
