@@ -45,6 +45,7 @@ check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit 
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -143,9 +143,7 @@ def _sampled_tokens(group: RolloutGroup, rules: IntakeRules) -> _Tokens:
 def _encode_again(group: RolloutGroup, rules: IntakeRules) -> _Tokens:
     prompt_ids = render_prompt(rules.tokenizer, group.task.question, rules.system_prompt)
     completions = [
-        encode_answer(
-            rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id
-        )
+        encode_answer(rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id)
         for completion in group.completions
     ]
     return _Tokens(prompt_ids, completions, [None] * len(completions), reencoded=True)

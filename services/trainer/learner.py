@@ -146,14 +146,10 @@ class Learner:
                 break
         return updates
 
-    def _update(
-        self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float
-    ) -> _Update:
+    def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
-        stats = accumulate_gradients(
-            self.model, intake.groups, self.update_config, proximal=proximal, reference=reference
-        )
+        stats = accumulate_gradients(self.model, intake.groups, self.update_config, proximal=proximal, reference=reference)
         computed = time.perf_counter()
         grad_norm, moved = 0.0, False
         if stats.groups:

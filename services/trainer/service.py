@@ -197,9 +197,7 @@ class _Training:
         self._position = position
         started = time.perf_counter()
         await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
-        phases = replace(
-            record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s
-        )
+        phases = replace(record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s)
         self._write(replace(record, phase_seconds=phases))
         self._checkpoint_s = 0.0
         if self._checkpoint_failed or position.batch_number % self._config.trainer.checkpoint_every == 0:

@@ -155,9 +155,7 @@ class Border:
         remaining_s = self.reputation.remaining_s(public_key, now_s)
         return (Refusal.QUARANTINED, f"for {remaining_s:.0f} s more") if remaining_s > 0 else None
 
-    def _author_problem(
-        self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup
-    ) -> tuple[Refusal, str] | None:
+    def _author_problem(self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup) -> tuple[Refusal, str] | None:
         if not sender == envelope.node == group.node or sender == self._rules.node:
             return Refusal.AUTHOR, f"subject says {sender}, envelope {envelope.node}, body {group.node}"
         if not self._trust.may_use(envelope.node, envelope.public_key):

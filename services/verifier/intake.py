@@ -50,6 +50,7 @@ _NOT_THE_SENDERS_DOING = {
     Refusal.REPLAYED,
 }
 
+
 class Intake:
     """Takes in foreign groups."""
 
@@ -76,9 +77,7 @@ class Intake:
         verifier, now_s = config.verifier, time.monotonic()
         self._look_rate_per_s = verifier.intake_groups_per_s * verifier.intake_look_factor
         self._looks = TokenBucket(self._look_rate_per_s, self._look_rate_per_s * BURST_S, now_s)
-        self._waiting: FairQueue[StoredMessage] = FairQueue(
-            verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s
-        )
+        self._waiting: FairQueue[StoredMessage] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s)
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
         self._in_work: set[asyncio.Task[None]] = set()

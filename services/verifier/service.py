@@ -43,7 +43,7 @@ class VerifierService:
             check_specs(config.tasks)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
         except RosterError as error:
-            raise FatalError(f"verifier.trust is roster, but {error}; or set verifier.trust = \"open\"") from None
+            raise FatalError(f'verifier.trust is roster, but {error}; or set verifier.trust = "open"') from None
         except (KeyFileError, TaskError) as error:
             raise FatalError(str(error)) from None
         except OSError as error:

@@ -78,6 +78,7 @@ class Wounded:
 
 def prepare(url: str, *, swarm: bool) -> None:
     """Make the streams before anybody watches them."""
+
     async def ensure() -> None:
         transport = await connect(url, name="prepare")
         if swarm:

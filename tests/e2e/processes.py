@@ -98,9 +98,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def wait_until(
-    condition: Callable[[], T | None], *nodes: NodeProcesses, timeout_s: float, what: str
-) -> T:
+def wait_until(condition: Callable[[], T | None], *nodes: NodeProcesses, timeout_s: float, what: str) -> T:
     """Poll until `condition` returns something true; fail with what was waited for and the ends of all logs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

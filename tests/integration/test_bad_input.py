@@ -103,9 +103,7 @@ def test_a_device_that_is_not_there_is_named(role: str, config: Path, nats_url: 
         ('dataset = "gcd"\nconfig = { min_value = 30, max_value = 20 }', ["gcd", "max_value"]),
     ],
 )
-def test_a_dataset_that_does_not_work_is_refused_at_the_start(
-    tasks: str, words: list[str], config: Path, nats_url: str
-) -> None:
+def test_a_dataset_that_does_not_work_is_refused_at_the_start(tasks: str, words: list[str], config: Path, nats_url: str) -> None:
     config.write_text(f"[[tasks]]\n{tasks}\n")
     _refused(_run("generator", config, SWARM_NODE__ID="wrong-tasks", SWARM_NATS__NODE_URL=nats_url), *words)
 

@@ -86,9 +86,7 @@ class Replicas(RuleBasedStateMachine):
             consumed_local=self.trained_version * self.groups_per_step,
             dropped_local=0,
         )
-        taken = claim(
-            self.ledger, replica=replica, max_count=max_count, allowed=allowed, now_s=self.now_s, lease_s=self.lease_s
-        )
+        taken = claim(self.ledger, replica=replica, max_count=max_count, allowed=allowed, now_s=self.now_s, lease_s=self.lease_s)
         if taken is not None:
             self.ledger, lease = taken
             for others in self.held.values():
