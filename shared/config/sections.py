@@ -150,7 +150,9 @@ class VerifierSection(Section):
         "all", description="Which own groups the swarm gets; informative: those whose rewards differ. The paper shares all."
     )
     share_tokens: bool = Field(True, description="Send token ids and behaviour logprobs too; of use under the same tokenizer.")
-    workers: int = Field(1, ge=1, le=256, description="Scorer processes.")
+    workers: int = Field(
+        2, ge=1, le=256, description="Scorer processes; with one, an answer that hangs delays all others until it is killed."
+    )
     answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one answer; after it the worker is killed.")
     worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process.")
     max_deliver: int = Field(5, ge=1, le=100, description="Tries to score a group before it goes to the dead letters.")
