@@ -88,7 +88,7 @@ class GeneratorService:
         self._trains = self._engine.name != "openai"
         evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks))
         await evaluator.begin()
-        calls = config.generator.calls or (4 if self._engine.name == "vllm" else 1)
+        calls = config.generator.calls or (8 if self._engine.name == "vllm" else 1)
         context.log.info(
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
         )

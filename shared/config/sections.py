@@ -120,7 +120,7 @@ class GeneratorSection(Section):
     )
     completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
     groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
-    calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 4 for vllm (continuous batching), else 1.")
+    calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 8 for vllm (continuous batching), else 1.")
     temperature: float = Field(1.0, gt=0, le=10, description="Of sampling; the trainer scores under the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Below 1, tokens outside the nucleus get no gradient from being avoided.")
     top_k: int = Field(0, ge=0, description="0: off.")
