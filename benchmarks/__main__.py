@@ -26,6 +26,7 @@ ROWS = {
     "trainer-loop": ("benchmarks.trainer", 180),
     "trainer-trl": ("benchmarks.trainer_trl", 240),
     "verifier-scoring": ("benchmarks.verifier", 120),
+    "verifier-scoring-one": ("benchmarks.verifier", 120),
     "verifier-service": ("benchmarks.verifier", 180),
     "policy-small": ("benchmarks.policy", 120),
     "policy-60mb": ("benchmarks.policy", 180),

@@ -14,24 +14,27 @@ from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.table import median_of
 from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
 from shared.config import NodeConfig
+from shared.config.sections import VerifierSection
 from shared.messages import RolloutGroup, Task, decode, encode
 from shared.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Transport
 
 COMPLETIONS, GROUPS, PAIRS = 8, 400, 7
+SCORED_GROUPS = 4_000
+"""A turn of the scoring path: long enough (50 ms of plain loop) that its batches overlap as they do under load."""
 TURN_TIMEOUT_S = 60.0
 IN_FLIGHT = 64
 Answered = list[tuple[Task, list[str]]]
 
 
-def _config(folder: Path, url: str) -> NodeConfig:
-    return node_config(folder, url, tasks=CHEAP_TASKS, verifier={"share": "none", "workers": 1})
+def _config(folder: Path, url: str, *, workers: int = 1) -> NodeConfig:
+    return node_config(folder, url, tasks=CHEAP_TASKS, verifier={"share": "none", "workers": workers})
 
 
-def _turns(config: NodeConfig) -> dict[int, Answered]:
+def _turns(config: NodeConfig, groups: int = GROUPS) -> dict[int, Answered]:
     """Other tasks every turn, so that neither side can remember an earlier turn's."""
-    return {turn: answered_tasks(config, turn * GROUPS, GROUPS, COMPLETIONS) for turn in range(PAIRS + 1)}
+    return {turn: answered_tasks(config, turn * groups, groups, COMPLETIONS) for turn in range(PAIRS + 1)}
 
 
 class PlainLoop:
@@ -58,27 +61,37 @@ class PlainLoop:
 
 
 async def measure_verifier_scoring() -> Result:
-    """`ScorerPool.score` with one worker, in answers a second."""
+    """`ScorerPool.score` with as many workers as a verifier has unless told otherwise, in answers a second."""
+    return await _measure_scoring("verifier-scoring", VerifierSection().workers)
+
+
+async def measure_verifier_scoring_one() -> Result:
+    """The same with one worker."""
+    return await _measure_scoring("verifier-scoring-one", 1)
+
+
+async def _measure_scoring(row: str, workers: int) -> Result:
     with tempfile.TemporaryDirectory() as folder:
-        config = _config(Path(folder), "nats://127.0.0.1:4222")
-        turns = _turns(config)
+        config = _config(Path(folder), "nats://127.0.0.1:4222", workers=workers)
+        turns = _turns(config, SCORED_GROUPS)
         loop = PlainLoop()
         async with ScorerPool.from_config(config.verifier) as pool:
 
             async def product(turn: int) -> float:
                 started = time.perf_counter()
                 await pool.score(turns[turn])
-                return GROUPS * COMPLETIONS / (time.perf_counter() - started)
+                return SCORED_GROUPS * COMPLETIONS / (time.perf_counter() - started)
 
             async def plain(turn: int) -> float:
-                return GROUPS * COMPLETIONS / loop.score(turns[turn])
+                return SCORED_GROUPS * COMPLETIONS / loop.score(turns[turn])
 
             ours, theirs = await in_turns(product, plain, pairs=PAIRS)
+    processes = "one scorer process" if workers == 1 else f"{workers} scorer processes, the default"
     return Result(
-        row="verifier-scoring",
-        measured="scored answers/s of the scoring path: sandboxed worker process, derivation and comparison of the task included",
-        against="reasoning-gym deriving the same tasks and calling its scorer in a plain loop",
-        workload=_workload(config),
+        row=row,
+        measured=f"scored answers/s of the scoring path, {processes}: sandboxed, derivation and comparison of the task included",
+        against="reasoning-gym deriving the same tasks and calling its scorer in a plain loop, one process",
+        workload=_workload(config, SCORED_GROUPS),
         unit="answers/s",
         ratios=quotients(ours, theirs),
         bar=0.5,
@@ -86,9 +99,9 @@ async def measure_verifier_scoring() -> Result:
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            "one scorer process; the product also extracts each answer, guards the scorer, compares the task with the one sent, "
+            "the product also extracts each answer, guards the scorer, compares the task with the one sent, "
             "and notes every step in shared memory, so that a hang is blamed on one answer",
-            "tasks and answers go to the sandbox and rewards come back through pipes, 32 groups at a time",
+            "tasks and answers go to the sandbox and rewards come back through pipes, in batches of about 20 ms, two under way",
         ],
     )
 
@@ -204,8 +217,8 @@ def _write_toml(config: NodeConfig, folder: Path) -> Path:
     return file
 
 
-def _workload(config: NodeConfig) -> str:
+def _workload(config: NodeConfig, groups: int = GROUPS) -> str:
     return (
-        f"{GROUPS} groups of {COMPLETIONS} short answers a turn, half chain_sum, half gcd, reasoning-gym's default configs "
+        f"{groups} groups of {COMPLETIONS} short answers a turn, half chain_sum, half gcd, reasoning-gym's default configs "
         f"({spec_json(config)}), other tasks every turn; {PAIRS} pairs"
     )
