@@ -36,6 +36,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+    # A torch that was built without CUDA says so with an AssertionError.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).splitlines()[0]
         raise ModelLoadError(
