@@ -48,7 +48,7 @@ FULL = Scale(
     leader_kills=5,
     disordered_groups=200,
     decoder_messages=1_000_000,
-    intake_messages=400_000,
+    intake_messages=1_000_000,
     coverage_guided_messages=1_000_000,
 )
 SCALE = {"short": SHORT, "full": FULL}[os.environ.get("CHAOS", "short")]
