@@ -92,5 +92,9 @@ class TrainerGauges:
             board.set("reward_local", record.reward_local)
         if record.reward_external is not None:
             board.set("reward_external", record.reward_external)
+        board.set("staleness_mean", record.staleness_mean or 0.0)
+        board.set("staleness_max", record.staleness_max or 0)
         board.set("step_seconds", record.phase_seconds.total)
-        board.set("wait_share", sum(p.wait for p in recent) / max(1e-9, sum(p.total for p in recent)))
+        total_s = max(1e-9, sum(p.total for p in recent))
+        for phase in _PHASES:
+            board.set(f"{phase}_share", sum(getattr(p, phase) for p in recent) / total_s)

@@ -91,6 +91,7 @@ class Figures:
     def outbox(self, groups: int) -> None:
         """Own groups waiting for the swarm plane."""
         self._outbox.set(groups)
+        self._status.set("outbox", groups)
 
     def connected(self, connected: bool) -> None:
         """Whether the swarm plane can be reached."""
@@ -100,10 +101,12 @@ class Figures:
     def backlog(self, messages: int) -> None:
         """Foreign messages not looked at yet."""
         self._backlog.set(messages)
+        self._status.set("intake_backlog", messages)
 
     def waiting(self, messages: int) -> None:
         """Foreign messages waiting for their sender's turn."""
         self._waiting.set(messages)
+        self._status.set("intake_waiting", messages)
 
     def left_out(self, quarantined: int, banned: int) -> None:
         """Senders that are not listened to."""
@@ -115,6 +118,7 @@ class Figures:
         """Keep count of replaced scorer processes, for ever."""
         while True:
             self._workers.inc(pool.replaced - self._workers_seen)
+            self._status.set("scorers_replaced", pool.replaced)
             self._workers_seen = pool.replaced
             await asyncio.sleep(WATCH_PERIOD_S)
 
