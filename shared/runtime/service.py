@@ -128,6 +128,7 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         if role == "verifier" and config.nats.swarm_url is not None:
             swarm = await _connect_swarm_plane(config, log)
         status = StatusBoard(config.node.id, role, config.node.replica)
+        status.set("http_port", health.port)
         context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping)
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)
