@@ -19,7 +19,26 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgpack
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from shared.sampler_state import SamplerState as SamplerState
+from shared.wire import (
+    Count,
+    DatasetName,
+    FinishReason,
+    NodeId,
+    Number,
+    Reward,
+    SchemaVersion,
+    Seconds,
+    Seed,
+    Sha256,
+    ShortText,
+    UnixTime,
+)
+from shared.wire import Message as Message
+from shared.wire import MessageError as MessageError
+from shared.wire import Origin as Origin
 
 SCHEMA_VERSION = 1
 """Version of every message in this file. It also stands in the swarm plane's subjects (`swarm.rollouts.v1...`)."""
@@ -27,33 +46,6 @@ SCHEMA_VERSION = 1
 MAX_COMPLETIONS = 1024
 MAX_TOKENS = 1_048_576
 _ARRAY_BYTES = 4 * MAX_TOKENS
-
-SchemaVersion = Literal[1]
-NodeId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
-DatasetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
-ShortText = Annotated[str, Meta(max_length=512)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
-Seed = Annotated[int, Meta(ge=0, le=2**62)]
-UnixTime = Annotated[float, Meta(ge=0.0, le=1e11)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-Reward = Annotated[float, Meta(ge=0.0, le=1.0)]
-Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
-FinishReason = Literal["stop", "length", "abort"]
-Origin = Literal["local", "external"]
-
-
-class MessageError(ValueError):
-    """A message that cannot be used. `reason` is one short word, fit for a metric label."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every struct on the wire: immutable, keyword-only, no unknown fields."""
 
 
 class TaskRef(Message, frozen=True, kw_only=True):
@@ -159,20 +151,6 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     failure: ShortText | None = None
 
 
-class SamplerState(Message, frozen=True, kw_only=True):
-    """What a sampler must know to go on: it travels in each batch, so the newest batch in the log is the sampler's memory.
-
-    `settled` holds the stream positions in `(floor_seq, scored_seq]` that were trained on or dropped; everything at or below
-    `floor_seq` is settled.
-    """
-
-    scored_seq: Count = 0
-    floor_seq: Count = 0
-    settled: Annotated[list[Count], Meta(max_length=1_000_000)] = []
-    consumed_local: Count = 0
-    dropped_local: Count = 0
-
-
 class BatchItem(Message, frozen=True, kw_only=True):
     """One group of a batch, in training order. `staleness` counts optimiser steps between sampling and this choice."""
 
@@ -180,6 +158,19 @@ class BatchItem(Message, frozen=True, kw_only=True):
     staleness: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None
     """None for groups of another node: their version counts another policy's steps."""
     age_s: Seconds
+    weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
+    """Its weight in the draw over the mean weight of the pool; None for own groups and where the strategy knows no weights."""
+
+
+class Preference(Message, frozen=True, kw_only=True):
+    """What the trainer, which has the model, does with more external groups than a step takes.
+
+    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node.
+    """
+
+    keep: Count
+    by: Literal["near", "far"]
+    node_cap: Count
 
 
 class Batch(Message, frozen=True, kw_only=True):
@@ -198,6 +189,9 @@ class Batch(Message, frozen=True, kw_only=True):
     pool_external: Count
     shortage: Literal["none", "fill_local", "short"]
     state: SamplerState
+    """After this batch. `state.own` is what the draw knew of the own pass rates; `state.steering` steers the next batch."""
+    preference: Preference | None = None
+    """None: every group of the batch is trained on."""
 
 
 class PolicyPointer(Message, frozen=True, kw_only=True):
@@ -232,6 +226,8 @@ class SamplerPosition(Message, frozen=True, kw_only=True):
     batch_number: Count
     consumed_local: Count
     dropped_local: Count
+    local: Count | None = None
+    """I of the next batch where it moves (`sampler.adapt`); None: what the configuration says."""
 
 
 class TaskScore(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.messages import Count, Message, NodeId, Number, SchemaVersion, ShortText, UnixTime
+from shared.wire import Count, Message, NodeId, Number, SchemaVersion, ShortText, UnixTime
 
 BANS_KEY = "bans"
 SENDERS_PREFIX = "senders."

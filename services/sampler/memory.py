@@ -19,7 +19,8 @@ from typing import Literal
 import msgspec
 
 from services.sampler.pool import Pool, PoolEntry, pool_entry
-from shared.messages import Origin, SamplerState, ScoredGroup
+from shared.messages import SamplerState, ScoredGroup
+from shared.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
 """A group id seen this many positions back or less is known. Positions, not seconds, because a verifier that is down for an hour

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shared.messages import Origin, ScoredGroup
+from shared.messages import ScoredGroup
+from shared.wire import Origin
 
 _SPREAD = 1e-9
 """Rewards closer than this are equal: what is left of their advantage would be rounding."""
