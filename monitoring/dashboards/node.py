@@ -1,0 +1,352 @@
+"""Dashboard "Node": the four services of one node, in the order in which a rollout goes through them."""
+
+from __future__ import annotations
+
+from monitoring.dashboards.node_learning import LEARNING
+from monitoring.dashboards.node_resources import RESOURCES
+from monitoring.dashboards.vllm import VLLM
+from monitoring.panels import Dashboard, Panel, PanelKind, Row, Threshold, Variable, quantiles, series
+
+NODE = 'job=~"$job", node=~"$node"'
+PER_SECOND = "suffix: /s"
+
+
+def _stat(title: str, description: str, unit: str, expr: str, *thresholds: Threshold) -> Panel:
+    return Panel(
+        title=title,
+        description=description,
+        unit=unit,
+        kind=PanelKind.STAT,
+        width=4,
+        height=4,
+        thresholds=thresholds,
+        queries=(series(expr, "{{node}}"),),
+    )
+
+
+_NOW = Row(
+    title="Now",
+    panels=(
+        _stat(
+            "Policy version",
+            "Batches that the trainer has trained on.",
+            "short",
+            f'max by (node) (swarm_policy_version{{{NODE}, role="trainer"}})',
+        ),
+        _stat(
+            "Held-out pass rate",
+            "Of the newest evaluated policy.",
+            "percentunit",
+            f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{NODE}}})",
+        ),
+        _stat("Steps", "Trainer steps a second over five minutes.", PER_SECOND, f"max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})"),
+        _stat(
+            "Trainer waits",
+            "Share of the last steps' time in which the trainer had no batch. High: generators or verifiers are what is short.",
+            "percentunit",
+            f"max by (node) (swarm_trainer_wait_ratio{{{NODE}}})",
+            Threshold(value=0.5, color="orange"),
+        ),
+        _stat(
+            "Policy lag",
+            "Versions that the slowest generator is behind the trainer, as scraped: values a scrape interval apart are compared.",
+            "short",
+            f"max by (node) (node:swarm_policy_lag:steps{{{NODE}}})",
+        ),
+        _stat(
+            "Ready processes",
+            "Processes that say they are ready; the roles are four.",
+            "short",
+            f"sum by (node) (swarm_ready{{{NODE}}})",
+            Threshold(value=4, color="green"),
+        ),
+    ),
+)
+
+_TIME = Row(
+    title="Where time goes",
+    panels=(
+        Panel(
+            title="Trainer by phase",
+            description="Share of wall clock that the trainer spends in each phase of a step. wait: no batch was there; publish and checkpoint: "
+            "writing policies and checkpoints.",
+            unit="percentunit",
+            minimum=0,
+            stacked=True,
+            width=12,
+            queries=(series(f"sum by (phase) (rate(swarm_trainer_step_duration_seconds_sum{{{NODE}}}[$__rate_interval]))", "{{phase}}"),),
+        ),
+        Panel(
+            title="Sampler waiting",
+            description="Share of wall clock in which the next batch waited: for own groups (local), for others' (external), or for the trainer to "
+            "come near the end of the log, which is the healthy one.",
+            unit="percentunit",
+            minimum=0,
+            stacked=True,
+            width=12,
+            queries=(series(f"sum by (reason) (rate(swarm_sampler_waiting_seconds_total{{{NODE}}}[$__rate_interval]))", "{{reason}}"),),
+        ),
+        Panel(
+            title="Engine call",
+            description="Seconds of one call of the inference engine (generator.groups_per_call groups).",
+            unit="s",
+            minimum=0,
+            width=6,
+            queries=quantiles("swarm_generate_call_duration_seconds", NODE, "node", ""),
+        ),
+        Panel(
+            title="Scoring of a group",
+            description="Seconds from taking a group up to its rewards, by the task's dataset, 95th percentile.",
+            unit="s",
+            minimum=0,
+            width=6,
+            queries=(
+                series(
+                    f"histogram_quantile(0.95, sum by (task, le) (rate(swarm_verify_duration_seconds_bucket{{{NODE}}}[$__rate_interval])))",
+                    "p95 {{task}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Building a batch",
+            description="Seconds from the decision to the batch's acknowledgement by the server.",
+            unit="s",
+            minimum=0,
+            width=6,
+            queries=quantiles("swarm_sampler_build_duration_seconds", NODE, "node", ""),
+        ),
+        Panel(
+            title="Publishing of a group",
+            description="Seconds until the server acknowledged a group, 95th percentile. node: generator to verifier; swarm: to the others.",
+            unit="s",
+            minimum=0,
+            width=6,
+            queries=(
+                series(
+                    f"histogram_quantile(0.95, sum by (plane, le) "
+                    f"(rate(swarm_rollout_publish_duration_seconds_bucket{{{NODE}}}[$__rate_interval])))",
+                    "p95 {{plane}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+_FLOW = Row(
+    title="Through the four services",
+    panels=(
+        Panel(
+            title="Groups through the services",
+            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches, taken in by the trainer. "
+            "Where the figures part is where groups pile up or are lost.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=12,
+            queries=(
+                series(f"sum by (node) (rate(swarm_rollouts_generated_total{{{NODE}}}[$__rate_interval]))", "sampled"),
+                series(f"sum by (origin) (rate(swarm_groups_scored_total{{{NODE}}}[$__rate_interval]))", "scored {{origin}}"),
+                series(f"sum by (source) (rate(swarm_sample_source_total{{{NODE}}}[$__rate_interval]))", "batched {{source}}"),
+                series(f"sum by (origin) (rate(swarm_trainer_groups_total{{{NODE}}}[$__rate_interval]))", "trained {{origin}}"),
+            ),
+        ),
+        Panel(
+            title="Sampled by task",
+            description="Groups sampled a second by dataset; it should follow the sources' weights.",
+            unit=PER_SECOND,
+            minimum=0,
+            stacked=True,
+            width=12,
+            queries=(series(f"sum by (task) (rate(swarm_rollouts_generated_total{{{NODE}}}[$__rate_interval]))", "{{task}}"),),
+        ),
+        Panel(
+            title="Queue before the verifier",
+            description="Own groups stored and not scored yet. At the stream's bound of 512 the generator is held back.",
+            unit="short",
+            minimum=0,
+            width=6,
+            queries=(series(f"max by (node) (swarm_verify_queue_groups{{{NODE}}})", "groups"),),
+        ),
+        Panel(
+            title="Wait in the verifier's queue",
+            description="Groups waiting divided by own groups scored a second: how long a new group waits. No value while nothing is queued and "
+            "nothing scored.",
+            unit="s",
+            minimum=0,
+            width=6,
+            queries=(series(f"max by (node) (node:swarm_verify_queue_wait:seconds{{{NODE}}})", "seconds"),),
+        ),
+        Panel(
+            title="Foreign messages waiting",
+            description="backlog: in the swarm's stream and not looked at yet; turn: read, and waiting for their sender's share of "
+            "verifier.intake_groups_per_s.",
+            unit="short",
+            minimum=0,
+            width=6,
+            queries=(
+                series(f"max by (node) (swarm_ingest_backlog_messages{{{NODE}}})", "backlog"),
+                series(f"sum by (node) (swarm_ingest_waiting_messages{{{NODE}}})", "turn"),
+            ),
+        ),
+        Panel(
+            title="Sampler's pool",
+            description="Groups that a batch could take now.",
+            unit="short",
+            minimum=0,
+            width=6,
+            queries=(series(f"max by (origin) (swarm_sampler_pool_groups{{{NODE}}})", "{{origin}}"),),
+        ),
+        Panel(
+            title="Draws allowed",
+            description="How many more groups admission lets generators start now. 0 for long: the trainer is what is slow, or has finished.",
+            unit="short",
+            minimum=0,
+            width=6,
+            queries=(series(f"max by (node) (swarm_draws_allowed{{{NODE}}})", "draws"),),
+        ),
+        Panel(
+            title="Publishing of groups",
+            description="Groups a second by plane and end. held_back: the node's stream is full or its server away, the generator waits.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=6,
+            queries=(
+                series(f"sum by (plane, result) (rate(swarm_rollout_publish_total{{{NODE}}}[$__rate_interval]))", "{{plane}} {{result}}"),
+            ),
+        ),
+        Panel(
+            title="Size of a group",
+            description="Bytes of a published group, 95th percentile, by plane. Above the server's max_payload it travels in chunks.",
+            unit="bytes",
+            minimum=0,
+            width=6,
+            queries=(
+                series(
+                    f"histogram_quantile(0.95, sum by (plane, le) "
+                    f"(rate(swarm_rollout_payload_bytes_bucket{{{NODE}}}[$__rate_interval])))",
+                    "p95 {{plane}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Dropped before a batch",
+            description="Groups a second that no batch will take, by reason. stale: older than sampler.max_staleness when their turn came; the "
+            "generator gets their place back.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=6,
+            queries=(
+                series(
+                    f"sum by (origin, reason) (rate(swarm_sampler_dropped_groups_total{{{NODE}}}[$__rate_interval]))",
+                    "{{origin}} {{reason}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+_SCORING = Row(
+    title="Scoring",
+    panels=(
+        Panel(
+            title="Answers by result",
+            description="Answers scored a second, own and others'. timeout and killed: the scorer hung or broke on the answer and was replaced.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=6,
+            queries=(
+                series(f"sum by (origin, result) (rate(swarm_verify_jobs_total{{{NODE}}}[$__rate_interval]))", "{{origin}} {{result}}"),
+            ),
+        ),
+        Panel(
+            title="Scorer processes replaced",
+            description="Scorer processes killed or lost a second, and answers that made one hang.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=6,
+            queries=(
+                series(f"sum by (node) (rate(swarm_scorer_restarts_total{{{NODE}}}[$__rate_interval]))", "replaced"),
+                series(f"sum by (node) (rate(swarm_scorer_timeouts_total{{{NODE}}}[$__rate_interval]))", "timeouts"),
+            ),
+        ),
+        Panel(
+            title="Dead letters",
+            description="Own groups given up on and kept for inspection: `swarm dlq list`.",
+            unit="short",
+            minimum=0,
+            decimals=0,
+            width=6,
+            queries=(series(f"max by (node) (swarm_dead_letters{{{NODE}}})", "kept"),),
+        ),
+        Panel(
+            title="Own groups that could not be scored",
+            description="Own groups a second that ended without rewards; each becomes a dead letter.",
+            unit=PER_SECOND,
+            minimum=0,
+            width=6,
+            queries=(series(f"sum by (node) (rate(swarm_groups_failed_total{{{NODE}}}[$__rate_interval]))", "failed"),),
+        ),
+    ),
+)
+
+_FRESHNESS = Row(
+    title="Freshness",
+    panels=(
+        Panel(
+            title="Policy version by process",
+            description="What the trainer has published and what each generator answers with. Lines that part for minutes: a generator does not load "
+            "policies.",
+            unit="short",
+            minimum=0,
+            queries=(series(f"swarm_policy_version{{{NODE}}}", "{{role}} {{instance}}"),),
+        ),
+        Panel(
+            title="Staleness of own groups when used",
+            description="Optimiser steps between sampling and use, as the sampler chose; never above sampler.max_staleness.",
+            unit="short",
+            minimum=0,
+            queries=(
+                *quantiles("swarm_sample_policy_lag", NODE, "node", ""),
+                series(f"max by (node) (swarm_trainer_staleness_steps_max{{{NODE}}})", "largest in the last step"),
+            ),
+        ),
+        Panel(
+            title="Age of groups when used",
+            description="Seconds between the making of a group and the batch that uses it.",
+            unit="s",
+            minimum=0,
+            queries=quantiles("swarm_sample_age_seconds", NODE, "origin", "{{origin}}"),
+        ),
+        Panel(
+            title="Policy swap",
+            description="Seconds from a seen pointer to a loaded policy. While weights are swapped nothing is sampled.",
+            unit="s",
+            minimum=0,
+            queries=quantiles("swarm_policy_load_duration_seconds", NODE, "node", ""),
+        ),
+        Panel(
+            title="Failed policy swaps",
+            description="Swaps a second that failed; the generator goes on with the policy it has.",
+            unit=PER_SECOND,
+            minimum=0,
+            queries=(series(f"sum by (node) (rate(swarm_policy_load_failures_total{{{NODE}}}[$__rate_interval]))", "failures"),),
+        ),
+        Panel(
+            title="Since the policy was published",
+            description="Seconds since the trainer's newest policy could be loaded.",
+            unit="s",
+            minimum=0,
+            queries=(series(f"time() - max by (node) (swarm_policy_published_timestamp_seconds{{{NODE}}} > 0)", "seconds"),),
+        ),
+    ),
+)
+
+NODE_DASHBOARD = Dashboard(
+    uid="swarm-node",
+    title="Swarm node",
+    description="One node: where time goes, what queues, how fresh groups are, how the policy changes, what the machine gives.",
+    variables=(
+        Variable(name="job", label="Job", query="label_values(swarm_build_info, job)"),
+        Variable(name="node", label="Node", query='label_values(swarm_build_info{job=~"$job"}, node)', many=False),
+    ),
+    rows=(_NOW, _TIME, _FLOW, _SCORING, _FRESHNESS, LEARNING, RESOURCES, VLLM),
+)

@@ -1,0 +1,126 @@
+"""What a dashboard is made of, as plain values: Grafana's JSON and the page of `make watch` are both made from these.
+
+A query may contain Grafana's variables; `substituted` fills them in where there is no Grafana.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+GRID_WIDTH = 24
+"""Columns of Grafana's grid."""
+
+
+class PanelKind(StrEnum):
+    """How a panel shows its series."""
+
+    TIMESERIES = "timeseries"
+    STAT = "stat"
+    TABLE = "table"
+    """One row per label set, one column per query; a query's legend is its column's title."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One expression. `legend` uses `{{label}}` templates; `unit` overrides the panel's for a table's column."""
+
+    expr: str
+    legend: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """From `value` upwards things look `color` (Grafana's colour names)."""
+
+    value: float
+    color: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture. `unit` is a Grafana unit id, `width` counts grid columns of 24, `height` grid rows.
+
+    `labels` are the label columns of a table, in order. `minimum` and `maximum` fix the axis where the range is known.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: PanelKind = PanelKind.TIMESERIES
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    decimals: int | None = None
+    thresholds: tuple[Threshold, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A titled group of panels, laid out from left to right; `collapsed` rows are opened by a click."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A choice at the top of a dashboard, filled by a query such as `label_values(metric, label)`."""
+
+    name: str
+    label: str
+    query: str
+    many: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """A page. `uid` is fixed, so that links to it and to its alerts last."""
+
+    uid: str
+    title: str
+    description: str
+    variables: tuple[Variable, ...]
+    rows: tuple[Row, ...]
+
+    def panels(self) -> Iterator[Panel]:
+        """All panels, row after row."""
+        for row in self.rows:
+            yield from row.panels
+
+
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
+    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from `values`, by default everything (`.*`)."""
+    chosen = {"__rate_interval": rate_interval, **(values or {})}
+    return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
+
+
+def series(expr: str, legend: str, unit: str = "") -> Query:
+    """A query, briefly."""
+    return Query(expr=expr, legend=legend, unit=unit)
+
+
+def quantiles(histogram: str, matchers: str, by: str, legend: str) -> tuple[Query, ...]:
+    """Median and 95th percentile of a histogram, by the labels `by`; `legend` is what tells series of one quantile apart."""
+    rate = f"sum by ({by}, le) (rate({histogram}_bucket{{{matchers}}}[$__rate_interval]))"
+    return tuple(
+        Query(expr=f"histogram_quantile({quantile}, {rate})", legend=f"p{round(100 * quantile)} {legend}".strip())
+        for quantile in (0.5, 0.95)
+    )
+
+
+def mean(histogram: str, matchers: str, by: str) -> str:
+    """Mean of a histogram's observations, by the labels `by`; no value while nothing is observed."""
+    total, count = (f"sum by ({by}) (rate({histogram}_{part}{{{matchers}}}[$__rate_interval]))" for part in ("sum", "count"))
+    return f"{total} / ({count} > 0)"
