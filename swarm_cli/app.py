@@ -23,6 +23,7 @@ from swarm_cli.nats_commands import nats_app
 from swarm_cli.plot import plot
 from swarm_cli.status import status
 from swarm_cli.task_commands import task_app
+from swarm_cli.top import top
 from swarm_cli.up import up
 from swarm_cli.watch import watch
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(watch)
 app.command()(status)
+app.command()(top)
 app.command()(plot)
 app.command(name="eval")(evaluate)
 app.command()(ban)

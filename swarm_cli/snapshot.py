@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shared import subjects
 from shared.config import NodeConfig
+from shared.messages import EvalReport, MessageError, decode
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
@@ -52,10 +54,44 @@ class SwarmSnapshot:
     swarm_reachable: bool | None
 
 
+class EvaluationLog:
+    """The held-out scores that nodes reported to the swarm, read on from look to look."""
+
+    def __init__(self) -> None:
+        self.reports: list[EvalReport] = []
+        self._next_seq = 1
+
+    async def follow(self, swarm_plane: Transport) -> None:
+        """Read what is new. A server whose stream is shorter than what was read is another one: begin again."""
+        try:
+            state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
+            if state.last_seq + 1 < self._next_seq:
+                self.reports, self._next_seq = [], 1
+            while messages := await swarm_plane.read(subjects.SWARM_EVALS, self._next_seq, _REPORTS_A_READ):
+                self._next_seq = messages[-1].seq + 1
+                for message in messages:
+                    with suppress(MessageError):  # the swarm's stream takes anybody's bytes
+                        report = decode(await swarm_plane.payload(message), EvalReport)
+                        if message.subject == subjects.evals(report.node):
+                            self.reports.append(report)
+        except TransportError:
+            return
+
+
+_REPORTS_A_READ = 256
+
+
 async def take_snapshot(
-    config: NodeConfig, node_url: str, swarm_url: str | None, names: Sequence[str], *, timeout_s: float
+    config: NodeConfig,
+    node_url: str,
+    swarm_url: str | None,
+    names: Sequence[str],
+    *,
+    timeout_s: float,
+    evaluations: EvaluationLog | None = None,
 ) -> SwarmSnapshot:
     """Look at `names`, or else at all nodes in the directory and on this server; the configuration's own when there are none.
+    `evaluations` is brought up to date besides.
 
     Raises:
         NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part of the snapshot.
@@ -71,6 +107,8 @@ async def take_snapshot(
             views = [*await gather(node_plane, [name for name in wanted if name in here])]
             views += [node_view(name, ()) for name in wanted if name not in here]
             nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
+            if swarm_plane and evaluations:
+                await evaluations.follow(swarm_plane)
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
         finally:
             if swarm_plane:

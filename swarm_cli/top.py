@@ -1,0 +1,147 @@
+"""`swarm top`: the nodes of a swarm on one screen, as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import time
+import tty
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from shared.config import NodeConfig
+from shared.transport.base import NotConnected
+from swarm_cli.config_commands import load_chosen
+from swarm_cli.errors import CommandError
+from swarm_cli.evaluations import Evaluation, read_evaluations
+from swarm_cli.snapshot import EvaluationLog, SwarmSnapshot, take_snapshot
+from swarm_cli.top_model import TopHistory, TopModel
+from swarm_cli.top_view import screen
+
+CONNECT_S = 3.0
+LOOK_S = 15.0
+"""A look that takes longer found a server that went away under it."""
+T = TypeVar("T")
+QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
+
+
+def top(
+    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
+    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+) -> None:
+    """Show who learns, who shares and what waits for what, live; q ends it."""
+    view = Top(load_chosen(config), nodes or [], node_url, swarm_url)
+    console = Console()
+    if once or not (console.is_terminal and sys.stdin.isatty()):
+        asyncio.run(view.once(console))
+    else:
+        asyncio.run(view.live(console, every_s))
+
+
+class Top:
+    """One view: what it looks at, and what it remembers from look to look."""
+
+    def __init__(self, config: NodeConfig, nodes: Sequence[str], node_url: str, swarm_url: str) -> None:
+        self._config = config
+        self._nodes = nodes
+        self._node_url = node_url or config.nats.node_url
+        swarm = swarm_url or node_url or config.nats.swarm_url
+        self._swarm_url = None if swarm == "none" else swarm
+        self._reports = EvaluationLog()
+        self._history = TopHistory()
+        self._heard_at: float | None = None
+
+    async def once(self, console: Console) -> None:
+        """Print one look."""
+        model = await self.look()
+        console.print(screen(model, width=console.width, height=None, headline=self._node_url))
+        if not any(node.heard for node in model.nodes):
+            raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
+
+    async def live(self, console: Console, every_s: float) -> None:
+        """Look again and again until a key ends it. A server that goes away is waited for."""
+        quit_pressed = asyncio.Event()
+        model = TopModel(time.time(), (), (), None)
+        with _keys(quit_pressed), Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+            while not quit_pressed.is_set():
+                notice = ""
+                try:
+                    model = await _unless(quit_pressed, self.look()) or model
+                except NotConnected as error:
+                    notice = self._away(error)
+                headline = f"{self._node_url}  q ends"
+                live.update(
+                    screen(model, width=console.width, height=console.height, headline=headline, notice=notice), refresh=True
+                )
+                await _unless(quit_pressed, asyncio.sleep(every_s))
+
+    async def look(self) -> TopModel:
+        """One look.
+
+        Raises:
+            NotConnected: the node plane does not answer.
+            AccessDenied: it does not let this user in.
+        """
+        try:
+            async with asyncio.timeout(LOOK_S):
+                snapshot = await take_snapshot(
+                    self._config, self._node_url, self._swarm_url, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports
+                )
+        except TimeoutError:
+            raise NotConnected(f"{self._node_url} took longer than {LOOK_S:.0f} s to answer") from None
+        self._heard_at = time.time()
+        return self._history.model(snapshot, self._reports.reports, self._in_files(snapshot))
+
+    def _in_files(self, snapshot: SwarmSnapshot) -> Mapping[str, Sequence[Evaluation]]:
+        run_dir = self._config.node.var_dir / "runs" / self._config.node.run
+        return {node.node: read_evaluations(run_dir / node.node) for node in snapshot.nodes}
+
+    def _away(self, error: Exception) -> str:
+        if self._heard_at is None:
+            return f" no server answers at {self._node_url} yet; trying again ({error})"
+        silent_s = time.time() - self._heard_at
+        return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({error})"
+
+
+async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """What `work` returns, None when `event` comes first."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for waiting in (task, stop):
+            waiting.cancel()
+
+
+@contextmanager
+def _keys(quit_pressed: asyncio.Event) -> Iterator[None]:
+    """Take single keys from the terminal, and give it back as it was."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    loop = asyncio.get_running_loop()
+
+    def pressed() -> None:
+        keys = os.read(terminal, 64)  # an arrow key is several bytes at once, the first of them escape
+        if keys[:1] in QUIT_KEYS and len(keys) == 1 or not keys:
+            quit_pressed.set()
+
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

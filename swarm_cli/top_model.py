@@ -1,0 +1,232 @@
+"""What `swarm top` shows, as plain values: pure functions over snapshots, time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.messages import EvalReport, ServiceStatus
+from shared.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.transport.base import StreamSpec
+from swarm_cli.evaluations import Evaluation
+from swarm_cli.procfile import ROLES
+from swarm_cli.progress import StepRate, base_evaluation, newest_evaluation
+from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
+from swarm_cli.view import NodeView
+
+PHASES = ("wait", "intake", "forward_backward", "optimiser", "publish", "checkpoint")
+"""Of a trainer step, as the trainer's status names them (`<phase>_share`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full a stream is. `ratio` is of the limit that it is nearest to, None where its limits are not known.
+
+    `full_is_normal`: the stream is a window that forgets its oldest messages; the others hold their writers back instead.
+    """
+
+    name: str
+    messages: int
+    size_bytes: int
+    ratio: float | None
+    full_is_normal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """One process. `silent_s`: since its last word; `age_s`: since its start, as far as it said."""
+
+    role: str
+    replica: str
+    state: str
+    age_s: float
+    silent_s: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Held-out pass rates in order of policy version; `base` is that of version 0, where it is known."""
+
+    history: tuple[Evaluation, ...] = ()
+
+    @property
+    def newest(self) -> Evaluation | None:
+        """Of the highest policy version."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def base(self) -> Evaluation | None:
+        """Of the policy the node began with."""
+        return base_evaluation(self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """One node. Rates are per minute, shares are of the trainer's recent time; None: nobody has said it yet."""
+
+    node: str
+    heard: bool
+    step: int
+    steps_per_minute: float | None
+    version: int
+    generating_version: int | None
+    held_out: HeldOut
+    reward_local: float | None
+    reward_external: float | None
+    staleness_mean: float | None
+    staleness_max: float | None
+    made: int
+    shared: int
+    taken: int
+    refused: int
+    top_reason: str | None
+    to_score: int | None
+    pool_local: int | None
+    pool_external: int | None
+    intake: int | None
+    outbox: int | None
+    dead: int
+    scorer_kills: int
+    phase_shares: Mapping[str, float]
+    processes: tuple[ProcessLine, ...]
+    missing: tuple[str, ...]
+    fills: tuple[Fill, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopModel:
+    """The whole screen."""
+
+    at: float
+    nodes: tuple[NodeModel, ...]
+    swarm_fills: tuple[Fill, ...]
+    swarm_reachable: bool | None
+
+
+class TopHistory:
+    """What must be remembered between two looks: step rates."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, StepRate] = {}
+
+    def model(
+        self, snapshot: SwarmSnapshot, reports: Sequence[EvalReport], in_files: Mapping[str, Sequence[Evaluation]]
+    ) -> TopModel:
+        """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a run's folder, by node."""
+        nodes = []
+        for node in snapshot.nodes:
+            rate = self._rates.setdefault(node.node, StepRate()).update(snapshot.at, node.view.step)
+            held_out = held_out_history(node.view, reports, in_files.get(node.node, ()))
+            nodes.append(_node_model(node, rate, held_out, snapshot.at))
+        specs = {spec.name: spec for spec in swarm_streams(SwarmLimits())}
+        fills = tuple(_fill(fill, specs) for fill in snapshot.swarm_streams)
+        return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable)
+
+
+def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Sequence[Evaluation]) -> HeldOut:
+    """All that is known of a node's held-out pass rate. A report of a lower version than the last begins a new training."""
+    by_version: dict[int, Evaluation] = {evaluation.policy_version: evaluation for evaluation in in_files}
+    for report in sorted((r for r in reports if r.node == view.node), key=lambda r: r.created_at):
+        for later in [version for version in by_version if version > report.policy_version and not in_files]:
+            del by_version[later]
+        by_version[report.policy_version] = Evaluation(report.policy_version, report.pass_rate, report.n)
+    newest = newest_evaluation(view, ())
+    if newest:
+        by_version[newest.policy_version] = newest
+    return HeldOut(tuple(by_version[version] for version in sorted(by_version)))
+
+
+def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
+    """The reason under which most foreign groups were refused, None when none was."""
+    counts: dict[str, float] = {}
+    for status in statuses:
+        for name, value in status.figures.items():
+            if name.startswith("refused_"):
+                counts[name.removeprefix("refused_")] = counts.get(name.removeprefix("refused_"), 0) + value
+    reason = max(counts, key=lambda name: counts[name], default=None)
+    return reason if reason and counts[reason] > 0 else None
+
+
+def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
+    view = node.view
+    specs = {spec.name: spec for spec in node_streams(view.node, NodeLimits())}
+    by_stream = {fill.stream: fill for fill in node.streams}
+    queue = by_stream.get(subjects.node_rollouts_stream(view.node))
+    dead = by_stream.get(subjects.node_dead_letters_stream(view.node))
+    return NodeModel(
+        node=view.node,
+        heard=bool(view.statuses),
+        step=view.step,
+        steps_per_minute=_rate(view, rate, now),
+        version=view.version,
+        generating_version=_count(view.newest("generator", "policy_version")),
+        held_out=held_out,
+        reward_local=view.newest("trainer", "reward_local"),
+        reward_external=view.newest("trainer", "reward_external"),
+        staleness_mean=view.newest("trainer", "staleness_mean"),
+        staleness_max=view.newest("trainer", "staleness_max"),
+        made=int(view.total("generator", "groups_generated")),
+        shared=int(view.total("verifier", "shared")),
+        taken=int(view.total("verifier", "accepted")),
+        refused=int(view.total("verifier", "refused")),
+        top_reason=top_refusal(view.roles("verifier")),
+        to_score=queue.state.messages if queue else None,
+        pool_local=_count(view.newest("sampler", "pool_local")),
+        pool_external=_count(view.newest("sampler", "pool_external")),
+        intake=_intake(view),
+        outbox=_count(view.newest("verifier", "outbox")),
+        dead=dead.state.messages if dead else 0,
+        scorer_kills=int(view.total("verifier", "scorers_replaced")),
+        phase_shares=_phase_shares(view),
+        processes=tuple(process_lines(view, now)),
+        missing=tuple(role for role in ROLES if not view.alive(role, now)),
+        fills=tuple(_fill(fill, specs) for fill in node.streams),
+    )
+
+
+def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
+    """A node's processes in the order of their roles. Of replicas that are gone only those are told that nobody replaces."""
+    lines = []
+    for role in ROLES:
+        alive = view.alive(role, now)
+        for status in alive or view.roles(role)[:1]:
+            silent_s = max(0.0, now - status.updated_at)
+            lines.append(
+                ProcessLine(role, status.replica, status.state, max(0.0, now - status.started_at), silent_s, status in alive)
+            )
+    return lines
+
+
+def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
+    """Steps a minute as they were seen; from the length of the newest step at the first look, None while nobody trains."""
+    if not view.alive("trainer", now):
+        return None
+    step_s = view.figure("trainer", "step_seconds")
+    return seen if seen is not None else 60.0 / step_s if step_s > 0 else None
+
+
+def _phase_shares(view: NodeView) -> dict[str, float]:
+    shares = {phase: view.newest("trainer", f"{phase}_share") for phase in PHASES}
+    return {phase: share for phase, share in shares.items() if share is not None}
+
+
+def _intake(view: NodeView) -> int | None:
+    unread, waiting = view.newest("verifier", "intake_backlog"), view.newest("verifier", "intake_waiting")
+    return None if unread is None and waiting is None else int((unread or 0) + (waiting or 0))
+
+
+def _fill(fill: StreamFill, specs: Mapping[str, StreamSpec]) -> Fill:
+    spec, state = specs.get(fill.stream), fill.state
+    ratios = []
+    if spec and spec.max_msgs > 0:
+        ratios.append(state.messages / spec.max_msgs)
+    if spec and spec.max_bytes > 0:
+        ratios.append(state.size_bytes / spec.max_bytes)
+    name = fill.stream.rpartition("_")[2].lower()
+    return Fill(name, state.messages, state.size_bytes, max(ratios, default=None), not (spec and spec.discard_new))
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,237 @@
+"""The screen of `swarm top`: a model as rich's renderables. A panel a node, or one row a node where panels do not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from swarm_cli.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
+
+SPARKS = "▁▂▃▄▅▆▇█"
+PANEL_WIDTH = 78
+"""Columns that a panel's lines need; twice as many and panels stand in pairs."""
+PANEL_LINES = 10
+SPARK_COLUMNS = 22
+PHASE_NAMES = {"forward_backward": "compute"}
+PHASE_STYLES = dict(zip(PHASES, ("bright_black", "cyan", "green", "yellow", "magenta", "blue"), strict=True))
+FILL_WARNS = 0.8
+
+
+def screen(model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "") -> RenderableType:
+    """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is wrong with the view itself."""
+    per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
+    rows = -(-len(model.nodes) // per_row)
+    fits = height is None or rows * PANEL_LINES + 2 + bool(notice) <= height
+    parts: list[RenderableType] = [_headline(model, headline)]
+    if notice:
+        parts.append(Text(notice, style="bold red"))
+    parts.append(_panels(model.nodes, per_row) if fits else _table(model.nodes, width))
+    parts.append(_swarm_line(model))
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float], columns: int) -> str:
+    """`values` as at most `columns` bars. The lowest bar is their minimum, the highest their maximum, at least 0.05 above it."""
+    if not values:
+        return ""
+    step = max(1.0, len(values) / columns)
+    picked = [values[int(position * step)] for position in range(min(columns, len(values)))]
+    picked[-1] = values[-1]
+    low = min(picked)
+    span = max(max(picked) - low, 0.05)
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in picked)
+
+
+def age(seconds: float) -> str:
+    """Seconds as a person says them: 42s, 7m, 3h, 2d."""
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= unit:
+            return f"{int(seconds / unit)}{name}"
+    return f"{int(seconds)}s"
+
+
+def rate(steps_per_minute: float | None) -> str:
+    """A step rate in the unit that leaves a figure before the point."""
+    if steps_per_minute is None:
+        return "– steps/s"
+    if steps_per_minute >= 30:
+        return f"{steps_per_minute / 60:.2f} steps/s"
+    return f"{steps_per_minute:.1f} steps/min" if steps_per_minute >= 1 else f"{steps_per_minute * 60:.1f} steps/h"
+
+
+def _headline(model: TopModel, headline: str) -> Text:
+    clock = time.strftime("%H:%M:%S", time.localtime(model.at))
+    count = f"{len(model.nodes)} node" + ("s" if len(model.nodes) != 1 else "")
+    return Text.assemble(
+        (" swarm top ", "reverse bold"), f"  {count}  {clock}  ", (headline, "dim"), overflow="ellipsis", no_wrap=True
+    )
+
+
+def _panels(nodes: Sequence[NodeModel], per_row: int) -> RenderableType:
+    grid = Table.grid(expand=True)
+    for _ in range(per_row):
+        grid.add_column(ratio=1)
+    for first in range(0, len(nodes), per_row):
+        row: list[RenderableType] = [_panel(node) for node in nodes[first : first + per_row]]
+        grid.add_row(*row, *[""] * (per_row - len(row)))
+    return grid
+
+
+def _panel(node: NodeModel) -> Panel:
+    body = Table.grid(padding=(0, 2), expand=True)
+    body.add_column(style="dim", no_wrap=True)
+    body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    body.add_row("held-out", _held_out(node.held_out))
+    body.add_row("reward", _rewards(node))
+    body.add_row("own", _own_groups(node))
+    body.add_row("others'", _foreign_groups(node))
+    body.add_row("trainer", _phases(node))
+    for line, label in zip(_processes(node.processes), ("alive", ""), strict=False):
+        body.add_row(label, line)
+    body.add_row("streams", _fills(node.fills))
+    title = Text.assemble(
+        (f" {node.node} ", "bold"),
+        f" step {node.step:,}  {rate(node.steps_per_minute)}  policy {node.version:,}",
+        f" (sampling with {node.generating_version:,}) " if node.generating_version is not None else " ",
+    )
+    return Panel(body, title=title, title_align="left", border_style=_health(node), padding=(0, 1))
+
+
+def _health(node: NodeModel) -> str:
+    if not node.missing:
+        return "green"
+    return "red" if node.step else "yellow"
+
+
+def _held_out(held_out: HeldOut) -> Text:
+    newest, base = held_out.newest, held_out.base
+    if newest is None:
+        return Text("not evaluated yet", style="dim")
+    text = Text.assemble((f"{newest.pass_rate:.3f}", "bold"), f" @{newest.policy_version:,} of {newest.n}")
+    if base and base is not newest:
+        gain = newest.pass_rate - base.pass_rate
+        text.append(f"  base {base.pass_rate:.3f} ")
+        text.append(f"{gain:+.3f}", style="green" if gain > 0 else "red")
+    return text.append("  " + sparkline([e.pass_rate for e in held_out.history], SPARK_COLUMNS), style="cyan")
+
+
+def _rewards(node: NodeModel) -> Text:
+    staleness = "–" if node.staleness_mean is None else f"{node.staleness_mean:.1f} (max {node.staleness_max or 0:.0f})"
+    text = Text(f"local {_ratio(node.reward_local)}  external {_ratio(node.reward_external)}  stale {staleness}  ")
+    return text.append(f"scorer kills {node.scorer_kills}", style="yellow" if node.scorer_kills else "")
+
+
+def _own_groups(node: NodeModel) -> Text:
+    pool = f"{_number(node.pool_local)}+{_number(node.pool_external)}"
+    return Text(
+        f"made {node.made:,}  to score {_number(node.to_score)}  shared {node.shared:,}  outbox {_number(node.outbox)}  pool {pool}"
+    )
+
+
+def _foreign_groups(node: NodeModel) -> Text:
+    text = Text(f"waiting {_number(node.intake)}  taken in {node.taken:,}  ")
+    refused = f"refused {node.refused:,}" + (f": {node.top_reason}" if node.top_reason else "")
+    return text.append(refused, style="yellow" if node.refused else "")
+
+
+def _phases(node: NodeModel) -> Text:
+    """Where the trainer's time goes: a bar of ten, then the phases that take 2 % or more, the longest first."""
+    shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
+    if not shares:
+        return Text("no step yet", style="dim")
+    text = Text()
+    for phase, share in shares:
+        text.append("█" * round(10 * share), style=PHASE_STYLES[phase])
+    text.append(" ")
+    for phase, share in shares:
+        if share >= 0.02:
+            text.append(f" {PHASE_NAMES.get(phase, phase)} {share:.0%}", style=PHASE_STYLES[phase])
+    return text
+
+
+def _processes(processes: Sequence[ProcessLine]) -> list[Text]:
+    """Two lines: generators and verifiers, then sampler and trainer."""
+    if not processes:
+        return [Text("no process has said anything yet", style="yellow")]
+    lines = []
+    for roles in (("generator", "verifier"), ("sampler", "trainer")):
+        line = Text()
+        for role in roles:
+            replicas = [process for process in processes if process.role == role]
+            line.append(_process(role, replicas).append(" " * 3))
+        lines.append(line)
+    return lines
+
+
+def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
+    if not replicas:
+        return Text(f"{role} never seen", style="yellow")
+    first = replicas[0]
+    if not first.alive:
+        what = "stopped" if first.state == "stopped" else "silent"
+        return Text(f"{role} {what} for {age(first.silent_s)}", style="bold red")
+    count = f" x{len(replicas)}" if len(replicas) > 1 else ""
+    return Text.assemble((f"{role}{count}", "green"), f" {first.state}, up {age(first.age_s)}")
+
+
+def _fills(fills: Sequence[Fill]) -> Text:
+    if not fills:
+        return Text("none seen", style="dim")
+    text = Text()
+    for fill in fills:
+        if fill.name == "dead":
+            text.append(f"dead letters {fill.messages:,}  ", style="red" if fill.messages else "")
+            continue
+        ratio = f"{fill.messages:,}" if fill.ratio is None else f"{fill.ratio:.0%}"
+        nearly_full = fill.ratio is not None and fill.ratio >= FILL_WARNS and not fill.full_is_normal
+        text.append(f"{fill.name} {ratio}  ", style="red" if nearly_full else "")
+    return text.append(_size(sum(fill.size_bytes for fill in fills)), style="dim")
+
+
+def _swarm_line(model: TopModel) -> Text:
+    if model.swarm_reachable is None:
+        return Text(" no swarm plane: these nodes train alone", style="dim")
+    if not model.swarm_reachable:
+        return Text(" the swarm plane cannot be reached; nodes train alone until it is back", style="bold yellow")
+    return Text(" shared streams  ", style="dim").append(_fills(model.swarm_fills))
+
+
+def _table(nodes: Sequence[NodeModel], width: int) -> Table:
+    wide = width >= 120
+    columns = ["node", "step", "steps/s", "policy", "held-out", "history", "reward", "taken", "refused"]
+    columns += ["external", "stale", "made", "shared", "dead", "kills", "state"] if wide else ["state"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("node", "history", "state") else "right", no_wrap=True)
+    for node in nodes:
+        newest = node.held_out.newest
+        per_s = None if node.steps_per_minute is None else node.steps_per_minute / 60
+        cells = [node.node, f"{node.step:,}", _ratio(per_s, 2), f"{node.version:,}", _ratio(newest.pass_rate if newest else None)]
+        cells += [sparkline([e.pass_rate for e in node.held_out.history], 12 if wide else 8), _ratio(node.reward_local)]
+        cells += [f"{node.taken:,}", f"{node.refused:,}"]
+        if wide:
+            cells += [_ratio(node.reward_external), _ratio(node.staleness_mean, 1), f"{node.made:,}", f"{node.shared:,}"]
+            cells += [f"{node.dead}", f"{node.scorer_kills}"]
+        state = "ok" if not node.missing else "no " + ",".join(node.missing)
+        table.add_row(*cells, Text(state, style=_health(node)))
+    return table
+
+
+def _ratio(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"

@@ -1,0 +1,155 @@
+"""`swarm top` as a person runs it: against a real server, on a real (pseudo) terminal, and through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared import subjects
+from shared.messages import EvalReport, ServiceStatus, encode
+from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 40.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    running = NatsServer(tmp_path / "nats").start()
+    asyncio.run(_two_nodes_speak(running.url))
+    yield running
+    running.stop()
+
+
+async def _two_nodes_speak(url: str) -> None:
+    transport = await connect(url, name="test", timeout_s=10)
+    await ensure_swarm_streams(transport)
+    for node in ("alpha", "beta"):
+        await ensure_node_streams(transport, node)
+        now = time.time()
+        trainer = ServiceStatus(
+            node=node, role="trainer", replica="0", pid=1, host="h", state="training", started_at=now - 60, updated_at=now,
+            figures={"step": 41, "step_seconds": 0.5, "wait_share": 0.9, "forward_backward_share": 0.1},
+        )  # fmt: skip
+        await transport.kv_put(subjects.node_bucket(node), subjects.status_key("trainer", "0"), encode(trainer))
+        for version, pass_rate in ((0, 0.125), (25, 0.625)):
+            report = EvalReport(
+                node=node, policy_version=version, created_at=now + version, n=8, pass_rate=pass_rate, mean_reward=0.5, per_task={},
+                seconds=1,
+            )  # fmt: skip
+            await transport.publish(
+                subjects.evals(node), encode(report), stream=subjects.SWARM_EVALS, message_id=f"{node}{version}"
+            )
+    await transport.close()
+
+
+def environment(columns: int = 80) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    return {**clean, "COLUMNS": str(columns), "LINES": "30", "TERM": "xterm-256color"}
+
+
+def command(url: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "swarm_cli", "top", "--node-url", url, *arguments]
+
+
+def test_through_a_pipe_it_prints_one_look_and_ends_with_0(server: NatsServer) -> None:
+    answer = subprocess.run(
+        command(server.url),
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "\x1b" not in answer.stdout, "control characters in a pipe"
+    for words in ("2 nodes", "alpha  step 41  2.00 steps/s", "0.625 @25 of 8  base 0.125 +0.500  ▁█", "trainer training, up 1m"):
+        assert words in answer.stdout, answer.stdout
+    assert answer.stdout.count("generator never seen") == 2
+    only = subprocess.run(
+        command(server.url, "beta", "--once"), cwd=ROOT, env=environment(160), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert only.returncode == 0 and "beta  step 41" in only.stdout and "alpha" not in only.stdout
+
+
+def test_without_a_server_one_look_says_so_and_fails(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        command("nats://127.0.0.1:9", "--once"), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert answer.returncode == 1
+    assert "127.0.0.1:9" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_it(server: NatsServer) -> None:
+    with Terminal(command(server.url, "--every-s", "0.3")) as terminal:
+        terminal.wait_for("alpha  step 41")
+        server.stop()
+        terminal.wait_for("the server has not answered for")
+        server.start()
+        terminal.wait_for("nats://", after="not answered", without="Trying again")
+        os.write(terminal.master, b"q")
+        assert terminal.process.wait(10) == 0
+        terminal.read(0.5)
+    assert "\x1b[?1049h" in terminal.text and terminal.text.rstrip().endswith(("\x1b[?1049l\x1b[?25h", "\x1b[?25h\x1b[?1049l")), (
+        "the alternate screen must be left and the cursor shown again"
+    )
+
+
+_STYLES = re.compile(r"\x1b\[[\d;]*m")
+
+
+class Terminal:
+    """A program on a pseudo terminal, and all it has written there."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.master, self._slave = pty.openpty()
+        self.text = ""
+        self.process = subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            env=environment(),
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        os.close(self.master)
+        os.close(self._slave)
+
+    def read(self, seconds: float) -> str:
+        """What is written from now on, for this long at most."""
+        new, deadline = b"", time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0 and select.select([self.master], [], [], left_s)[0]:
+            new += os.read(self.master, 65_536)
+        self.text += new.decode("utf-8", "replace")
+        return new.decode("utf-8", "replace")
+
+    def wait_for(self, words: str, *, after: str = "", without: str = "") -> None:
+        """Wait until a piece of output has `words` and not `without`."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            new = _STYLES.sub("", self.read(0.5))
+            if words in new and not (without and without in new) and after in self.text:
+                return
+        pytest.fail(f"{words!r} was not shown within {DEADLINE_S:.0f} s:\n{self.text[-3000:]}")
