@@ -57,10 +57,12 @@ def load(path: Path) -> SigningKey:
     """The key in `path`.
 
     Raises:
-        KeyFileError: there is none, it cannot be read, is readable for others, or holds no key.
+        KeyFileError: there is none, it cannot be read, is one's own and readable for others, or holds no key.
     """
     try:
-        if path.stat().st_mode & 0o077:
+        state = path.stat()
+        # As ssh has it: a file that belongs to somebody else, as a mounted secret does, was given to this user on purpose.
+        if state.st_uid == os.geteuid() and state.st_mode & 0o077:
             raise KeyFileError(f"key file {path} is readable for others: run `chmod 600 {path}`")
         seed = path.read_bytes().strip()
     except FileNotFoundError:

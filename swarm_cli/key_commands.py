@@ -35,7 +35,7 @@ def new(
             key = create(out)
         except KeyFileError as error:
             raise CommandError(str(error)) from None
-        note(f"the seed is in {out}; a node takes it as node.nk in its run's folder")
+        note(f"the seed is in {out}; a node takes it as node.nk in its run's folder, or as verifier.signing_key_file")
     typer.echo(_line(name, key.public_key))
 
 
@@ -48,9 +48,9 @@ def show_key(
     """Print the public key; with a node also its name, as a line for others' rosters. Never prints the seed."""
     name = node
     if file is None:
-        section = load_chosen(config).node
-        name = node or section.id
-        file = section.run_dir.parent / name / "node.nk"
+        chosen = load_chosen(config)
+        given, name = chosen.verifier.signing_key_file, node or chosen.node.id
+        file = Path(given) if given and not node else chosen.node.run_dir.parent / name / "node.nk"
     try:
         typer.echo(_line(name, load(file).public_key))
     except KeyFileError as error:

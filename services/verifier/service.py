@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services.verifier.border import Border, BorderRules
 from services.verifier.figures import Figures
 from services.verifier.intake import Intake
@@ -15,7 +17,7 @@ from services.verifier.swarm_link import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import KeyFileError, load_or_create
+from shared.keys import KeyFileError, load, load_or_create
 from shared.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.tasks.derive import TaskError
@@ -36,7 +38,8 @@ class VerifierService:
         self._config = config
         run_dir = config.node.run_dir
         try:
-            self._key = load_or_create(run_dir / "node.nk")
+            given = config.verifier.signing_key_file
+            self._key = load(Path(given)) if given else load_or_create(run_dir / "node.nk")
             self._roster = RosterKeys(config.verifier.roster_file) if config.verifier.trust == "roster" else None
             self._trust = self._roster or KnownKeys(run_dir / "known_keys.txt", (config.node.id, self._key.public_key))
             self._replay = ReplayMemory(_replay_capacity(config), run_dir / "accepted_groups.txt")

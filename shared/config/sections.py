@@ -174,6 +174,9 @@ class VerifierSection(Section):
     roster_file: Path = Field(
         Path("var/roster.txt"), description="Lines `name key [note]`, see `swarm roster`; read again when it changes."
     )
+    signing_key_file: str = Field(
+        "", description="Nkey seed that signs what is shared; replicas need the same. Empty: node.nk in the run's folder, made there."
+    )
     max_sender_share: float = Field(0.5, gt=0, le=1, description="One sender's part of intake_groups_per_s at most.")
     intake_look_factor: float = Field(
         8.0, ge=1, le=1000, description="Messages read per one of intake_groups_per_s, to find the others' behind a flood."
