@@ -175,7 +175,8 @@ class VerifierSection(Section):
         Path("var/roster.txt"), description="Lines `name key [note]`, see `swarm roster`; read again when it changes."
     )
     signing_key_file: str = Field(
-        "", description="Nkey seed that signs what is shared; replicas need the same. Empty: node.nk in the run's folder, made there."
+        "",
+        description="Nkey seed that signs what is shared, for all replicas; empty: node.nk in the run's folder, made there.",
     )
     max_sender_share: float = Field(0.5, gt=0, le=1, description="One sender's part of intake_groups_per_s at most.")
     intake_look_factor: float = Field(
