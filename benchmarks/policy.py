@@ -17,6 +17,7 @@ from benchmarks.table import median_of
 from benchmarks.workload import model_folder, node_config, node_plane, running_server, service_context
 from services.generator.engines import create_engine
 from services.generator.engines.base import SamplingParams
+from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from services.trainer.checkpoint import TrainedPosition
 from services.trainer.publish import Publisher
@@ -39,7 +40,7 @@ class TrainerToGenerator:
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
         self.engine = create_engine("transformers", config.model.path, device="cpu", threads=1)
         self._context = service_context(config, "generator", generator_side)
-        self._follower = PolicyFollower(self._context, self.engine)
+        self._follower = PolicyFollower(self._context, self.engine, Figures(self._context.registry, self._context.status, ()))
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

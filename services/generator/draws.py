@@ -21,6 +21,8 @@ class DrawLedger:
         self._bucket = node_bucket(node)
         self._replica = replica
         self._lease_s = lease_s
+        self.allowed = 0
+        """How many more draws could be handed out when this replica last asked, before it took any."""
 
     async def release_own(self) -> None:
         """Give back what a former life of this replica had taken."""
@@ -41,6 +43,7 @@ class DrawLedger:
                 consumed_local=consumed_local,
                 dropped_local=dropped_local,
             )
+            self.allowed = allowed
             claimed = rules.claim(
                 ledger, replica=self._replica, max_count=max_count, allowed=allowed, now_s=time.time(), lease_s=self._lease_s
             )

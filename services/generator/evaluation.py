@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.generator.engines.base import Engine, Sample, SamplingParams
+from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.evaluation import summarise
 from shared.messages import EvalReport, MessageError, TrainerPosition, decode, encode
@@ -22,6 +23,7 @@ from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, TransportError
 
 _POLL_S = 0.1
+_FOLLOW_S = 2.0
 
 
 def evaluation_due(version: int, last: int | None, every: int, *, finished: bool) -> bool:
@@ -37,10 +39,12 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
 class Evaluator:
     """Evaluates one node's policy on its held-out tasks."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, tasks: Sequence[PromptedTask]) -> None:
+    def __init__(self, context: ServiceContext, engine: Engine, tasks: Sequence[PromptedTask], figures: Figures) -> None:
         self._context = context
         self._engine = engine
         self._tasks = tasks
+        self._figures = figures
+        figures.held_out_tasks(len(tasks))
         self._bucket = node_bucket(context.config.node.id)
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
@@ -71,6 +75,18 @@ class Evaluator:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
                 await asyncio.sleep(_POLL_S)
+
+    async def follow(self) -> None:
+        """Loop for ever, showing the node's newest result, whichever replica it is from."""
+        self._figures.base_pass_ratio(self._written_pass_ratio_of_base())
+        while self._tasks:
+            try:
+                entry = await self._context.node.kv_get(self._bucket, EVAL_KEY)
+                if entry is not None:
+                    self._figures.evaluated(decode(entry.value, EvalReport))
+            except (TransportError, MessageError) as error:
+                self._context.log.debug("evaluation_unreadable", reason=str(error))
+            await asyncio.sleep(_FOLLOW_S)
 
     async def _due(self) -> bool:
         version = self._engine.policy_version
@@ -122,8 +138,7 @@ class Evaluator:
         )
         self._write(report)
         await self._context.node.kv_put(self._bucket, EVAL_KEY, encode(report))
-        self._context.status.set("eval_pass_rate", report.pass_rate)
-        self._context.status.set("eval_version", report.policy_version)
+        self._figures.evaluated(report)
         self._context.log.info("evaluated", policy_version=report.policy_version, pass_rate=round(report.pass_rate, 4), n=report.n)
 
     async def _trainer_position(self) -> TrainerPosition | None:
@@ -135,6 +150,13 @@ class Evaluator:
         except MessageError as error:
             self._context.log.error("trainer_position_unreadable", reason=str(error))
             return None
+
+    def _written_pass_ratio_of_base(self) -> float | None:
+        try:
+            lines = [json.loads(line) for line in self._file.read_text().splitlines()]
+            return next((float(line["pass_rate"]) for line in lines if line["policy_version"] == 0), None)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # another replica's disk has it, or nobody's
 
     def _write(self, report: EvalReport) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

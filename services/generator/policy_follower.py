@@ -9,9 +9,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from services.generator.engines.base import Engine, PolicyLoadError
+from services.generator.figures import Figures
 from shared.messages import MessageError, PolicyPointer, decode
 from shared.policy_store import PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
@@ -23,8 +22,9 @@ _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 class PolicyFollower:
     """Follows one node's policy pointer on behalf of one engine."""
 
-    def __init__(self, context: ServiceContext, engine: Engine) -> None:
+    def __init__(self, context: ServiceContext, engine: Engine, figures: Figures) -> None:
         self._context = context
+        self._figures = figures
         self._engine = engine
         config = context.config
         self._store = open_policy_store(config.policy_store_uri, context.node, config.node.id)
@@ -33,10 +33,6 @@ class PolicyFollower:
         self._loaded = asyncio.Event()
         self.pointer: PolicyPointer | None = None
         """The newest pointer seen; the engine may still be on an older policy."""
-        registry = context.registry
-        self._version = Gauge("swarm_policy_version", "Policy version that answers now.", registry=registry)
-        self._failures = Counter("swarm_policy_load_failures", "Weight swaps that failed.", registry=registry)
-        self._seconds = Histogram("swarm_policy_load_seconds", "From pointer seen to policy loaded.", registry=registry)
 
     async def follow(self) -> None:
         """Loop for ever over new pointers."""
@@ -86,19 +82,17 @@ class PolicyFollower:
         except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
             reason = str(error) or f"not done within {self._timeout_s:.0f} s"
             log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
-            self._failures.inc()
-            self._context.status.add("policy_load_failures")
+            self._figures.policy_load_failed()
             return False
         if self._engine.policy_version != pointer.version:
             log.error("policy_swap_not_taken", engine_says=self._engine.policy_version)
-            self._failures.inc()
+            self._figures.policy_load_failed()
             return False
         _forget_others(self._folder, weights)
-        self._version.set(pointer.version)
-        self._seconds.observe(time.monotonic() - started)
-        self._context.status.set("policy_version", pointer.version)
+        seconds = time.monotonic() - started
+        self._figures.policy_loaded(pointer.version, seconds)
         self._loaded.set()
-        log.debug("policy_loaded", seconds=round(time.monotonic() - started, 4))
+        log.debug("policy_loaded", seconds=round(seconds, 4))
         return True
 
 

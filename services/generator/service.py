@@ -11,20 +11,21 @@ import asyncio
 import time
 from collections.abc import Awaitable
 
-from prometheus_client import Counter, Histogram
-
 from services.generator.draws import DrawLedger
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, SamplingParams
 from services.generator.evaluation import Evaluator
+from services.generator.figures import Figures
 from services.generator.groups import call_seed, rollout_group
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import Prompter
 from shared.config import NodeConfig
-from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, decode, encode
+from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, content_id, decode, encode
 from shared.model.loading import load_tokenizer, model_max_length, resolve_device
 from shared.model.tokenizer_hash import tokenizer_hash
+from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.transport.base import NotConnected, StreamFull, TransportError
@@ -70,7 +71,9 @@ class GeneratorService:
     async def run(self, context: ServiceContext) -> None:
         """Generate until told to stop."""
         self._context = context
-        self._metrics = _Metrics(context)
+        self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
+        if self._engine.name == "vllm":
+            DefaultRegistryMetrics("vllm:", context.registry)
         try:
             await self._engine.start()
         except EngineError as error:
@@ -84,9 +87,9 @@ class GeneratorService:
         config = self._config
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
-        self._follower = PolicyFollower(context, self._engine)
+        self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.name != "openai"
-        evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks))
+        evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
         await evaluator.begin()
         calls = config.generator.calls or (8 if self._engine.name == "vllm" else 1)
         context.log.info(
@@ -94,12 +97,13 @@ class GeneratorService:
         )
         context.mark_ready()
         context.status.state("generating")
-        context.status.set("policy_version", self._engine.policy_version)
+        self._figures.policy(self._engine.policy_version)
         await run_until_stopped(
             context.stopping,
             *([self._follower.follow()] if self._trains else []),
             self._follow_sampler(),
             evaluator.run(),
+            evaluator.follow(),
             *(self._call_loop() for _ in range(calls if config.sampler.local else 0)),
         )
 
@@ -136,13 +140,16 @@ class GeneratorService:
         pointer = self._follower.pointer
         sampler = self._config.sampler
         trained_on = pointer.consumed_local if pointer else 0
-        return await self._draws.claim(
+        lease = await self._draws.claim(
             self._config.generator.groups_per_call,
             groups_per_step=sampler.local,
             max_staleness=sampler.max_staleness,
             consumed_local=trained_on if self._trains else _NO_TRAINER,
             dropped_local=self._dropped_local,
         )
+        if self._trains:
+            self._figures.draws_allowed(self._draws.allowed)
+        return lease
 
     async def _with_renewal(self, lease: DrawLease, work: Awaitable[None]) -> None:
         async def renew() -> None:
@@ -183,50 +190,46 @@ class GeneratorService:
             rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
             for draw, task, answers in zip(draws, prompted, samples, strict=True)
         ]
-        await asyncio.gather(*(self._publish(group) for group in groups))
+        self._figures.generated(groups, seconds)
+        await asyncio.gather(*(self._publish(group, seconds) for group in groups))
         await self._draws.finish(lease.first)
-        self._metrics.count(groups, seconds)
 
-    async def _publish(self, group: RolloutGroup) -> None:
+    async def _publish(self, group: RolloutGroup, generate_s: float) -> None:
         """Store a group; a full queue or a server that is away holds the generator back, and loses nothing."""
         node = self._config.node.id
         payload = encode(group)
+        rollout_id = rollout_id_of(content_id(payload))
         while True:
+            started = time.monotonic()
             try:
-                await self._context.node.publish(
-                    node_rollouts(node), payload, stream=node_rollouts_stream(node), message_id=f"draw-{group.draw}"
+                ack = await self._context.node.publish(
+                    node_rollouts(node),
+                    payload,
+                    stream=node_rollouts_stream(node),
+                    message_id=f"draw-{group.draw}",
+                    headers={ROLLOUT_ID_HEADER: rollout_id},
                 )
             except (StreamFull, NotConnected) as error:
+                self._figures.publish.failed("held_back" if isinstance(error, StreamFull) else "error")
                 self._context.status.state("held back")
-                self._context.log.info("held_back", draw=group.draw, reason=str(error))
+                self._context.log.info("held_back", rollout_id=rollout_id, draw=group.draw, reason=str(error))
                 await asyncio.sleep(0.5)
+            except TransportError:
+                self._figures.publish.failed("error")
+                raise
             else:
-                self._context.status.state("generating")
-                return
-
-
-class _Metrics:
-    def __init__(self, context: ServiceContext) -> None:
-        registry = context.registry
-        self._status = context.status
-        self._groups = Counter("swarm_rollouts_generated", "Groups generated.", ["task"], registry=registry)
-        for spec in context.config.tasks:
-            self._groups.labels(spec.dataset)
-        self._tokens = Counter("swarm_generated_tokens", "Completion tokens generated.", registry=registry)
-        self._length = Histogram(
-            "swarm_completion_tokens", "Tokens per completion.", buckets=[2**k for k in range(1, 17)], registry=registry
+                break
+        self._context.status.state("generating")
+        self._figures.publish.stored(time.monotonic() - started, len(payload))
+        self._context.log.info(
+            "rollouts_published",
+            rollout_id=rollout_id,
+            task=group.task.ref.dataset,
+            draw=group.draw,
+            policy_version=group.policy_version,
+            stream_seq=ack.seq,
+            duplicate=ack.duplicate,
+            completions=len(group.completions),
+            tokens=sum(completion.token_count for completion in group.completions),
+            seconds=round(generate_s, 4),
         )
-        self._seconds = Histogram("swarm_generate_call_seconds", "Duration of one engine call.", registry=registry)
-
-    def count(self, groups: list[RolloutGroup], seconds: float) -> None:
-        tokens = 0
-        for group in groups:
-            self._groups.labels(group.task.ref.dataset).inc()
-            for completion in group.completions:
-                self._length.observe(completion.token_count)
-                tokens += completion.token_count
-        self._tokens.inc(tokens)
-        self._seconds.observe(seconds)
-        self._status.add("groups_generated", len(groups))
-        self._status.add("tokens_generated", tokens)
-        self._status.set("tokens_per_s", tokens / max(seconds, 1e-9))

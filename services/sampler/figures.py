@@ -2,45 +2,88 @@
 
 from __future__ import annotations
 
+import collections
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.sampler.assembly import BatchPlan, WaitFor
-from services.sampler.memory import SamplerMemory
-from shared.runtime import ServiceContext
+from services.sampler.memory import DropReason, SamplerMemory
+from shared.messages import Origin
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
+from shared.runtime.status import StatusBoard
 
-_STALENESS_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-_BUILD_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LAG_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_AGE_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
+_ORIGINS: tuple[Origin, ...] = ("local", "external")
+_DROPS: dict[Origin, tuple[DropReason, ...]] = {
+    "local": ("failed", "stale", "duplicate", "overflow", "lost", "unreadable"),
+    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost"),
+}
+"""What can happen to whom. What cannot be decoded, and what is gone from the stream unread, is counted as local."""
 
 
 class Figures:
     """Counts as things happen; `refresh` shows the memory's state."""
 
-    def __init__(self, context: ServiceContext) -> None:
-        registry: CollectorRegistry = context.registry
-        self._status = context.status
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard) -> None:
+        self._status = status
         self._batches = Counter("swarm_sampler_batches_total", "Batches appended by this process.", registry=registry)
-        self._groups = Counter("swarm_sampler_groups_total", "Groups that went into batches.", ["origin"], registry=registry)
-        self._short = Counter("swarm_sampler_short_batches_total", "Batches with fewer than J external groups.", registry=registry)
+        self._short = Counter(
+            "swarm_sampler_short_batches_total", "Batches with fewer than sampler.external foreign groups.", registry=registry
+        )
+        self._sources = Counter(
+            "swarm_sample_source_total", "Groups that went into batches, by source.", ["source"], registry=registry
+        )
         self._dropped = Counter(
             "swarm_sampler_dropped_groups_total", "Groups that no batch will take.", ["origin", "reason"], registry=registry
         )
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
-        self._waiting = Counter("swarm_sampler_waiting_seconds_total", "Time without a batch to build.", ["for"], registry=registry)
-        self._staleness = Histogram(
-            "swarm_sampler_staleness_steps", "Staleness of local groups when used.", buckets=_STALENESS_STEPS, registry=registry
+        self._waiting = Counter(
+            "swarm_sampler_waiting_seconds_total",
+            "Time without a batch to build, by what it waited for.",
+            ["reason"],
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "swarm_sample_policy_lag",
+            "Optimiser steps between the policy that sampled a local group and the one that its batch updates.",
+            buckets=_LAG_STEPS,
+            registry=registry,
+        )
+        self._age = Histogram(
+            "swarm_sample_age_seconds", "Age of a group when a batch takes it.", ["origin"], buckets=_AGE_S, registry=registry
         )
         self._build = Histogram(
-            "swarm_sampler_build_seconds", "From the decision to the acknowledged batch.", buckets=_BUILD_SECONDS, registry=registry
+            "swarm_sampler_build_duration_seconds",
+            "From the decision to build a batch to its acknowledgement.",
+            buckets=DURATION_BUCKETS_S[:-2],
+            registry=registry,
         )
+        self._largest_share = LateGauge(
+            "swarm_sampler_groups_per_node_max",
+            "Foreign groups of the node that gave most of them to the last batch. Absent until the first batch.",
+            registry=registry,
+        )
+        for origin in _ORIGINS:
+            for family in (self._sources, self._pool, self._age):
+                family.labels(origin)
+            for reason in _DROPS[origin]:
+                self._dropped.labels(origin, reason)
+        for waiting in WaitFor:
+            if waiting is not WaitFor.NOTHING:
+                self._waiting.labels(waiting.name.lower())
 
-    def built(self, plan: BatchPlan, seconds: float) -> None:
-        """A batch is in the log."""
+    def built(self, plan: BatchPlan, seconds: float, now_s: float) -> None:
+        """A batch is in the log; `now_s` is Unix time."""
         self._batches.inc()
-        self._groups.labels("local").inc(len(plan.local))
-        self._groups.labels("external").inc(len(plan.external))
         self._short.inc(plan.shortage != "none")
+        for origin, entries in (("local", plan.local), ("external", plan.external)):
+            self._sources.labels(origin).inc(len(entries))
+            for entry in entries:
+                self._age.labels(origin).observe(entry.age_s(now_s))
         for entry in plan.local:
-            self._staleness.observe(entry.staleness(plan.number))
+            self._lag.observe(entry.staleness(plan.number))
+        self._largest_share.set(max(collections.Counter(entry.node for entry in plan.external).values(), default=0))
         self._build.observe(seconds)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:

@@ -19,6 +19,7 @@ from services.sampler.memory import Limits, SamplerMemory, state_for_new_stream
 from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig
 from shared.messages import MessageError, SamplerPosition, SamplerState, TrainerPosition, decode, encode
+from shared.rollout_id import batch_fields
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.subjects import SAMPLER_KEY, TRAINER_KEY, node_bucket
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
@@ -96,7 +97,7 @@ class SamplerService:
     async def run(self, context: ServiceContext) -> None:
         """Build batches until `context.stopping` is set."""
         self._context = context
-        self._figures = Figures(context)
+        self._figures = Figures(context.registry, context.status)
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node)
         self._reported: SamplerPosition | None = None
@@ -181,7 +182,7 @@ class SamplerService:
             )
             if isinstance(decision, BatchPlan):
                 if await self._append(decision, loaded):
-                    self._figures.built(decision, time.monotonic() - decided_at)
+                    self._figures.built(decision, time.monotonic() - decided_at, self._clock())
                     waiting_since = complained_at = time.monotonic()
                 self._figures.refresh(memory, WaitFor.NOTHING)
                 await self._report(memory)
@@ -200,6 +201,7 @@ class SamplerService:
 
     async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
         """Append the planned batch; False when it must be planned anew because a payload is gone."""
+        started = time.monotonic()
         payloads = await self._scored.payloads((*plan.local, *plan.external))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
         if len(present) < len(payloads):
@@ -220,8 +222,15 @@ class SamplerService:
             raise Conflict(f"batch {plan.number} was in the log already")
         loaded.after_seq, loaded.published = seq, state
         loaded.memory.advance()
-        self._context.log.debug(
-            "batch", number=plan.number, local=len(plan.local), external=len(plan.external), shortage=plan.shortage, seq=seq
+        self._context.log.info(
+            "batch",
+            **batch_fields(batch),
+            policy_version=plan.number - 1,
+            local=len(plan.local),
+            external=len(plan.external),
+            shortage=plan.shortage,
+            stream_seq=seq,
+            seconds=round(time.monotonic() - started, 4),
         )
         return True
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.trainer.gpu_memory import GpuMemory
 from services.trainer.records import PhaseSeconds, StepRecord
+from shared.messages import PolicyPointer
 from shared.runtime import ServiceContext
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 
 _PHASES = tuple(PhaseSeconds.__dataclass_fields__)
-_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_SKIPPED = ("unscored", "empty", "too_long", "malformed_tokens", "absurd")
+_WRITES = ("metrics", "policy", "position", "checkpoint")
 _WINDOW_STEPS = 50
 
 
@@ -19,39 +24,84 @@ class TrainerGauges:
     """The trainer's metrics. Labels are bounded: phases, origins, reasons for leaving a group out, kinds of write."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry)
+        def last(name: str, text: str) -> LateGauge:
+            return LateGauge(name, f"{text} of the last step. Absent until a step of this process.", registry=registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        def late(name: str, text: str) -> LateGauge:
+            return LateGauge(name, text, registry=registry)
 
-        self.steps = counter("swarm_trainer_steps", "Steps trained by this process, those of a replay included.")
-        self.unchanged = counter("swarm_trainer_unchanged_steps", "Steps that left the weights as they were.")
-        self.last_step = gauge("swarm_trainer_last_step_timestamp_seconds", "When the last step ended.")
+        def counter(name: str, text: str, label: str = "", values: Sequence[str] = ()) -> Counter:
+            made = Counter(name, text, [label] if label else [], registry=registry)
+            for value in values:
+                made.labels(value)
+            return made
+
+        self.steps = counter("swarm_trainer_steps_total", "Steps trained by this process, those of a replay included.")
+        self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that left the weights as they were.")
+        self.last_step = last("swarm_trainer_last_step_timestamp_seconds", "Unix time of the end")
         self.seconds = Histogram(
-            "swarm_trainer_step_duration_seconds", "Of each phase of a step.", ["phase"], buckets=_BUCKETS_S, registry=registry
+            "swarm_trainer_step_duration_seconds",
+            "Duration of each phase of a step.",
+            ["phase"],
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
         )
-        self.version = gauge("swarm_policy_version", "Version of the newest policy that was published.")
-        self.loss = gauge("swarm_trainer_loss", "Loss of the last step.")
-        self.grad_norm = gauge("swarm_trainer_grad_norm", "Gradient norm of the last step, before clipping.")
-        self.entropy = gauge("swarm_trainer_entropy_nats", "Entropy per token in the last step.")
-        self.clip_fraction = gauge("swarm_trainer_clip_ratio", "Share of clipped tokens in the last step.")
-        self.importance_ratio = gauge("swarm_trainer_importance_ratio", "Mean policy to proximal ratio in the last step.")
-        self.importance_ratio_max = gauge("swarm_trainer_importance_ratio_max", "Largest policy to proximal ratio.")
-        self.kl_behaviour = gauge("swarm_trainer_kl_behaviour_nats", "KL(behaviour || policy) per token in the last step.")
-        self.learning_rate = gauge("swarm_trainer_learning_rate", "Learning rate of the last step.")
-        self.reward = gauge("swarm_trainer_reward", "Mean reward in the last step, by whose groups.", "origin")
-        self.staleness = gauge("swarm_trainer_staleness_steps_max", "Largest staleness of a local group in the last step.")
-        self.groups = counter("swarm_trainer_groups", "Groups taken in.", "origin")
-        self.zero_advantage = counter("swarm_trainer_zero_advantage_groups", "Groups taken in whose rewards do not differ.")
-        self.skipped = counter("swarm_trainer_skipped_groups", "Groups left out because they cannot be trained on.", "reason")
-        self.absurd = counter("swarm_trainer_absurd_answers", "Foreign answers left out because the own policy finds them absurd.")
-        self.reencoded = gauge("swarm_trainer_reencoded_ratio", "Share of groups of the last step that were encoded again.")
-        self.tokens = counter("swarm_trainer_tokens", "Completion tokens taken in.")
-        self.write_failures = counter("swarm_trainer_write_failures", "Writes that failed and are tried again.", "kind")
-        self.checkpoint_step = gauge("swarm_trainer_checkpoint_step", "Step of the newest checkpoint.")
-        self.fallbacks = counter("swarm_trainer_corrupt_checkpoints", "Checkpoints that were found broken at start.")
+        for phase in _PHASES:
+            self.seconds.labels(phase)
+        published = "Absent until this process has published or confirmed one."
+        self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
+        self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest published policy. {published}")
+        self.loss = last("swarm_trainer_loss", "Loss")
+        self.grad_norm = last("swarm_trainer_grad_norm", "Gradient norm before clipping")
+        self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy per token")
+        self.clip_fraction = last("swarm_trainer_clip_ratio", "Share of clipped tokens")
+        self.importance_ratio = last("swarm_trainer_importance_ratio", "Mean policy to proximal policy ratio over the tokens")
+        self.importance_ratio_max = last("swarm_trainer_importance_ratio_max", "Largest policy to proximal policy ratio of a token")
+        self.kl_behaviour = last("swarm_trainer_kl_behaviour_nats", "Mean KL divergence per token of policy from behaviour")
+        self.kl_reference = last("swarm_trainer_kl_reference_nats", "Mean KL divergence per token of policy from reference")
+        self.learning_rate = last("swarm_trainer_learning_rate", "Learning rate")
+        self.reward = Gauge(
+            "swarm_trainer_reward",
+            "Mean reward of the completions in the last step that had groups of this origin. Absent until there was one.",
+            ["origin"],
+            registry=registry,
+        )
+        self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in optimiser steps of a local group")
+        self.groups = counter("swarm_trainer_groups_total", "Groups taken in, by origin.", "origin", ("local", "external"))
+        self.zero_advantage = counter("swarm_trainer_zero_advantage_groups_total", "Groups taken in whose rewards do not differ.")
+        self.skipped = counter(
+            "swarm_trainer_skipped_groups_total", "Groups left out because they cannot be trained on.", "reason", _SKIPPED
+        )
+        self.absurd = counter(
+            "swarm_trainer_absurd_answers_total", "Foreign answers left out because the own policy finds them absurd."
+        )
+        self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups encoded again from their text")
+        self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens taken in.")
+        self.write_failures = counter(
+            "swarm_trainer_write_failures_total", "Writes that failed and are tried again.", "kind", _WRITES
+        )
+        saved = "Absent until this process has written one."
+        self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
+        self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")
+        self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Checkpoints found broken at start.")
+        self.wait_ratio = LateGauge(
+            "swarm_trainer_wait_ratio",
+            f"Share of the time of the last {_WINDOW_STEPS} steps spent without a batch. Absent until a step of this process.",
+            registry=registry,
+        )
+        GpuMemory(registry)
         self._recent: deque[PhaseSeconds] = deque(maxlen=_WINDOW_STEPS)
+
+    def published(self, pointer: PolicyPointer | None) -> None:
+        """The newest policy is where `pointer` says."""
+        if pointer is not None:
+            self._version.set(pointer.version)
+            self._published.set(pointer.created_at)
+
+    def checkpointed(self, step: int) -> None:
+        """The state after `step` is on disk."""
+        self._checkpoint_step.set(step)
+        self._checkpoint_time.set(time.time())
 
     def observe(self, record: StepRecord, context: ServiceContext) -> None:
         """Show a step on /metrics and on the status board."""
@@ -65,8 +115,9 @@ class TrainerGauges:
         self.importance_ratio.set(record.importance_ratio)
         self.importance_ratio_max.set(record.importance_ratio_max)
         self.kl_behaviour.set(record.kl_behaviour)
+        self.kl_reference.set(record.kl_reference)
         self.learning_rate.set(record.learning_rate)
-        self.staleness.set(record.staleness_max or 0)
+        self.staleness.set(record.staleness_max)
         self.reencoded.set(record.reencoded_share)
         self.zero_advantage.inc(record.groups_zero_advantage)
         self.absurd.inc(record.answers_absurd)
@@ -98,3 +149,4 @@ class TrainerGauges:
         total_s = max(1e-9, sum(p.total for p in recent))
         for phase in _PHASES:
             board.set(f"{phase}_share", sum(getattr(p, phase) for p in recent) / total_s)
+        self.wait_ratio.set(board.get("wait_share"))

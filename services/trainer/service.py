@@ -27,6 +27,7 @@ from shared.config import NodeConfig
 from shared.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode
 from shared.model.weights import WeightsError, write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store
+from shared.rollout_id import batch_fields
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped
 from shared.subjects import EVAL_KEY, TRAINER_KEY, node_bucket
 from shared.transport.base import NotConnected, TransportError
@@ -198,12 +199,12 @@ class _Training:
         started = time.perf_counter()
         await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s)
-        self._write(replace(record, phase_seconds=phases))
+        self._write(replace(record, phase_seconds=phases), batch, position)
         self._checkpoint_s = 0.0
         if self._checkpoint_failed or position.batch_number % self._config.trainer.checkpoint_every == 0:
             await self._checkpoint()
 
-    def _write(self, record: StepRecord) -> None:
+    def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
         try:
             self._metrics.append(record)
         except OSError as error:
@@ -213,7 +214,10 @@ class _Training:
             self._log.warning("groups_skipped", step=record.step, reasons=record.skipped)
         self._log.info(
             "step",
+            **batch_fields(batch),
             step=record.step,
+            policy_version=record.policy_version,
+            stream_seq=position.stream_seq,
             loss=round(record.loss, 6),
             reward_local=record.reward_local,
             reward_external=record.reward_external,
@@ -256,7 +260,7 @@ class _Training:
         self._confirmed = version
         if decision == "confirm" and changed:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
-        self._gauges.version.set(version)
+        self._gauges.published(self._publisher.pointer)
         self._context.status.set("policy_version", version)
 
     async def _write_policy(self, file: Path) -> None:
@@ -287,7 +291,7 @@ class _Training:
             return
         self._checkpoint_failed = False
         self._checkpointed = self._position.batch_number
-        self._gauges.checkpoint_step.set(self._checkpointed)
+        self._gauges.checkpointed(self._checkpointed)
         if in_a_hurry:
             return
         try:

@@ -3,63 +3,143 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.verifier.refusals import Refusal, Refused
+from shared.messages import Origin
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
-from shared.tasks.sandbox import ScorerPool
+from shared.tasks.sandbox import JobResult, ScorerPool
 
 MAX_SENDER_LABELS = 64
 OTHER_SENDER = "_other"
+OTHER_TASK = "_other"
 WATCH_PERIOD_S = 2.0
+_REWARDS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_RESULTS = ("scored", "timeout", "killed", "error")
 
 
 class Figures:
-    """Counts what crosses the border. Every refusal reason is exported from the start, as zero."""
+    """Counts what is scored and what crosses the border. `datasets` are those of the node's own tasks."""
 
-    def __init__(self, registry: CollectorRegistry, status: StatusBoard) -> None:
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str] = ()) -> None:
         self._status = status
-        self._scored = Counter("swarm_groups_scored", "Groups scored, by origin.", ["origin"], registry=registry)
-        self._failed = Counter("swarm_groups_failed", "Own groups that could not be scored.", registry=registry)
-        self._shared = Counter("swarm_groups_shared", "Own groups stored on the swarm plane.", registry=registry)
-        self._shares_dropped = Counter("swarm_shares_dropped", "Own groups that never reached the swarm.", registry=registry)
-        self._refused = Counter("swarm_intake_refused", "Foreign messages refused, by reason.", ["reason"], registry=registry)
-        self._by_sender = Counter("swarm_intake_refused_by_sender", "The same, by claimed sender.", ["sender"], registry=registry)
-        self._timeouts = Counter("swarm_score_timeouts", "Answers that made a scorer hang.", registry=registry)
-        self._workers = Counter("swarm_scorers_replaced", "Scorer processes killed or lost, and replaced.", registry=registry)
-        self._seconds = Histogram(
-            "swarm_score_seconds", "From taking a group up to its rewards.", registry=registry, buckets=_SECONDS
-        )
-        self._outbox = Gauge("swarm_outbox_groups", "Own groups waiting for the swarm plane.", registry=registry)
-        self._connected = Gauge("swarm_plane_connected", "1 while the swarm plane can be reached.", registry=registry)
-        self._backlog = Gauge("swarm_intake_backlog", "Foreign messages not looked at yet.", registry=registry)
-        self._waiting = Gauge("swarm_intake_waiting", "Foreign messages waiting for their sender's turn.", registry=registry)
-        self._left_out = Gauge("swarm_senders_left_out", "Senders not listened to, by why.", ["why"], registry=registry)
-        self._senders: set[str] = set()
-        self._workers_seen = 0
-        for origin in ("local", "external"):
-            self._scored.labels(origin)
-            status.set(f"scored_{origin}", 0)
-        for reason in Refusal:
-            self._refused.labels(reason.value)
-            status.set(f"refused_{reason.value}", 0)
+        self._tasks = frozenset(datasets)
+        self._register_scoring(registry)
+        self._register_border(registry)
         for name in ("shared", "accepted", "refused", "score_timeouts", "swarm_connected", "shares_dropped", "failed_local"):
             status.set(name, 0)
 
-    def scored_local(self, seconds: float, timeouts: int) -> None:
-        """An own group has its rewards."""
-        self._count_scored("local", seconds, timeouts)
+    def _register_scoring(self, registry: CollectorRegistry) -> None:
+        self._jobs = Counter(
+            "swarm_verify_jobs_total",
+            "Completions judged, by origin and result: scored, timeout (its scorer hung), killed (its scorer died), "
+            "error (its group could not be scored).",
+            ["origin", "result"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "swarm_verify_duration_seconds",
+            f"Scoring of one group, by dataset; {OTHER_TASK} for datasets that are not the node's own.",
+            ["task"],
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self._rewards = Histogram(
+            "swarm_reward", "This node's reward of each completion, by origin.", ["origin"], buckets=_REWARDS, registry=registry
+        )
+        self._scored = Counter("swarm_groups_scored_total", "Groups scored, by origin.", ["origin"], registry=registry)
+        self._failed = Counter("swarm_groups_failed_total", "Own groups that could not be scored.", registry=registry)
+        self._restarts = Counter(
+            "swarm_scorer_restarts_total", "Scorer processes that hung or died and were replaced.", registry=registry
+        )
+        self._timeouts = Counter(
+            "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is 0.", registry=registry
+        )
+        all_replicas = "The same in every replica. Absent until first read."
+        self._queue = LateGauge(
+            "swarm_verify_queue_groups", f"Own groups waiting for a verifier or in work. {all_replicas}", registry=registry
+        )
+        self._dead = LateGauge("swarm_dead_letters", f"Dead letters kept for inspection. {all_replicas}", registry=registry)
+        self._buried = Counter("swarm_dead_letters_total", "Own groups put away as dead letters.", registry=registry)
+        for task in (*self._tasks, OTHER_TASK):
+            self._seconds.labels(task)
+        for origin in ("local", "external"):
+            self._scored.labels(origin)
+            self._rewards.labels(origin)
+            self._status.set(f"scored_{origin}", 0)
+            for result in _RESULTS:
+                self._jobs.labels(origin, result)
 
-    def accepted(self, seconds: float, timeouts: int) -> None:
+    def _register_border(self, registry: CollectorRegistry) -> None:
+        results = "ok, dropped (will never reach the swarm), error (tried again)"
+        self.publish = PublishMetrics(registry, "swarm", ("ok", "dropped", "error"), results)
+        self._outbox = Gauge("swarm_outbox_groups", "Own groups waiting for the swarm plane.", registry=registry)
+        self._reads = Counter(
+            "swarm_sample_requests_total",
+            "Reads of the swarm's stream, by result: ok, gap (messages were passed over unread), timeout (no answer), error.",
+            ["result"],
+            registry=registry,
+        )
+        self._accepted = Counter("swarm_ingest_accepted_total", "Foreign groups scored and taken in.", registry=registry)
+        self._refused = Counter(
+            "swarm_ingest_rejected_total", "Foreign messages refused, by reason.", ["reason"], registry=registry
+        )
+        self._by_sender = Counter(
+            "swarm_ingest_rejected_by_sender_total",
+            f"Foreign messages refused, by claimed sender; {OTHER_SENDER} without one and after {MAX_SENDER_LABELS} names.",
+            ["sender"],
+            registry=registry,
+        )
+        self._backlog = Gauge("swarm_ingest_backlog_messages", "Foreign messages not looked at yet.", registry=registry)
+        self._waiting = Gauge(
+            "swarm_ingest_waiting_messages", "Foreign messages read and waiting for their sender's turn.", registry=registry
+        )
+        self._left_out = Gauge("swarm_senders_left_out", "Senders not listened to, by why.", ["why"], registry=registry)
+        self._senders = {OTHER_SENDER}
+        self._restarts_seen = 0
+        self._by_sender.labels(OTHER_SENDER)
+        for result in ("ok", "gap", "timeout", "error"):
+            self._reads.labels(result)
+        for reason in Refusal:
+            self._refused.labels(reason.value)
+            self._status.set(f"refused_{reason.value}", 0)
+        for why in ("quarantined", "banned"):
+            self._left_out.labels(why)
+
+    def scored_local(self, dataset: str, result: JobResult) -> None:
+        """An own group has its rewards."""
+        self._count_scored("local", dataset, result)
+
+    def accepted(self, dataset: str, result: JobResult) -> None:
         """A foreign group has this node's rewards and is in the pool's stream."""
-        self._count_scored("external", seconds, timeouts)
+        self._count_scored("external", dataset, result)
+        self._accepted.inc()
         self._status.add("accepted")
+
+    def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
+        """The sandbox gave no rewards for a group."""
+        self._count_jobs(origin, completions, "error", result)
 
     def failed_local(self) -> None:
         """An own group was given up on."""
         self._failed.inc()
         self._status.add("failed_local")
+
+    def buried(self) -> None:
+        """An own group became a dead letter."""
+        self._buried.inc()
+
+    def queues(self, groups: int, dead_letters: int) -> None:
+        """Messages in the streams of unscored groups and of dead letters."""
+        self._queue.set(groups)
+        self._dead.set(dead_letters)
+
+    def read(self, result: str) -> None:
+        """The swarm's stream was read: ok, gap, timeout or error."""
+        self._reads.labels(result).inc()
 
     def refused(self, refused: Refused) -> None:
         """A foreign message stays outside."""
@@ -73,19 +153,14 @@ class Figures:
         self._status.add("refused")
         self._status.add(f"refused_{refused.reason.value}")
 
-    def timeouts(self, count: int) -> None:
-        """Answers that made a scorer hang."""
-        self._timeouts.inc(count)
-        self._status.add("score_timeouts", count)
-
-    def shared(self) -> None:
+    def shared(self, seconds: float, size_bytes: int) -> None:
         """An own group is stored on the swarm plane."""
-        self._shared.inc()
+        self.publish.stored(seconds, size_bytes)
         self._status.add("shared")
 
     def share_dropped(self) -> None:
         """An own group will not reach the swarm."""
-        self._shares_dropped.inc()
+        self.publish.failed("dropped")
         self._status.add("shares_dropped")
 
     def outbox(self, groups: int) -> None:
@@ -95,7 +170,6 @@ class Figures:
 
     def connected(self, connected: bool) -> None:
         """Whether the swarm plane can be reached."""
-        self._connected.set(connected)
         self._status.set("swarm_connected", connected)
 
     def backlog(self, messages: int) -> None:
@@ -117,17 +191,24 @@ class Figures:
     async def watch_workers(self, pool: ScorerPool) -> None:
         """Keep count of replaced scorer processes, for ever."""
         while True:
-            self._workers.inc(pool.replaced - self._workers_seen)
+            self._restarts.inc(pool.replaced - self._restarts_seen)
             self._status.set("scorers_replaced", pool.replaced)
-            self._workers_seen = pool.replaced
+            self._restarts_seen = pool.replaced
             await asyncio.sleep(WATCH_PERIOD_S)
 
-    def _count_scored(self, origin: str, seconds: float, timeouts: int) -> None:
+    def _count_scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
         self._scored.labels(origin).inc()
-        self._seconds.observe(seconds)
+        self._seconds.labels(dataset if dataset in self._tasks else OTHER_TASK).observe(result.seconds)
+        rewards = self._rewards.labels(origin)
+        for reward in result.rewards:
+            rewards.observe(reward)
         self._status.add(f"scored_{origin}")
-        if timeouts:
-            self.timeouts(timeouts)
+        self._count_jobs(origin, len(result.rewards), "scored", result)
 
-
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+    def _count_jobs(self, origin: Origin, completions: int, otherwise: str, result: JobResult) -> None:
+        self._jobs.labels(origin, "timeout").inc(result.timeouts - result.deaths)
+        self._jobs.labels(origin, "killed").inc(result.deaths)
+        self._jobs.labels(origin, otherwise).inc(max(0, completions - result.timeouts))
+        if result.timeouts:
+            self._timeouts.inc(result.timeouts)
+            self._status.add("score_timeouts", result.timeouts)

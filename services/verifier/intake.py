@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -25,9 +26,12 @@ from services.verifier.swarm_link import SwarmLink
 from shared import subjects
 from shared.config import NodeConfig
 from shared.messages import ScoredGroup, encode
+from shared.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.runtime import run_until_stopped
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
+
+T = TypeVar("T")
 
 BURST_S = 2.0
 MAX_READ = 64
@@ -134,7 +138,7 @@ class Intake:
             # Not a flood but a slow moment here: what waits in the stream is not lost.
             await asyncio.sleep(BUSY_S)
             return True
-        state = await swarm.stream_state(subjects.SWARM_ROLLOUTS)
+        state = await self._asked(swarm.stream_state(subjects.SWARM_ROLLOUTS))
         cursor, revision = await self._cursor()
         plan = plan_intake(
             cursor=cursor,
@@ -153,12 +157,23 @@ class Intake:
             )
         except Conflict:
             return True
-        messages = await self._read(swarm, plan, cursor)
+        messages = await self._asked(self._read(swarm, plan, cursor))
+        self._figures.read("gap" if plan.mode == "draw" or 0 < cursor < state.first_seq - 1 else "ok")
         self._looks.take(len(messages))
         for message in messages:
             self._line_up(message)
         self._news.set()
         return plan.mode == "follow" and plan.next_cursor < state.last_seq
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except NotConnected:
+            self._figures.read("timeout")
+            raise
+        except TransportError:
+            self._figures.read("error")
+            raise
 
     def _line_up(self, message: StoredMessage) -> None:
         sender = subjects.rollouts_author(message.subject) or ""
@@ -167,9 +182,9 @@ class Intake:
         if message.subject in self._known_subjects:
             self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
         size_bytes = len(message.inline or b"")
-        for flooding, _ in self._waiting.offer(sender, message, size_bytes, time.monotonic()):
+        for flooding, lost in self._waiting.offer(sender, message, size_bytes, time.monotonic()):
             detail = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share)"
-            self._refuse(Refused(Refusal.FLOOD, flooding or None, detail))
+            self._refuse(Refused(Refusal.FLOOD, flooding or None, detail), lost)
 
     async def _cursor(self) -> tuple[int, int]:
         entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
@@ -212,13 +227,13 @@ class Intake:
         (result,) = await self._pool.run([ScoringJob(ref=task.ref, texts=texts, expected=task, max_timeouts=ALLOWED_TIMEOUTS)])
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
-            self._figures.timeouts(result.timeouts)
-            self._refuse(refused)
+            self._figures.unscored("external", len(texts), result)
+            self._refuse(refused, message, examined.group_id)
             return
         self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
         if len(self._known_subjects) > KNOWN_SUBJECTS:
             self._known_subjects.popitem(last=False)
-        await self._store(examined, result)
+        await self._store(examined, result, message.seq)
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
         """The checks before scoring. What they refuse costs nobody's budget, but its sender's where it is the sender's doing."""
@@ -230,18 +245,18 @@ class Intake:
                 self._log.warning("intake_delayed", reason=str(error))
                 return None
             except TransportError as error:
-                self._refuse(Refused(Refusal.BLOB_MISSING, subjects.rollouts_author(message.subject), str(error)))
+                self._refuse(Refused(Refusal.BLOB_MISSING, subjects.rollouts_author(message.subject), str(error)), message)
                 return None
             verdict = self._border.examine(message.subject, payload, time.time())
         if isinstance(verdict, Candidate):
             return verdict
-        self._refuse(verdict)
+        self._refuse(verdict, message)
         if message.inline is not None or verdict.reason is Refusal.TOO_LARGE:
             self._waiting.refund(sender, blameless=verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING)
             self._news.set()
         return None
 
-    async def _store(self, candidate: Candidate, result: JobResult) -> None:
+    async def _store(self, candidate: Candidate, result: JobResult, swarm_seq: int) -> None:
         group = candidate.group if self._own.same_tokenizer(candidate.group) else without_tokens(candidate.group)
         scored = ScoredGroup(
             group_id=candidate.group_id,
@@ -252,22 +267,41 @@ class Intake:
             score_seconds=result.seconds,
             scored_at=time.time(),
         )
-        payload = encode(scored)
+        payload, rollout_id = encode(scored), rollout_id_of(candidate.group_id)
+        headers = {ROLLOUT_ID_HEADER: rollout_id}
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
         for attempt in range(1, STORE_ATTEMPTS + 1):
             try:
-                await self._node.publish(subject, payload, stream=stream, message_id=candidate.group_id)
+                ack = await self._node.publish(subject, payload, stream=stream, message_id=candidate.group_id, headers=headers)
             except TransportError as error:
-                self._log.warning("foreign_group_delayed", reason=str(error), attempt=attempt, of=STORE_ATTEMPTS)
+                self._log.warning(
+                    "foreign_group_delayed", rollout_id=rollout_id, reason=str(error), attempt=attempt, of=STORE_ATTEMPTS
+                )
                 await asyncio.sleep(RETRY_S * attempt)
             else:
-                self._figures.accepted(result.seconds, result.timeouts)
+                self._figures.accepted(group.task.ref.dataset, result)
+                self._log.info(
+                    "foreign_rollouts_accepted",
+                    rollout_id=rollout_id,
+                    sender=candidate.sender,
+                    task=group.task.ref.dataset,
+                    policy_version=group.policy_version,
+                    swarm_seq=swarm_seq,
+                    stream_seq=ack.seq,
+                    completions=len(result.rewards),
+                    mean_reward=round(sum(result.rewards) / len(result.rewards), 4),
+                    seconds=round(result.seconds, 4),
+                )
                 return
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
+        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log names what the header claims."""
         self._figures.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]
-        self._log.debug("foreign_group_refused", reason=reason, sender=refused.sender, detail=detail)
+        named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}
+        self._log.debug(
+            "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
+        )
         if refused.quarantined_s:
             self._log.warning(
                 "sender_quarantined",

@@ -18,8 +18,9 @@ from shared import subjects
 from shared.config import NodeConfig
 from shared.dead_letters import attempt_id, bury, spent_seq
 from shared.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
+from shared.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
-from shared.transport.base import Delivery, NotConnected, StoredMessage, Transport, TransportError
+from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError
 
 IN_WORK = 64
 FETCH_TIMEOUT_S = 1.0
@@ -94,7 +95,8 @@ class LocalScorer:
         try:
             group = decode(payload, RolloutGroup)
         except MessageError as error:
-            self._log.error("own_group_unreadable", reason=str(error), remedy="run all of a node's services in one version")
+            remedy, rollout_id = "run all of a node's services in one version", claimed_rollout_id(delivery.message.headers)
+            self._log.error("own_group_unreadable", reason=str(error), rollout_id=rollout_id, remedy=remedy)
             await self._bury(delivery.message, payload, str(error))
             self._figures.failed_local()
             await delivery.ack()
@@ -109,13 +111,16 @@ class LocalScorer:
         texts = [completion.text for completion in group.completions]
         (result,) = await self._pool.run([ScoringJob(ref=group.task.ref, texts=texts, expected=group.task, urgent=True)])
         if result.reason is not None:
+            self._figures.unscored("local", len(texts), result)
             await self._give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
             await delivery.ack()
             return
-        if await self._store(delivery.message, self._scored(group, group_id, result)):
-            self._figures.scored_local(result.seconds, result.timeouts)
+        stored = await self._store(delivery.message, self._scored(group, group_id, result))
+        if not stored.duplicate:
+            self._figures.scored_local(group.task.ref.dataset, result)
+            self._say_scored(group, group_id, result, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
-        self._outbox.offer(group, result.rewards)
+        self._outbox.offer(group, group_id, result.rewards)
         await delivery.ack()
 
     async def sweep(self) -> None:
@@ -183,20 +188,36 @@ class LocalScorer:
 
     async def _give_up(self, message: StoredMessage, group: RolloutGroup, payload: bytes, cause: str) -> None:
         group_id = content_id(payload)
-        self._log.error("own_group_given_up", group=group_id[:12], draw=group.draw, dataset=group.task.ref.dataset, cause=cause)
+        rollout_id, task = rollout_id_of(group_id), group.task.ref.dataset
+        self._log.error("own_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
         await self._bury(message, payload, cause)
         failed = self._scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
-        if await self._store(message, failed):
+        if not (await self._store(message, failed)).duplicate:
             self._figures.failed_local()
 
     async def _bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
         name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
         await bury(self._node, self._id, payload, cause, message_id=name)
+        self._figures.buried()
 
-    async def _store(self, message: StoredMessage, scored: ScoredGroup) -> bool:
+    async def _store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
-        ack = await self._node.publish(subject, encode(scored), stream=stream, message_id=attempt_id(message, scored.group_id))
-        return not ack.duplicate
+        name, headers = attempt_id(message, scored.group_id), {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
+        return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
+
+    def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int) -> None:
+        self._log.info(
+            "rollouts_scored",
+            rollout_id=rollout_id_of(group_id),
+            task=group.task.ref.dataset,
+            draw=group.draw,
+            policy_version=group.policy_version,
+            stream_seq=seq,
+            completions=len(result.rewards),
+            mean_reward=round(sum(result.rewards) / len(result.rewards), 4),
+            timeouts=result.timeouts,
+            seconds=round(result.seconds, 4),
+        )
 
     def _scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:
         return ScoredGroup(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from services.verifier.border import Border, BorderRules
@@ -24,9 +25,10 @@ from shared.tasks.derive import TaskError
 from shared.tasks.held_out import HeldOut, held_out_tasks
 from shared.tasks.sandbox import SandboxError, ScorerPool
 from shared.tasks.specs import check_specs
-from shared.transport.base import ConsumerSpec
+from shared.transport.base import ConsumerSpec, TransportError
 
 MAX_ACK_PENDING = 256
+QUEUES_PERIOD_S = 5.0
 MAX_REPLAY_MEMORY = 2_000_000
 
 
@@ -57,9 +59,11 @@ class VerifierService:
         config, log = self._config, context.log
         if config.nats.create_streams:
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
-        figures = Figures(context.registry, context.status)
+        figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
         pool = ScorerPool.from_config(config.verifier, tasks=config.tasks)
         link = SwarmLink(config, context.swarm, figures, log)
+        if config.nats.swarm_url is not None:
+            context.planes.watch("swarm", lambda: link.held)
         try:
             await pool.start()
             own = OwnModel()
@@ -73,7 +77,14 @@ class VerifierService:
             context.mark_ready()
             context.status.state("verifying")
             log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)
-            loops = [local.run(), local.sweep(), outbox.run(), link.run(), figures.watch_workers(pool)]
+            loops = [
+                local.run(),
+                local.sweep(),
+                outbox.run(),
+                link.run(),
+                figures.watch_workers(pool),
+                self._watch_queues(context, figures),
+            ]
             if config.nats.swarm_url is not None:
                 loops += [intake.run(), watch.run(), reports.run_evals(), reports.run_record()]
             await run_until_stopped(context.stopping, *loops)
@@ -82,6 +93,17 @@ class VerifierService:
         finally:
             await pool.close()
             await link.close()
+
+    async def _watch_queues(self, context: ServiceContext, figures: Figures) -> None:
+        node = self._config.node.id
+        while True:
+            try:
+                unscored = await context.node.stream_state(subjects.node_rollouts_stream(node))
+                dead = await context.node.stream_state(subjects.node_dead_letters_stream(node))
+                figures.queues(unscored.messages, dead.messages)
+            except TransportError as error:
+                context.log.debug("queues_not_read", reason=str(error))
+            await asyncio.sleep(QUEUES_PERIOD_S)
 
     def _consumer(self) -> ConsumerSpec:
         verifier = self._config.verifier

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.verifier.figures import Figures
 from services.verifier.sharing_rules import is_shared, sign
@@ -13,11 +14,23 @@ from shared import subjects
 from shared.config.sections import VerifierSection
 from shared.keys import SigningKey
 from shared.messages import RolloutGroup, content_id, encode
+from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.transport.base import TooLarge, TransportError
 
 MAX_GROUPS = 512
 MAX_BYTES = 128 * 2**20
 RETRY_S = 1.0
+
+
+class Parcel(NamedTuple):
+    """A signed group on its way. `shared_id` is the id of the bytes that cross; another one where token ids are left out."""
+
+    subject: str
+    task: str
+    policy_version: int
+    group_id: str
+    shared_id: str
+    payload: bytes
 
 
 class Outbox:
@@ -29,17 +42,18 @@ class Outbox:
         self._link = link
         self._figures = figures
         self._log = log
-        self._waiting: deque[tuple[str, str, bytes]] = deque()
+        self._waiting: deque[Parcel] = deque()
         self._size_bytes = 0
         self._filled = asyncio.Event()
 
-    def offer(self, group: RolloutGroup, rewards: list[float]) -> None:
-        """Queue a scored group if the share policy wants it. Never waits."""
+    def offer(self, group: RolloutGroup, group_id: str, rewards: list[float]) -> None:
+        """Queue a scored group if the share policy wants it. Never waits. `group_id` is the one it has on this node."""
         if not is_shared(self._config.share, rewards):
             return
         signed = sign(group, self._key, share_tokens=self._config.share_tokens)
-        payload = encode(signed)
-        self._waiting.append((subjects.rollouts(group.node, group.task.ref.dataset), content_id(signed.body), payload))
+        payload, task = encode(signed), group.task.ref.dataset
+        subject, shared_id = subjects.rollouts(group.node, task), content_id(signed.body)
+        self._waiting.append(Parcel(subject, task, group.policy_version, group_id, shared_id, payload))
         self._size_bytes += len(payload)
         while len(self._waiting) > MAX_GROUPS or (self._size_bytes > MAX_BYTES and len(self._waiting) > 1):
             self._remove_first()
@@ -62,19 +76,37 @@ class Outbox:
         if transport is None:
             return False
         first = self._waiting[0]
-        subject, message_id, payload = first
+        started, rollout_id = time.monotonic(), rollout_id_of(first.group_id)
+        # Others can only know the group by the bytes they are sent.
+        headers = {ROLLOUT_ID_HEADER: rollout_id_of(first.shared_id)}
         try:
-            await transport.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=message_id)
-        except TooLarge as error:
-            self._log.warning(
-                "share_too_large", reason=str(error), remedy="lower generator.max_new_tokens or set share_tokens false"
+            ack = await transport.publish(
+                first.subject,
+                first.payload,
+                stream=subjects.SWARM_ROLLOUTS,
+                message_id=first.shared_id,
+                headers=headers,
             )
+        except TooLarge as error:
+            remedy = "lower generator.max_new_tokens or set share_tokens false"
+            self._log.warning("share_too_large", rollout_id=rollout_id, reason=str(error), remedy=remedy)
             self._figures.share_dropped()
         except TransportError as error:
-            self._log.debug("share_delayed", reason=str(error))
+            self._figures.publish.failed("error")
+            self._log.debug("share_delayed", rollout_id=rollout_id, reason=str(error))
             return False
         else:
-            self._figures.shared()
+            seconds = time.monotonic() - started
+            self._figures.shared(seconds, len(first.payload))
+            self._log.info(
+                "rollouts_shared",
+                rollout_id=rollout_id,
+                shared_rollout_id=headers[ROLLOUT_ID_HEADER],
+                task=first.task,
+                policy_version=first.policy_version,
+                swarm_seq=ack.seq,
+                seconds=round(seconds, 4),
+            )
         # While publishing, the queue may have overflowed and dropped this very entry.
         if self._waiting and self._waiting[0] is first:
             self._remove_first()
@@ -82,4 +114,4 @@ class Outbox:
         return True
 
     def _remove_first(self) -> None:
-        self._size_bytes -= len(self._waiting.popleft()[2])
+        self._size_bytes -= len(self._waiting.popleft().payload)

@@ -34,6 +34,11 @@ class SwarmLink:
         """The swarm plane while it can be reached."""
         return self._transport if self._transport is not None and self._transport.connected else None
 
+    @property
+    def held(self) -> Transport | None:
+        """The transport, also while it has lost its connection."""
+        return self._transport
+
     async def run(self) -> None:
         """Connect in the background and make sure of the streams again whenever the swarm plane comes back."""
         if self._config.nats.swarm_url is None:

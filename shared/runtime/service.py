@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
+from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.transport.base import AccessDenied, NotConnected, Transport
-from shared.version import VERSION
 
 
 @dataclass
@@ -48,6 +48,7 @@ class ServiceContext:
     status: StatusBoard
     stopping: asyncio.Event
     ready: bool = field(default=False)
+    planes: PlaneMetrics = field(default_factory=PlaneMetrics)
 
     def mark_ready(self, ready: bool = True) -> None:
         """Say that set-up is complete (`/readyz`)."""
@@ -105,10 +106,10 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     started = time.monotonic()
-    registry = CollectorRegistry()
-    _common_metrics(registry, role)
     heartbeat = Heartbeat()
     context: ServiceContext | None = None
+    node: Transport | None = None
+    swarm: Transport | None = None
 
     def not_ready_because() -> str | None:
         if context is None:
@@ -117,10 +118,11 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
             return "not connected to NATS"
         return None if context.ready else "setting up"
 
+    registry = service_registry(lambda: not_ready_because() is None)
+    planes = PlaneMetrics(registry)
+    planes.watch("node", lambda: node)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
     beating = asyncio.create_task(heartbeat.beat())
-    node: Transport | None = None
-    swarm: Transport | None = None
     try:
         node = await _connect_node_plane(config, role, stopping)
         if node is None:
@@ -129,7 +131,7 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
             swarm = await _connect_swarm_plane(config, log)
         status = StatusBoard(config.node.id, role, config.node.replica)
         status.set("http_port", health.port)
-        context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping)
+        context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)
         reporting = asyncio.create_task(context.status.report(node))
@@ -178,11 +180,3 @@ async def _connect_swarm_plane(config: NodeConfig, log: Any) -> Transport | None
         log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
         return None
     return swarm
-
-
-def _common_metrics(registry: CollectorRegistry, role: str) -> None:
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    Gauge("swarm_build_info", "Version of the software; always 1.", ["version", "role"], registry=registry).labels(
-        VERSION, role
-    ).set(1)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from shared.transport.counters import Counters
+
 
 class TransportError(Exception):
     """Something went wrong between this process and the server; the message names cause and remedy."""
@@ -164,6 +166,11 @@ class Transport(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the server can be reached now."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """Connections and errors since it was opened."""
         ...
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ import structlog
 
 from shared.transport import credentials
 from shared.transport.base import AccessDenied, NotConnected
+from shared.transport.counters import Counters, ErrorKind
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,7 @@ RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 _ATTEMPT_S = 1.0
 _SLOW_LINE_BYTES_PER_S = 1_000_000
+_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
 
 
 class Deadline:
@@ -43,17 +45,6 @@ class Deadline:
     def passed(self) -> bool:
         """Whether it is over."""
         return self.left_s <= 0.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened to a connection since it was opened."""
-
-    connects: int = 0
-    disconnects: int = 0
-    reconnects: int = 0
-    errors: int = 0
-    slow_consumers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +203,7 @@ class Connection:
             except nats.errors.Error as error:
                 reason = str(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
+        self.counters.errors["unanswered"] += 1
         raise NotConnected(f"{what} at {self.options.url}: {reason or 'no time left'}")
 
     @asynccontextmanager
@@ -254,16 +246,15 @@ class Connection:
         return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
-        self.counters.errors += 1
-        if "permissions violation" in str(error).lower():
+        denied = credentials.denial(error, self.options.url, self.options.key_file, self.options.ca_file)
+        kind = _kind_of(error, denied=denied is not None)
+        self.counters.errors[kind] += 1
+        if kind == "permissions":
             self._forbidden = str(error).lower()
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self.counters.slow_consumers += 1
         described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if described != self._last_error:
             log.warning("nats_error", url=self.options.url, error=described)
         self._last_error = described
-        denied = credentials.denial(error, self.options.url, self.options.key_file, self.options.ca_file)
         if denied is not None and self._opening:
             # nats-py would try again for ever; what its error callback raises ends `connect`.
             raise AccessDenied(denied)
@@ -302,3 +293,15 @@ class Connection:
             self._last_error = ""
             log.info("nats_reopened", url=self.options.url)
             return
+
+
+def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
+    if "permissions violation" in str(error).lower():
+        return "permissions"
+    if denied:
+        return "access_denied"
+    if isinstance(error, nats.errors.SlowConsumerError):
+        return "slow_consumer"
+    if isinstance(error, (UnicodeDecodeError, IndexError)):
+        return "malformed"
+    return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"

@@ -30,7 +30,8 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
 )
-from shared.transport.connection import Connection, Counters, Deadline
+from shared.transport.connection import Connection, Deadline
+from shared.transport.counters import Counters
 
 READ_TIMEOUT_S = 5.0
 LONGEST_BLOB_S = 120.0

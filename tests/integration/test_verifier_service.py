@@ -261,8 +261,8 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         taken = [each.group.draw for each in await scored(alpha.node, "alpha") if each.origin == "external"]
         assert sorted(taken) == [0, 12]
         metrics = generate_latest(alpha.registry).decode()
-        assert 'swarm_intake_refused_total{reason="quarantined"} 0.0' in metrics
-        assert 'swarm_intake_refused_by_sender_total{sender="gamma"} 2.0' in metrics
+        assert 'swarm_ingest_rejected_total{reason="quarantined"} 0.0' in metrics
+        assert 'swarm_ingest_rejected_by_sender_total{sender="gamma"} 2.0' in metrics
 
 
 def _foreign_dataset() -> Task:
@@ -348,7 +348,7 @@ async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
     outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, None, figures, log), figures, log)
     for _ in range(MAX_GROUPS + 5):
-        outbox.offer(group("alpha", 0), [1.0, 0.0])
+        outbox.offer(group("alpha", 0), "0" * 64, [1.0, 0.0])
     metrics = generate_latest(registry).decode()
-    assert "swarm_shares_dropped_total 5.0" in metrics
+    assert 'swarm_rollout_publish_total{plane="swarm",result="dropped"} 5.0' in metrics
     assert f"swarm_outbox_groups {MAX_GROUPS}.0" in metrics

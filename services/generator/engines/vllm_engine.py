@@ -216,7 +216,8 @@ class VllmEngine(Engine):
                         tensor_parallel_size=self._tensor_parallel_size,
                         distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
                         worker_extension_cls=_WORKER_EXTENSION,
-                        disable_log_stats=True,
+                        # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
+                        disable_log_stats=False,
                         use_tqdm_on_load=False,
                         seed=0,
                     )

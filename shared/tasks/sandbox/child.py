@@ -31,14 +31,15 @@ datasets iterate over sets."""
 
 
 class WorkerLost(Exception):
-    """The worker hung, or died. `step` is the (job number, step) it was at; None when it was at no job.
+    """The worker hung (`hung`), or died. `step` is the (job number, step) it was at; None when it was at no job.
 
     Jobs count from 0 over the worker's life; see `protocol` for steps.
     """
 
-    def __init__(self, cause: str, step: tuple[int, int] | None) -> None:
+    def __init__(self, cause: str, step: tuple[int, int] | None, *, hung: bool = False) -> None:
         super().__init__(cause)
         self.step = step
+        self.hung = hung
 
 
 class Child:
@@ -120,12 +121,12 @@ class Child:
                 if unchanged and now is not None:
                     on_slow(now)
         except (EOFError, OSError):
-            await self._lose("died")
+            await self._lose("died", hung=False)
         finally:
             reading.cancel()
             with suppress(asyncio.CancelledError, EOFError, OSError):
                 await reading
-        await self._lose(f"hung for {self._answer_timeout_s:g} s")
+        await self._lose(f"hung for {self._answer_timeout_s:g} s", hung=True)
         raise AssertionError("unreachable")
 
     async def kill(self) -> None:
@@ -135,10 +136,10 @@ class Child:
         await self._process.wait()
         self._progress.close()
 
-    async def _lose(self, cause: str) -> None:
+    async def _lose(self, cause: str, *, hung: bool) -> None:
         step = self._progress.read()
         await self.kill()
-        raise WorkerLost(cause, step)
+        raise WorkerLost(cause, step, hung=hung)
 
     async def _read_frame(self) -> Any:
         assert self._process.stdout is not None

@@ -99,6 +99,8 @@ def _blame(guilty: Entry, step: int, lost: WorkerLost) -> None:
     if step == DERIVING:
         guilty.finish([], None, "scoring_timeout", f"{guilty.job.ref.dataset}: deriving the task: worker {lost}")
         return
+    if not lost.hung and step - 1 not in guilty.hung:
+        guilty.died.add(step - 1)
     guilty.hung.add(step - 1)
     limit = guilty.job.max_timeouts
     if limit is not None and len(guilty.hung) > limit:

@@ -28,7 +28,10 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
 
 
 class JobResult(Struct, frozen=True):
-    """Rewards in the order of the texts, or the reason why there are none. `timeouts` counts answers that hung (reward 0)."""
+    """Rewards in the order of the texts, or the reason why there are none.
+
+    `timeouts` counts answers at which a worker was lost (reward 0), `deaths` those of them at which it died instead of hanging.
+    """
 
     rewards: list[float]
     task: Task | None
@@ -36,6 +39,7 @@ class JobResult(Struct, frozen=True):
     detail: str
     timeouts: int
     seconds: float
+    deaths: int = 0
 
 
 class Request:
@@ -64,7 +68,7 @@ class Request:
 class Entry:
     """A job on its way. `held` counts the places that hold it: the queue, and workers that it was sent to."""
 
-    __slots__ = ("chars", "finished", "held", "hung", "job", "losses", "place", "request", "started_s", "verifier")
+    __slots__ = ("chars", "died", "finished", "held", "hung", "job", "losses", "place", "request", "started_s", "verifier")
 
     def __init__(self, job: ScoringJob, verifier: str, request: Request, place: int) -> None:
         self.job = job
@@ -74,6 +78,7 @@ class Entry:
         self.chars = sum(map(len, job.texts))
         self.held = 0
         self.hung: set[int] = set()
+        self.died: set[int] = set()
         self.losses = 0
         self.started_s = 0.0
         self.finished = False
@@ -105,4 +110,4 @@ class Entry:
         if not self.finished:
             self.finished = True
             seconds = time.monotonic() - self.started_s
-            self.request.put(self.place, JobResult(rewards, task, reason, detail, len(self.hung), seconds))
+            self.request.put(self.place, JobResult(rewards, task, reason, detail, len(self.hung), seconds, len(self.died)))

@@ -1,0 +1,116 @@
+"""What the generator reports: Prometheus metrics and the figures on its status board, in one place, so that both always agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from shared.messages import EvalReport, RolloutGroup
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
+from shared.runtime.status import StatusBoard
+
+_TOKENS = tuple(2.0**power for power in range(1, 18))
+
+
+class Figures:
+    """Counts as things happen. `datasets` are those of the node's tasks."""
+
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str]) -> None:
+        self._status = status
+        self._groups = Counter("swarm_rollouts_generated_total", "Groups generated, by dataset.", ["task"], registry=registry)
+        for dataset in datasets:
+            self._groups.labels(dataset)
+        self._tokens = Histogram(
+            "swarm_completion_tokens",
+            "Tokens per completion; its sum is the tokens generated.",
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self._call = Histogram(
+            "swarm_generate_call_duration_seconds",
+            "Duration of one engine call, which samples generator.groups_per_call groups.",
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        results = "ok, held_back (the queue is full, tried again), error (tried again)"
+        self.publish = PublishMetrics(registry, "node", ("ok", "held_back", "error"), results)
+        self._version = Gauge("swarm_policy_version", "Policy version that answers now; 0 is the base policy.", registry=registry)
+        self._load = Histogram(
+            "swarm_policy_load_duration_seconds",
+            "From fetching a new policy to its first answer.",
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self._load_failures = Counter(
+            "swarm_policy_load_failures_total", "Weight swaps that failed; the old policy went on answering.", registry=registry
+        )
+        self._allowed = LateGauge(
+            "swarm_draws_allowed",
+            "Task draws that admission would hand out now; 0 while the trainer has to catch up. Absent where nobody trains.",
+            registry=registry,
+        )
+        self._held_out_tasks = Gauge("swarm_held_out_tasks", "Tasks in the held-out set.", registry=registry)
+        same = "The same in every replica. Absent until the first evaluation."
+        self._pass_ratio = LateGauge(
+            "swarm_held_out_pass_ratio",
+            f"Share of held-out tasks solved by the newest evaluated policy. {same}",
+            registry=registry,
+        )
+        self._evaluated_version = LateGauge(
+            "swarm_held_out_policy_version", f"Policy version of the newest evaluation. {same}", registry=registry
+        )
+        self._base_pass_ratio = LateGauge(
+            "swarm_held_out_base_pass_ratio",
+            "Share of held-out tasks that the base policy solves. Absent in a replica that has not seen its evaluation.",
+            registry=registry,
+        )
+
+    def generated(self, groups: Sequence[RolloutGroup], seconds: float) -> None:
+        """One engine call has answered."""
+        tokens = 0
+        for group in groups:
+            self._groups.labels(group.task.ref.dataset).inc()
+            for completion in group.completions:
+                self._tokens.observe(completion.token_count)
+                tokens += completion.token_count
+        self._call.observe(seconds)
+        self._status.add("groups_generated", len(groups))
+        self._status.add("tokens_generated", tokens)
+        self._status.set("tokens_per_s", tokens / max(seconds, 1e-9))
+
+    def draws_allowed(self, draws: int) -> None:
+        """How many more draws admission would hand out."""
+        self._allowed.set(draws)
+
+    def policy(self, version: int) -> None:
+        """This policy answers now."""
+        self._version.set(version)
+        self._status.set("policy_version", version)
+
+    def policy_loaded(self, version: int, seconds: float) -> None:
+        """A new policy answers."""
+        self.policy(version)
+        self._load.observe(seconds)
+
+    def policy_load_failed(self) -> None:
+        """A swap failed; the old policy goes on."""
+        self._load_failures.inc()
+        self._status.add("policy_load_failures")
+
+    def held_out_tasks(self, count: int) -> None:
+        """Size of the held-out set."""
+        self._held_out_tasks.set(count)
+
+    def base_pass_ratio(self, ratio: float | None) -> None:
+        """What the base policy solves; None: not known here."""
+        self._base_pass_ratio.set(ratio)
+
+    def evaluated(self, report: EvalReport) -> None:
+        """The node's newest held-out result."""
+        self._pass_ratio.set(report.pass_rate)
+        self._evaluated_version.set(report.policy_version)
+        if report.policy_version == 0:
+            self.base_pass_ratio(report.pass_rate)
+        self._status.set("eval_pass_rate", report.pass_rate)
+        self._status.set("eval_version", report.policy_version)

@@ -1,0 +1,152 @@
+"""Metrics that every service has, and two kinds of metric that prometheus_client lacks: of the planes, and not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.transport.base import Transport
+from shared.transport.counters import ERROR_KINDS, Counters
+from shared.version import VERSION
+
+Plane = Literal["node", "swarm"]
+DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+PAYLOAD_BUCKETS_BYTES = tuple(4.0**power for power in range(5, 15))
+"""1 KiB to 256 MiB."""
+
+
+def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
+    """A registry with what every service exports; `ready` is asked at each scrape."""
+    # A series per counter and histogram that says when this process made it: `process_start_time_seconds` says that once.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    Gauge("swarm_build_info", "Version of the software, always 1.", ["version"], registry=registry).labels(VERSION).set(1)
+    Gauge("swarm_ready", "1 while set up and connected to NATS, as /readyz says.", registry=registry).set_function(ready)
+    return registry
+
+
+class LateGauge(Collector):
+    """A gauge that is absent until it is first set, because 0 would be a lie."""
+
+    def __init__(self, name: str, documentation: str, *, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._value: float | None = None
+        registry.register(self)
+
+    def set(self, value: float | None) -> None:
+        """Show a value; None takes it back."""
+        self._value = value
+
+    def describe(self) -> Iterable[Metric]:
+        """The family without a sample, so that the registry knows the name."""
+        return [GaugeMetricFamily(self._name, self._documentation)]
+
+    def collect(self) -> Iterator[Metric]:
+        """The family, with a sample once there is a value."""
+        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+
+
+class PlaneMetrics(Collector):
+    """What the connections to the planes have counted. A plane that was never connected is down and has counted nothing."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._planes: dict[Plane, Callable[[], Transport | None]] = {}
+        if registry is not None:
+            registry.register(self)
+
+    def watch(self, plane: Plane, transport: Callable[[], Transport | None]) -> None:
+        """Export `plane` from now on; `transport` is asked at each scrape and gives None as long as there is none."""
+        self._planes[plane] = transport
+
+    def describe(self) -> Iterable[Metric]:
+        """The families without samples."""
+        return self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families with a sample for each plane."""
+        connected, reconnects, errors = families = self._families()
+        for plane, current in self._planes.items():
+            transport = current()
+            counters = transport.counters if transport is not None else Counters()
+            connected.add_metric([plane], float(transport is not None and transport.connected))
+            reconnects.add_metric([plane], counters.reconnects)
+            for kind in ERROR_KINDS:
+                errors.add_metric([plane, kind], counters.errors[kind])
+        yield from families
+
+    @staticmethod
+    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+        return (
+            GaugeMetricFamily("swarm_nats_connected", "1 while the plane's NATS server can be reached.", labels=["plane"]),
+            CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane came back.", labels=["plane"]),
+            CounterMetricFamily("swarm_nats_errors", "Errors of the connection to the plane, by kind.", labels=["plane", "kind"]),
+        )
+
+
+class PublishMetrics:
+    """Attempts to store rollout groups on one plane."""
+
+    def __init__(self, registry: CollectorRegistry, plane: Plane, results: Sequence[str], results_text: str) -> None:
+        self._plane = plane
+        text = f"Attempts to store a group, by plane and result: {results_text}."
+        self._attempts = Counter("swarm_rollout_publish_total", text, ["plane", "result"], registry=registry)
+        for result in results:
+            self._attempts.labels(plane, result)
+        self._seconds = Histogram(
+            "swarm_rollout_publish_duration_seconds",
+            "From publishing a group to its acknowledgement, retries within the call included.",
+            ["plane"],
+            buckets=DURATION_BUCKETS_S[:-1],
+            registry=registry,
+        ).labels(plane)
+        self._size_bytes = Histogram(
+            "swarm_rollout_payload_bytes",
+            "Size of the stored groups, encoded.",
+            ["plane"],
+            buckets=PAYLOAD_BUCKETS_BYTES,
+            registry=registry,
+        ).labels(plane)
+
+    def stored(self, seconds: float, size_bytes: int) -> None:
+        """A group is in the plane's stream."""
+        self._attempts.labels(self._plane, "ok").inc()
+        self._seconds.observe(seconds)
+        self._size_bytes.observe(size_bytes)
+
+    def failed(self, result: str) -> None:
+        """An attempt ended otherwise."""
+        self._attempts.labels(self._plane, result).inc()
+
+
+class DefaultRegistryMetrics(Collector):
+    """Those metrics of prometheus_client's own registry whose names begin with `prefix`: a library's that knows no other."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        self._prefix = prefix
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what is in it is known only at a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The families as they are."""
+        for family in REGISTRY.collect():
+            if family.name.startswith(self._prefix):
+                yield family

@@ -1,0 +1,23 @@
+"""What happened to a connection, for metrics and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+ErrorKind = Literal["unreachable", "slow_consumer", "permissions", "access_denied", "malformed", "unanswered", "other"]
+"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: messages were dropped here. permissions: the
+server forbade a subject. access_denied: it refused this process's key, or is not who it should be. malformed: a message that nobody
+can read. unanswered: a request without an answer until its deadline. other: what else the server or the client complained of."""
+
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since a connection was opened."""
+
+    connects: int = 0
+    disconnects: int = 0
+    reconnects: int = 0
+    errors: dict[ErrorKind, int] = field(default_factory=lambda: dict.fromkeys(ERROR_KINDS, 0))
