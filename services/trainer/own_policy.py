@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from services.trainer.intake import Intake
+from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.rows import TokenGroup
-from services.trainer.update import UpdateConfig, batch_logprobs
+from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class OwnPolicyRules:
 
 
 def drop_absurd(
-    model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int
+    model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int, parallel: Parallel = ALONE
 ) -> tuple[Intake, Counter[str]]:
     """The intake without the foreign answers that `model`, as it is now, finds absurd; and how many of each node's there were.
 
@@ -35,16 +37,28 @@ def drop_absurd(
     and weights give the same result on a CPU: which groups are looked at follows from the batch's seed and the group's id, whose
     author cannot know the batch it will be in.
     """
-    looked_at = [
+    looked_at = groups_to_check(intake, config, rules, batch_seed)
+    if not looked_at:
+        return intake, Counter()
+    logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config, parallel)
+    return without_absurd(intake, looked_at, logprobs, rules)
+
+
+def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int) -> list[int]:
+    """Places in `intake.groups` of the foreign groups that are looked at."""
+    return [
         index
         for index, (group, (_, group_id)) in enumerate(zip(intake.groups, intake.authors, strict=True))
         if not group.is_local and config.takes_part(group) and _chance(batch_seed, group_id) < rules.fraction
     ]
+
+
+def without_absurd(
+    intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: OwnPolicyRules
+) -> tuple[Intake, Counter[str]]:
+    """What `drop_absurd` returns, given the own policy's `logprobs` of the groups at `looked_at`."""
     dropped: Counter[str] = Counter()
-    if not looked_at:
-        return intake, dropped
     groups: list[TokenGroup | None] = list(intake.groups)
-    logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config)
     for index, of_group in zip(looked_at, logprobs, strict=True):
         # A mean that is no number is no reason to train on what it stands for.
         kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= rules.min_logprob]

@@ -72,13 +72,29 @@ class RowSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRows:
+class CompletionRows:
+    """N completions of at most T tokens. mask: (N, T) bool, True on completion tokens. sequences: (group, completion) of each."""
+
+    mask: Tensor
+    sequences: list[tuple[int, int]]
+
+    def pad(self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32) -> Tensor:
+        """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and for None."""
+        padded = torch.zeros(self.mask.shape, dtype=dtype)
+        for row, (group, completion) in enumerate(self.sequences):
+            numbers = values[group][completion]
+            if numbers is not None:
+                padded[row, : len(numbers)] = torch.as_tensor(numbers, dtype=dtype)
+        return padded.to(self.mask.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows(CompletionRows):
     """R rows of W tokens, right-padded, that hold N completions of at most T tokens, in the order of `sequences`.
 
     input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for completions, -1 for
     padding. predicted_from: (N, T) int64, index into the R x W flattened positions of the token before, whose hidden
-    state predicts this one. targets: (N, T) int64. mask: (N, T) bool, True on completion tokens.
-    sequences: (group, completion) of each of the N. shared: whether any row holds more than one completion.
+    state predicts this one. targets: (N, T) int64. shared: whether any row holds more than one completion.
     """
 
     input_ids: Tensor
@@ -86,8 +102,6 @@ class TokenRows:
     segment_ids: Tensor
     predicted_from: Tensor
     targets: Tensor
-    mask: Tensor
-    sequences: list[tuple[int, int]]
     shared: bool
 
     def to(self, device: torch.device | str) -> TokenRows:
@@ -98,15 +112,6 @@ class TokenRows:
             if isinstance(getattr(self, field.name), Tensor)
         }
         return replace(self, **moved)
-
-    def pad(self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and for None."""
-        padded = torch.zeros(self.mask.shape, dtype=dtype)
-        for row, (group, completion) in enumerate(self.sequences):
-            numbers = values[group][completion]
-            if numbers is not None:
-                padded[row, : len(numbers)] = torch.as_tensor(numbers, dtype=dtype)
-        return padded.to(self.mask.device)
 
 
 def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> TokenRows:

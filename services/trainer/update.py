@@ -14,15 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
 
-from services.trainer.forward import completion_logprobs
+from services.trainer.forward import CompletionLogprobs, completion_logprobs
 from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
-from services.trainer.micro_batches import plan_micro_batches, plan_rows
+from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
-from services.trainer.rows import RowSlice, TokenGroup, TokenRows, build_rows
+from services.trainer.parallel.protocol import ALONE, Parallel
+from services.trainer.parallel.share import micro_batches_of
+from services.trainer.rows import CompletionRows, RowSlice, TokenGroup, TokenRows, build_rows
 from services.trainer.update_stats import UpdateStats
 
 BatchLogprobs = list[list[Tensor]]
@@ -59,18 +63,32 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig) -> Norma
     return Normaliser.count([length for group in counted for length in group.completion_lengths])
 
 
-def batch_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig) -> BatchLogprobs:
-    """Logprobs of every completion under `model` as it is now, without gradient.
+def batch_logprobs(
+    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE
+) -> BatchLogprobs:
+    """Logprobs of every completion under `model` as it is now, without gradient; the same in all processes.
 
     Once at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
-    logprobs: BatchLogprobs = [[torch.empty(0)] * len(group.completions) if config.takes_part(group) else [] for group in groups]
-    for rows in _micro_batches(model, groups, config):
+    mine: dict[tuple[int, int], Tensor] = {}
+    dtype = torch.float32
+    for rows, counted in _micro_batches(model, groups, config, parallel):
         with torch.no_grad(), _autocast(rows, config):
             scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
-        for row, (group, completion) in enumerate(rows.sequences):
-            logprobs[group][completion] = scored[row, : len(groups[group].completions[completion])].clone()
-    return logprobs
+        dtype = scored.dtype
+        for row, (group, completion) in enumerate(rows.sequences if counted else []):
+            mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
+    lengths = [group.completion_lengths if config.takes_part(group) else [] for group in groups]
+    # Each completion is one process's, so that adding the others' zeros changes no bit.
+    flat = [
+        mine.get((g, c), torch.zeros(length, dtype=dtype))
+        for g, of_group in enumerate(lengths)
+        for c, length in enumerate(of_group)
+    ]
+    if not flat:
+        return [[] for _ in groups]
+    all_tokens = iter(reduce(add, parallel.gather(torch.cat(flat))).split([len(part) for part in flat]))
+    return [[next(all_tokens) for _ in of_group] for of_group in lengths]
 
 
 def accumulate_gradients(
@@ -82,6 +100,7 @@ def accumulate_gradients(
     reference: BatchLogprobs | None = None,
     normaliser: Normaliser | None = None,
     loss_scale: float = 1.0,
+    parallel: Parallel = ALONE,
 ) -> UpdateStats:
     """Adds the gradient of one step over `groups` to the parameters' `.grad`; takes no step and clears nothing.
 
@@ -89,6 +108,7 @@ def accumulate_gradients(
     reference: from `batch_logprobs` of the reference model; needed when `kl_coefficient` is not 0.
     normaliser: the counts over all processes that share the step; None: those of `groups`.
     loss_scale: factor on the gradient, such as the number of processes whose gradients are averaged.
+    parallel: the processes that each compute a share of the same `groups`; the statistics are those of all.
     Groups that take no part are left out before any compute; when none is left no gradient is touched.
     """
     if normaliser is None:
@@ -96,20 +116,21 @@ def accumulate_gradients(
     device = next(model.parameters()).device
     sums = LossSums.zero(device)
     micro_batches = padded_tokens = 0
-    for rows in _micro_batches(model, groups, config):
+    for rows, counted in _micro_batches(model, groups, config, parallel):
         loss, part = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
-        (loss * loss_scale).backward()  # type: ignore[no-untyped-call]
-        sums = sums + part
+        (loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
+        sums = sums + part if counted else sums
         micro_batches += 1
         padded_tokens += rows.input_ids.numel()
     taking_part = [group for group in groups if config.takes_part(group)]
+    computed = reduce(add, parallel.gather(torch.tensor([micro_batches, padded_tokens]))).tolist()
     return UpdateStats.of(
-        sums,
+        reduce(add, map(LossSums.unpack, parallel.gather(sums.pack()))),
         groups=len(taking_part),
         groups_left_out=len(groups) - len(taking_part),
         sequences=sum(len(group.completions) for group in taking_part),
-        micro_batches=micro_batches,
-        padded_tokens=padded_tokens,
+        micro_batches=computed[0],
+        padded_tokens=computed[1],
     )
 
 
@@ -122,9 +143,25 @@ def _micro_batch_loss(
     proximal: BatchLogprobs | None,
     reference: BatchLogprobs | None,
 ) -> tuple[Tensor, LossSums]:
-    device = rows.mask.device
     with _autocast(rows, config):
         scored = completion_logprobs(model, rows, temperature=config.temperature)
+    return scored_loss(groups, rows, scored, config, normaliser, proximal, reference)
+
+
+def scored_loss(
+    groups: Sequence[TokenGroup],
+    rows: CompletionRows,
+    scored: CompletionLogprobs,
+    config: UpdateConfig,
+    normaliser: Normaliser,
+    proximal: BatchLogprobs | None,
+    reference: BatchLogprobs | None,
+) -> tuple[Tensor, LossSums]:
+    """Loss and sums of completions whose logprobs are known: everything of a step but the model's forward pass.
+
+    The arguments are `accumulate_gradients`'; `scored` holds the logprobs of `rows.sequences`, with gradient.
+    """
+    device = rows.mask.device
     dtype = scored.logprobs.dtype
     proximal_logprobs = scored.logprobs.detach() if proximal is None else rows.pad(proximal, dtype)
     correction = importance_weights(
@@ -173,8 +210,10 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
     )
 
 
-def _micro_batches(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig) -> Iterator[TokenRows]:
-    """Rows of the groups that take part, one micro-batch at a time, on the model's device."""
+def _micro_batches(
+    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel
+) -> Iterator[tuple[TokenRows, bool]]:
+    """This process's rows of the groups that take part, one micro-batch at a time, on the model's device; and whether they count."""
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
     numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
@@ -185,8 +224,8 @@ def _micro_batches(model: nn.Module, groups: Sequence[TokenGroup], config: Updat
         hidden_size=hidden_size,
     )
     rows = [RowSlice(row.width, numbers[row.group], row.start, row.stop) for row in planned]
-    for slices in plan_micro_batches(rows, config.budget_tokens):
-        yield build_rows(groups, slices).to(device)
+    for batch in micro_batches_of(parallel.rank, parallel.ranks, rows, config.budget_tokens):
+        yield build_rows(groups, batch.rows).to(device), batch.counted
 
 
 def _autocast(rows: TokenRows, config: UpdateConfig) -> torch.autocast:
