@@ -18,7 +18,7 @@ from shared.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams
 from shared.subjects import node_rollouts_stream
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.errors import CommandError
-from swarm_cli.nats_config import Account, Tls, node_account, render, swarm_account
+from swarm_cli.nats_config import Account, Tls, node_account, render, render_accounts, swarm_account
 
 nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)
 
@@ -67,13 +67,19 @@ def print_config(
     sync_interval: Annotated[
         str, typer.Option(help="always: acknowledged means on disk. 10s: faster; a power cut loses so much.")
     ] = "always",
+    accounts_only: Annotated[
+        bool, typer.Option("--accounts-only", help="Print accounts, users and permissions alone, for a file that includes them.")
+    ] = False,
 ) -> None:
     """Print a server's configuration: TLS, a user per node and role, and permissions."""
+    chosen = [part for entry in nodes for part in entry.split(",") if part]
+    if accounts_only:
+        typer.echo(render_accounts(accounts_for(plane, dict(_named(entry) for entry in chosen), folder)), nl=False)
+        return
     if bool(tls_cert) != bool(tls_key):
         raise CommandError("--tls-cert and --tls-key belong together: give both or none")
     if not tls_cert and host not in {"127.0.0.1", "localhost", "::1"}:
         raise CommandError(f"without TLS everybody on the way can read and change messages: {host} needs --tls-cert and --tls-key")
-    chosen = [part for entry in nodes for part in entry.split(",") if part]
     accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
     typer.echo(render(accounts, tls=tls, host=host, port=port, sync_interval=sync_interval), nl=False)

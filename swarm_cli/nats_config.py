@@ -58,15 +58,28 @@ def render(accounts: Sequence[Account], *, tls: Tls | None, host: str, port: int
         "# nats-py 2.16 cannot read the second format of acknowledgements.",
         "feature_flags { js_ack_fc_v2: false }",
         *_tls(tls),
-        "accounts {",
+        *_accounts(accounts),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def render_accounts(accounts: Sequence[Account]) -> str:
+    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats` does."""
+    lines = [
+        "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again, then have the server reload.",
+        *_accounts(accounts),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accounts(accounts: Sequence[Account]) -> list[str]:
+    lines = ["accounts {"]
     for account in accounts:
         lines += [f"  {account.name} {{", "    jetstream: enabled", "    users: ["]
         for user in account.users:
             lines += _user(user)
         lines += ["    ]", "  }"]
-    lines += ["}"]
-    return "\n".join(lines) + "\n"
+    return [*lines, "}"]
 
 
 def _swarm_permissions(name: str) -> Permissions:
