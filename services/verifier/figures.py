@@ -63,7 +63,7 @@ class Figures:
             "swarm_verify_queue_groups", f"Own groups waiting for a verifier or in work. {all_replicas}", registry=registry
         )
         self._dead = LateGauge("swarm_dead_letters", f"Dead letters kept for inspection. {all_replicas}", registry=registry)
-        self._buried = Counter("swarm_dead_letters_total", "Own groups put away as dead letters.", registry=registry)
+        self._buried = Counter("swarm_dead_letters_buried_total", "Own groups put away as dead letters.", registry=registry)
         for task in (*self._tasks, OTHER_TASK):
             self._seconds.labels(task)
         for origin in ("local", "external"):
