@@ -101,7 +101,7 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
-    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from `values`, by default everything (`.*`)."""
+    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from `values`, by default `.*`: all."""
     chosen = {"__rate_interval": rate_interval, **(values or {})}
     return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
 

@@ -1,8 +1,8 @@
 """Dashboard "NATS": streams, consumers, leaders, storage, from prometheus-nats-exporter beside each server.
 
 Every replica of a stream reports the stream, so sums would count it three times: streams are `max by (account, stream_name)`, and
-consumers are read from their leader, the only replica that knows what is pending. Names: `collector/jsz.go` and `collector/healthz.go`
-of prometheus-nats-exporter, with `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
+consumers are read from their leader, the only replica that knows what is pending. Names: `collector/jsz.go` and
+`collector/healthz.go` of prometheus-nats-exporter, with `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ _NOW = Row(
             Threshold(value=1, color="green"),
         ),
         _stat("Streams", "Streams, each counted once.", f"count({BY_STREAM} (nats_stream_total_messages{{{STREAM}}}))", "streams"),
-        _stat("Consumers", "Consumers, each counted once.", f"count({BY_CONSUMER} (nats_consumer_num_pending{{{CONSUMER}}}))", "consumers"),
+        _stat(
+            "Consumers",
+            "Consumers, each counted once.",
+            f"count({BY_CONSUMER} (nats_consumer_num_pending{{{CONSUMER}}}))",
+            "consumers",
+        ),
         _stat(
             "Streams without a leader",
             "Streams that no replica leads: they take and give nothing until two of three replicas are back.",
@@ -66,7 +71,8 @@ _STREAMS = Row(
     panels=(
         Panel(
             title="Messages",
-            description="Messages in each stream. NODE_*_ROLLOUTS is a work queue and near 0 when verifiers keep up; the others are windows.",
+            description="Messages in each stream. NODE_*_ROLLOUTS is a work queue and near 0 when verifiers keep up; the others "
+            "are windows.",
             unit="short",
             minimum=0,
             queries=(series(f"{BY_STREAM} (nats_stream_total_messages{{{STREAM}}})", "{{account}} {{stream_name}}"),),
@@ -80,7 +86,8 @@ _STREAMS = Row(
         ),
         Panel(
             title="Filled",
-            description="Bytes as a share of the stream's limit. Windows go to 1 and stay there; a work queue that does holds its writers back.",
+            description="Bytes as a share of the stream's limit. Windows go to 1 and stay there; a work queue that does holds "
+            "its writers back.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -96,18 +103,23 @@ _STREAMS = Row(
             description="Messages stored a second, by stream.",
             unit=PER_SECOND,
             minimum=0,
-            queries=(series(f"{BY_STREAM} (rate(nats_stream_last_seq{{{STREAM}}}[$__rate_interval]))", "{{account}} {{stream_name}}"),),
+            queries=(
+                series(f"{BY_STREAM} (rate(nats_stream_last_seq{{{STREAM}}}[$__rate_interval]))", "{{account}} {{stream_name}}"),
+            ),
         ),
         Panel(
             title="Messages gone",
             description="Messages a second that left a stream by its limits or by acknowledgement.",
             unit=PER_SECOND,
             minimum=0,
-            queries=(series(f"{BY_STREAM} (rate(nats_stream_first_seq{{{STREAM}}}[$__rate_interval]))", "{{account}} {{stream_name}}"),),
+            queries=(
+                series(f"{BY_STREAM} (rate(nats_stream_first_seq{{{STREAM}}}[$__rate_interval]))", "{{account}} {{stream_name}}"),
+            ),
         ),
         Panel(
             title="Consumers by stream",
-            description="Consumers of each stream. Reading needs none here: one per node's work queue, a few short-lived ones of watches.",
+            description="Consumers of each stream. Reading needs none here: one per node's work queue, a few short-lived ones of "
+            "watches.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -181,18 +193,23 @@ _LEADERS = Row(
             width=6,
             height=7,
             queries=(
-                series(f'count by (server_name) (nats_stream_total_messages{{{SERVER}, is_stream_leader="true"}})', "{{server_name}}"),
+                series(
+                    f'count by (server_name) (nats_stream_total_messages{{{SERVER}, is_stream_leader="true"}})', "{{server_name}}"
+                ),
             ),
         ),
         Panel(
             title="Replicas reported by stream",
-            description="Servers that report each stream: 3 in the cluster, 1 on a single server. Fewer than configured: a replica is missing.",
+            description="Servers that report each stream: 3 in the cluster, 1 on a single server. Fewer than configured: a "
+            "replica is missing.",
             unit="short",
             minimum=0,
             decimals=0,
             width=6,
             height=7,
-            queries=(series(f"count by (account, stream_name) (nats_stream_total_messages{{{STREAM}}})", "{{account}} {{stream_name}}"),),
+            queries=(
+                series(f"count by (account, stream_name) (nats_stream_total_messages{{{STREAM}}})", "{{account}} {{stream_name}}"),
+            ),
         ),
     ),
 )
@@ -216,7 +233,8 @@ _SERVERS = Row(
         ),
         Panel(
             title="Storage reserved",
-            description="Sum of the streams' byte limits as a share of what JetStream may store. At 1 the streams of one more node do not fit.",
+            description="Sum of the streams' byte limits as a share of what JetStream may store. At 1 the streams of one more "
+            "node do not fit.",
             unit="percentunit",
             minimum=0,
             width=6,
@@ -241,12 +259,16 @@ _SERVERS = Row(
         ),
         Panel(
             title="Failed JetStream requests",
-            description="JetStream API requests a second that were answered with an error. Looking for a stream that is not there yet is one.",
+            description="JetStream API requests a second that were answered with an error. Looking for a stream that is not "
+            "there yet is one.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
             queries=(
-                series(f"sum by (server_id) (rate(nats_varz_jetstream_stats_api_errors{{{SERVER}}}[$__rate_interval]))", "{{server_id}}"),
+                series(
+                    f"sum by (server_id) (rate(nats_varz_jetstream_stats_api_errors{{{SERVER}}}[$__rate_interval]))",
+                    "{{server_id}}",
+                ),
             ),
         ),
         Panel(

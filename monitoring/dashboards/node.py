@@ -39,7 +39,12 @@ _NOW = Row(
             "percentunit",
             f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{NODE}}})",
         ),
-        _stat("Steps", "Trainer steps a second over five minutes.", PER_SECOND, f"max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})"),
+        _stat(
+            "Steps",
+            "Trainer steps a second over five minutes.",
+            PER_SECOND,
+            f"max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})",
+        ),
         _stat(
             "Trainer waits",
             "Share of the last steps' time in which the trainer had no batch. High: generators or verifiers are what is short.",
@@ -68,23 +73,29 @@ _TIME = Row(
     panels=(
         Panel(
             title="Trainer by phase",
-            description="Share of wall clock that the trainer spends in each phase of a step. wait: no batch was there; publish and checkpoint: "
+            description="Share of wall clock that the trainer spends in each phase of a step. wait: no batch was there; publish "
+            "and checkpoint: "
             "writing policies and checkpoints.",
             unit="percentunit",
             minimum=0,
             stacked=True,
             width=12,
-            queries=(series(f"sum by (phase) (rate(swarm_trainer_step_duration_seconds_sum{{{NODE}}}[$__rate_interval]))", "{{phase}}"),),
+            queries=(
+                series(f"sum by (phase) (rate(swarm_trainer_step_duration_seconds_sum{{{NODE}}}[$__rate_interval]))", "{{phase}}"),
+            ),
         ),
         Panel(
             title="Sampler waiting",
-            description="Share of wall clock in which the next batch waited: for own groups (local), for others' (external), or for the trainer to "
+            description="Share of wall clock in which the next batch waited: for own groups (local), for others' (external), or "
+            "for the trainer to "
             "come near the end of the log, which is the healthy one.",
             unit="percentunit",
             minimum=0,
             stacked=True,
             width=12,
-            queries=(series(f"sum by (reason) (rate(swarm_sampler_waiting_seconds_total{{{NODE}}}[$__rate_interval]))", "{{reason}}"),),
+            queries=(
+                series(f"sum by (reason) (rate(swarm_sampler_waiting_seconds_total{{{NODE}}}[$__rate_interval]))", "{{reason}}"),
+            ),
         ),
         Panel(
             title="Engine call",
@@ -102,7 +113,8 @@ _TIME = Row(
             width=6,
             queries=(
                 series(
-                    f"histogram_quantile(0.95, sum by (task, le) (rate(swarm_verify_duration_seconds_bucket{{{NODE}}}[$__rate_interval])))",
+                    "histogram_quantile(0.95, sum by (task, le) "
+                    f"(rate(swarm_verify_duration_seconds_bucket{{{NODE}}}[$__rate_interval])))",
                     "p95 {{task}}",
                 ),
             ),
@@ -117,7 +129,8 @@ _TIME = Row(
         ),
         Panel(
             title="Publishing of a group",
-            description="Seconds until the server acknowledged a group, 95th percentile. node: generator to verifier; swarm: to the others.",
+            description="Seconds until the server acknowledged a group, 95th percentile. node: generator to verifier; swarm: to "
+            "the others.",
             unit="s",
             minimum=0,
             width=6,
@@ -137,7 +150,8 @@ _FLOW = Row(
     panels=(
         Panel(
             title="Groups through the services",
-            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches, taken in by the trainer. "
+            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches, taken "
+            "in by the trainer. "
             "Where the figures part is where groups pile up or are lost.",
             unit=PER_SECOND,
             minimum=0,
@@ -168,7 +182,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Wait in the verifier's queue",
-            description="Groups waiting divided by own groups scored a second: how long a new group waits. No value while nothing is queued and "
+            description="Groups waiting divided by own groups scored a second: how long a new group waits. No value while "
+            "nothing is queued and "
             "nothing scored.",
             unit="s",
             minimum=0,
@@ -197,7 +212,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Draws allowed",
-            description="How many more groups admission lets generators start now. 0 for long: the trainer is what is slow, or has finished.",
+            description="How many more groups admission lets generators start now. 0 for long: the trainer is what is slow, or "
+            "has finished.",
             unit="short",
             minimum=0,
             width=6,
@@ -205,17 +221,22 @@ _FLOW = Row(
         ),
         Panel(
             title="Publishing of groups",
-            description="Groups a second by plane and end. held_back: the node's stream is full or its server away, the generator waits.",
+            description="Groups a second by plane and end. held_back: the node's stream is full or its server away, the "
+            "generator waits.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
             queries=(
-                series(f"sum by (plane, result) (rate(swarm_rollout_publish_total{{{NODE}}}[$__rate_interval]))", "{{plane}} {{result}}"),
+                series(
+                    f"sum by (plane, result) (rate(swarm_rollout_publish_total{{{NODE}}}[$__rate_interval]))",
+                    "{{plane}} {{result}}",
+                ),
             ),
         ),
         Panel(
             title="Size of a group",
-            description="Bytes of a published group, 95th percentile, by plane. Above the server's max_payload it travels in chunks.",
+            description="Bytes of a published group, 95th percentile, by plane. Above the server's max_payload it travels in "
+            "chunks.",
             unit="bytes",
             minimum=0,
             width=6,
@@ -229,7 +250,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Dropped before a batch",
-            description="Groups a second that no batch will take, by reason. stale: older than sampler.max_staleness when their turn came; the "
+            description="Groups a second that no batch will take, by reason. stale: older than sampler.max_staleness when their "
+            "turn came; the "
             "generator gets their place back.",
             unit=PER_SECOND,
             minimum=0,
@@ -249,12 +271,15 @@ _SCORING = Row(
     panels=(
         Panel(
             title="Answers by result",
-            description="Answers scored a second, own and others'. timeout and killed: the scorer hung or broke on the answer and was replaced.",
+            description="Answers scored a second, own and others'. timeout and killed: the scorer hung or broke on the answer "
+            "and was replaced.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
             queries=(
-                series(f"sum by (origin, result) (rate(swarm_verify_jobs_total{{{NODE}}}[$__rate_interval]))", "{{origin}} {{result}}"),
+                series(
+                    f"sum by (origin, result) (rate(swarm_verify_jobs_total{{{NODE}}}[$__rate_interval]))", "{{origin}} {{result}}"
+                ),
             ),
         ),
         Panel(
@@ -293,7 +318,8 @@ _FRESHNESS = Row(
     panels=(
         Panel(
             title="Policy version by process",
-            description="What the trainer has published and what each generator answers with. Lines that part for minutes: a generator does not load "
+            description="What the trainer has published and what each generator answers with. Lines that part for minutes: a "
+            "generator does not load "
             "policies.",
             unit="short",
             minimum=0,

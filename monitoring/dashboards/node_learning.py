@@ -33,7 +33,12 @@ LEARNING = Row(
             width=6,
             queries=(series(f"max by (origin) (swarm_trainer_reward{{{NODE}}})", "{{origin}}"),),
         ),
-        _gauge("Loss", "Of the last step. Policy-gradient losses hover near zero and do not fall; look at the reward.", "short", ("swarm_trainer_loss", "loss")),
+        _gauge(
+            "Loss",
+            "Of the last step. Policy-gradient losses hover near zero and do not fall; look at the reward.",
+            "short",
+            ("swarm_trainer_loss", "loss"),
+        ),
         _gauge(
             "Gradient norm",
             "Of the last step, before clipping (trainer.grad_clip). Spikes that last: lower the learning rate.",
@@ -82,21 +87,27 @@ LEARNING = Row(
         ),
         Panel(
             title="Left out of training",
-            description="Per second: groups skipped by reason, groups without advantage, foreign answers that the own policy finds absurd, steps that "
+            description="Per second: groups skipped by reason, groups without advantage, foreign answers that the own policy "
+            "finds absurd, steps that "
             "changed nothing.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
             queries=(
-                series(f"sum by (reason) (rate(swarm_trainer_skipped_groups_total{{{NODE}}}[$__rate_interval]))", "skipped {{reason}}"),
-                series(f"sum by (node) (rate(swarm_trainer_zero_advantage_groups_total{{{NODE}}}[$__rate_interval]))", "no advantage"),
+                series(
+                    f"sum by (reason) (rate(swarm_trainer_skipped_groups_total{{{NODE}}}[$__rate_interval]))", "skipped {{reason}}"
+                ),
+                series(
+                    f"sum by (node) (rate(swarm_trainer_zero_advantage_groups_total{{{NODE}}}[$__rate_interval]))", "no advantage"
+                ),
                 series(f"sum by (node) (rate(swarm_trainer_absurd_answers_total{{{NODE}}}[$__rate_interval]))", "absurd answers"),
                 series(f"sum by (node) (rate(swarm_trainer_unchanged_steps_total{{{NODE}}}[$__rate_interval]))", "unchanged steps"),
             ),
         ),
         _gauge(
             "Encoded again",
-            "Share of the last step's groups whose text this node had to encode with its own tokenizer, because they came from another.",
+            "Share of the last step's groups whose text this node had to encode with its own tokenizer, because they came from "
+            "another.",
             "percentunit",
             ("swarm_trainer_reencoded_ratio", "encoded again"),
             minimum=0,

@@ -36,7 +36,8 @@ RESOURCES = Row(
         ),
         Panel(
             title="Running since",
-            description="Age of each process. A line that drops to zero again and again is a process that crashes and is started again.",
+            description="Age of each process. A line that drops to zero again and again is a process that crashes and is started "
+            "again.",
             unit="s",
             minimum=0,
             width=6,
@@ -59,8 +60,14 @@ RESOURCES = Row(
             minimum=0,
             width=6,
             queries=(
-                series(f"sum by (role, plane) (rate(swarm_nats_reconnects_total{{{NODE}}}[$__rate_interval]))", "reconnects {{role}} {{plane}}"),
-                series(f"sum by (role, plane, kind) (rate(swarm_nats_errors_total{{{NODE}}}[$__rate_interval]))", "{{kind}} {{role}} {{plane}}"),
+                series(
+                    f"sum by (role, plane) (rate(swarm_nats_reconnects_total{{{NODE}}}[$__rate_interval]))",
+                    "reconnects {{role}} {{plane}}",
+                ),
+                series(
+                    f"sum by (role, plane, kind) (rate(swarm_nats_errors_total{{{NODE}}}[$__rate_interval]))",
+                    "{{kind}} {{role}} {{plane}}",
+                ),
             ),
         ),
         Panel(
@@ -71,14 +78,16 @@ RESOURCES = Row(
             width=6,
             queries=(
                 series(
-                    f'max by (node) (swarm_policy_version{{{NODE}, role="trainer"}}) - max by (node) (swarm_trainer_checkpoint_step{{{NODE}}})',
+                    f'max by (node) (swarm_policy_version{{{NODE}, role="trainer"}}) - '
+                    f"max by (node) (swarm_trainer_checkpoint_step{{{NODE}}})",
                     "steps",
                 ),
             ),
         ),
         Panel(
             title="Failed writes",
-            description="Writes of checkpoints, policies and records that failed and are tried again, and checkpoints found broken at start.",
+            description="Writes of checkpoints, policies and records that failed and are tried again, and checkpoints found "
+            "broken at start.",
             unit="short",
             minimum=0,
             decimals=0,

@@ -9,7 +9,8 @@ PER_SECOND = "suffix: /s"
 
 _GLANCE = Panel(
     title="Nodes at a glance",
-    description="One line a node. Gain is the held-out pass rate minus that of the base policy on the same tasks; rates are over five "
+    description="One line a node. Gain is the held-out pass rate minus that of the base policy on the same tasks; rates are over "
+    "five "
     "minutes, the reward over fifteen. A node whose line is missing has no process that is scraped.",
     unit="short",
     kind=PanelKind.TABLE,
@@ -34,7 +35,8 @@ _LEARNING = Row(
         _GLANCE,
         Panel(
             title="Held-out pass rate",
-            description="Share of a fixed set of tasks, never trained on by any node with the same sources, that the newest evaluated policy "
+            description="Share of a fixed set of tasks, never trained on by any node with the same sources, that the newest "
+            "evaluated policy "
             "answers right (greedy). This is the figure that says whether a node learns.",
             unit="percentunit",
             minimum=0,
@@ -44,14 +46,16 @@ _LEARNING = Row(
         ),
         Panel(
             title="Gain over the base policy",
-            description="Held-out pass rate minus that of policy version 0. Below zero: the node has become worse than what it began with.",
+            description="Held-out pass rate minus that of policy version 0. Below zero: the node has become worse than what it "
+            "began with.",
             unit="percentunit",
             width=12,
             queries=(series(f"max by (node) (node:swarm_held_out_gain:latest{{{ALL}}})", "{{node}}"),),
         ),
         Panel(
             title="Reward of own answers",
-            description="Mean reward of the answers that a node's own policy sampled, as its own verifier scored them. At 0 or 1 groups have no "
+            description="Mean reward of the answers that a node's own policy sampled, as its own verifier scored them. At 0 or 1 "
+            "groups have no "
             "advantage and nothing is learned.",
             unit="percentunit",
             minimum=0,
@@ -60,7 +64,8 @@ _LEARNING = Row(
         ),
         Panel(
             title="Reward of others' answers",
-            description="Mean reward that a node's own verifier gave to the answers it took in from other nodes. Much below the own answers': "
+            description="Mean reward that a node's own verifier gave to the answers it took in from other nodes. Much below the "
+            "own answers': "
             "the others are weaker on these tasks, or send rubbish.",
             unit="percentunit",
             minimum=0,
@@ -97,7 +102,8 @@ _PACE = Row(
         ),
         Panel(
             title="Policy version",
-            description="Batches that each node's trainer has trained on. It falls only when a trainer resumes from an older checkpoint.",
+            description="Batches that each node's trainer has trained on. It falls only when a trainer resumes from an older "
+            "checkpoint.",
             unit="short",
             minimum=0,
             width=6,
@@ -132,7 +138,8 @@ _SHARING = Row(
             minimum=0,
             queries=(
                 series(
-                    f'sum by (node) (rate(swarm_rollout_publish_total{{{ALL}, plane="swarm", result="ok"}}[$__rate_interval]))', "{{node}}"
+                    f'sum by (node) (rate(swarm_rollout_publish_total{{{ALL}, plane="swarm", result="ok"}}[$__rate_interval]))',
+                    "{{node}}",
                 ),
             ),
         ),
@@ -145,7 +152,8 @@ _SHARING = Row(
         ),
         Panel(
             title="Others' share of batches",
-            description="Share of the groups in batches that other nodes sampled. It should be J / (I + J) of the node's configuration; less means "
+            description="Share of the groups in batches that other nodes sampled. It should be J / (I + J) of the node's "
+            "configuration; less means "
             "that batches are filled up with own groups or are short.",
             unit="percentunit",
             minimum=0,
@@ -160,7 +168,8 @@ _SHARING = Row(
         ),
         Panel(
             title="Batches with too few foreign groups",
-            description="Share of batches that had fewer than J groups of other nodes when patience ended (sampler.shortage_wait_s).",
+            description="Share of batches that had fewer than J groups of other nodes when patience ended "
+            "(sampler.shortage_wait_s).",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -174,14 +183,16 @@ _SHARING = Row(
         ),
         Panel(
             title="Age of others' groups when used",
-            description="Seconds between the making of a foreign group and the batch that uses it: the way through the whole system.",
+            description="Seconds between the making of a foreign group and the batch that uses it: the way through the whole "
+            "system.",
             unit="s",
             minimum=0,
             queries=quantiles("swarm_sample_age_seconds", f'{ALL}, origin="external"', "node", "{{node}}"),
         ),
         Panel(
             title="Own groups that did not reach the swarm",
-            description="Groups given up on a second (dropped) or failing (error) while the swarm's server was away or full, and groups waiting in "
+            description="Groups given up on a second (dropped) or failing (error) while the swarm's server was away or full, and "
+            "groups waiting in "
             "the outbox.",
             unit="short",
             minimum=0,
@@ -211,7 +222,8 @@ _REFUSALS = Row(
         ),
         Panel(
             title="Share refused",
-            description="Refused messages of all foreign messages that were judged. Alert SwarmRejectSpike compares this with the hours before.",
+            description="Refused messages of all foreign messages that were judged. Alert SwarmRejectSpike compares this with "
+            "the hours before.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -227,12 +239,16 @@ _REFUSALS = Row(
         ),
         Panel(
             title="Refused by claimed sender",
-            description="The ten senders most is refused of. The name is what the message claims, good for counting and for nothing else; `swarm ban` "
+            description="The ten senders most is refused of. The name is what the message claims, good for counting and for "
+            "nothing else; `swarm ban` "
             "without a name shows which keys are to blame.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
-                series(f"topk(10, sum by (sender) (rate(swarm_ingest_rejected_by_sender_total{{{ALL}}}[$__rate_interval])))", "{{sender}}"),
+                series(
+                    f"topk(10, sum by (sender) (rate(swarm_ingest_rejected_by_sender_total{{{ALL}}}[$__rate_interval])))",
+                    "{{sender}}",
+                ),
             ),
         ),
         Panel(
@@ -249,7 +265,9 @@ _REFUSALS = Row(
             unit=PER_SECOND,
             minimum=0,
             queries=(
-                series(f"sum by (node, result) (rate(swarm_sample_requests_total{{{ALL}}}[$__rate_interval]))", "{{node}} {{result}}"),
+                series(
+                    f"sum by (node, result) (rate(swarm_sample_requests_total{{{ALL}}}[$__rate_interval]))", "{{node}} {{result}}"
+                ),
             ),
         ),
     ),
@@ -269,7 +287,8 @@ _HEALTH = Row(
         ),
         Panel(
             title="NATS connections",
-            description="1 while every process of a node is connected to the plane, 0 while one is not. Node: the node's own streams; swarm: the "
+            description="1 while every process of a node is connected to the plane, 0 while one is not. Node: the node's own "
+            "streams; swarm: the "
             "shared ones, on verifiers of nodes that have a swarm plane.",
             unit="short",
             minimum=0,
@@ -281,7 +300,8 @@ _HEALTH = Row(
         ),
         Panel(
             title="Since the last step",
-            description="Seconds since each trainer's last step ended. It grows for ever on a node that has taken all its steps (trainer.max_steps).",
+            description="Seconds since each trainer's last step ended. It grows for ever on a node that has taken all its steps "
+            "(trainer.max_steps).",
             unit="s",
             minimum=0,
             width=6,

@@ -27,7 +27,8 @@ VLLM = Row(
         ),
         Panel(
             title="vLLM KV cache",
-            description="Share of the key-value cache in use. At 1 requests are preempted: lower generator.groups_per_call or give more memory.",
+            description="Share of the key-value cache in use. At 1 requests are preempted: lower generator.groups_per_call or "
+            "give more memory.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -36,7 +37,8 @@ VLLM = Row(
         ),
         Panel(
             title="vLLM prefix cache hits",
-            description="Share of looked-up prompt tokens that were in the prefix cache; the completions of a group share their prompt.",
+            description="Share of looked-up prompt tokens that were in the prefix cache; the completions of a group share their "
+            "prompt.",
             unit="percentunit",
             minimum=0,
             maximum=1,

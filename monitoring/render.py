@@ -1,0 +1,74 @@
+"""Writes dashboards and rules down as files for Grafana, Prometheus and Kubernetes. They are checked in; a test keeps them so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.grafana import as_json_model
+from monitoring.rules import GROUPS
+from monitoring.rules.base import RUNBOOKS
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+COMPONENT = Path("k8s/components/monitoring")
+_HEADER = "# Made by `python -m monitoring render` from monitoring/rules; change it there.\n"
+
+
+def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
+    """Contents by path in the repository. `runbooks` is the URL of the folder in which alerts' pages are."""
+    groups = [group.as_object(runbooks) for group in GROUPS]
+    files = {
+        COMPONENT / "dashboards" / f"{name}.json": json.dumps(as_json_model(dashboard), indent=1, ensure_ascii=False) + "\n"
+        for name, dashboard in DASHBOARDS.items()
+    }
+    files[COMPONENT / "rules" / "swarm.yaml"] = _HEADER + _yaml({"groups": groups})
+    files[COMPONENT / "prometheus-rule.yaml"] = _HEADER + _yaml(
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PrometheusRule",
+            "metadata": {"name": "swarm", "labels": {"app.kubernetes.io/part-of": "swarm"}},
+            "spec": {"groups": groups},
+        }
+    )
+    return files
+
+
+def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:
+    """Write what differs below `folder`; returns the paths that changed."""
+    changed = []
+    for path, text in rendered(runbooks).items():
+        file = folder / path
+        if file.exists() and file.read_text() == text:
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        changed.append(path)
+    return changed
+
+
+def stale(folder: Path = REPOSITORY) -> list[Path]:
+    """Paths whose checked-in contents are not what the code says now."""
+    return [path for path, text in rendered().items() if not (folder / path).exists() or (folder / path).read_text() != text]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Several lines as a block, and no references between equal parts."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Equal parts are written out each time."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

@@ -1,0 +1,25 @@
+"""Recording rules and alerts, as values; `GROUPS` is all of them. `monitoring.render` writes them down for Prometheus and its "
+"operator."""
+
+from __future__ import annotations
+
+from monitoring.rules import nats_alerts, node_alerts, process_alerts, recording, sharing_alerts
+from monitoring.rules.base import Alert, Group, Record
+
+GROUPS: tuple[Group, ...] = (
+    Group(name="swarm-recording", rules=recording.RULES),
+    Group(name="swarm-node", rules=node_alerts.RULES),
+    Group(name="swarm-sharing", rules=sharing_alerts.RULES),
+    Group(name="swarm-processes", rules=process_alerts.RULES),
+    Group(name="swarm-nats", rules=nats_alerts.RULES),
+)
+
+
+def alerts() -> tuple[Alert, ...]:
+    """All alerts; two may have one name (with different severities)."""
+    return tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))
+
+
+def records() -> tuple[Record, ...]:
+    """All recording rules."""
+    return tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Record))

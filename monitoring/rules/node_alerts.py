@@ -1,0 +1,180 @@
+"""Alerts on a node's own learning: sampling, scoring, training, checkpoints."""
+
+from __future__ import annotations
+
+from monitoring.rules.base import NODE_DASHBOARD, SWARM_DASHBOARD, Alert, Severity
+
+_FINISHED = "on (job, node) (max by (job, node) (swarm_trainer_finished) == 1)"
+"""A trainer that has taken its `trainer.max_steps` rests, and so do the services before it."""
+
+RULES: tuple[Alert, ...] = (
+    Alert(
+        name="SwarmTrainerStalled",
+        expr=f"""
+        (
+          (node:swarm_trainer_idle:seconds > 600) > 5 * node:swarm_trainer_step_duration_seconds:mean6h
+          or
+          (node:swarm_trainer_idle:seconds > 1800 unless node:swarm_trainer_step_duration_seconds:mean6h)
+        )
+        unless {_FINISHED}
+        """,
+        hold="5m",
+        severity=Severity.CRITICAL,
+        summary="{{ $labels.node }} has not trained for {{ $value | humanizeDuration }}",
+        description="The last step of {{ $labels.node }} (or the start of its trainer) is {{ $value | humanizeDuration }} ago: "
+        "more than five "
+        "usual steps. The node does not learn.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmGeneratorStalled",
+        expr=f"""
+        (sum by (job, node) (rate(swarm_sampler_waiting_seconds_total{{reason="local"}}[10m])) > 0.9)
+        and on (job, node) (node:swarm_rollouts_generated:rate10m == 0)
+        unless on (job, node) (node:swarm_verify_queue:groups > 0)
+        unless {_FINISHED}
+        """,
+        hold="20m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.node }} samples nothing while its sampler waits for own groups",
+        description="For at least half an hour no generator of {{ $labels.node }} has made a group, though nothing waits to be "
+        "scored and the sampler "
+        "spends {{ $value | humanizePercentage }} of its time waiting for own groups.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmPolicyLagHigh",
+        expr="""
+        (node:swarm_policy_lag:steps > 0)
+        and on (job, node) (node:swarm_sampled_version:min < node:swarm_trained_version:max offset 10m)
+        unless on (job, node) (resets(node:swarm_trained_version:max[20m]) > 0)
+        """,
+        hold="5m",
+        severity=Severity.WARNING,
+        summary="A generator of {{ $labels.node }} samples from a policy {{ $value }} versions old",
+        description="A ready generator of {{ $labels.node }} still answers with a policy older than the one published ten "
+        "minutes ago; it is "
+        "{{ $value }} versions behind. Its groups are dropped as stale or admission stops it.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmVerifyBacklogGrowing",
+        expr="""
+        (node:swarm_verify_queue_wait:seconds > 120)
+        and on (job, node) (min_over_time(node:swarm_verify_queue:groups[15m]) > 0)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="Own groups of {{ $labels.node }} wait {{ $value | humanizeDuration }} to be scored",
+        description="The queue before the verifiers of {{ $labels.node }} has not been empty for a quarter of an hour; at the "
+        "present rate a new group "
+        "waits {{ $value | humanizeDuration }} (+Inf: nothing is scored at all).",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmVerifyTimeoutRatioHigh",
+        expr="""
+        (
+          sum by (job, node, origin) (rate(swarm_verify_jobs_total{result=~"timeout|killed"}[15m]))
+          / (sum by (job, node, origin) (rate(swarm_verify_jobs_total[15m])) > 0)
+        ) > 0.05
+        and on (job, node, origin)
+        (sum by (job, node, origin) (increase(swarm_verify_jobs_total{result=~"timeout|killed"}[15m])) > 10)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.origin }} answers cannot be scored in time on {{ $labels.node }}",
+        description="Scorers of {{ $labels.node }} hang or break on {{ $value | humanizePercentage }} of the {{ $labels.origin "
+        "}} answers; each costs "
+        "verifier.answer_timeout_s and a process.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmScorerKills",
+        expr="sum by (job, node) (increase(swarm_scorer_restarts_total[15m])) > 10",
+        hold="5m",
+        severity=Severity.WARNING,
+        summary='{{ $value | printf "%.0f" }} scorer processes replaced on {{ $labels.node }} in 15 minutes',
+        description='{{ $value | printf "%.0f" }} scorer processes of {{ $labels.node }} were killed or lost in 15 minutes: '
+        "answers that hang, a memory "
+        "limit that is too low, or somebody's attack on the scorers.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmDeadLetters",
+        expr="max by (job, node) (swarm_dead_letters) - min by (job, node) (min_over_time(swarm_dead_letters[1h])) > 0",
+        hold="5m",
+        severity=Severity.WARNING,
+        summary='{{ $value | printf "%.0f" }} own groups of {{ $labels.node }} were given up on in the last hour',
+        description='{{ $value | printf "%.0f" }} groups of {{ $labels.node }} could not be scored in verifier.max_deliver tries '
+        "and are kept as dead letters.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmRewardCollapsedOrSaturated",
+        expr="""
+        node:swarm_reward:mean15m{origin="local"} < 0.01
+        or
+        node:swarm_reward:mean15m{origin="local"} > 0.99
+        """,
+        hold="30m",
+        severity=Severity.WARNING,
+        summary="Mean reward of {{ $labels.node }}'s own answers is {{ $value | humanizePercentage }}",
+        description="For half an hour nearly all own answers of {{ $labels.node }} have had the same reward ({{ $value | "
+        "humanizePercentage }} on average): "
+        "groups have no advantage and nothing is learned.",
+        dashboard=SWARM_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmStepsChangeNothing",
+        expr="""
+        sum by (job, node) (rate(swarm_trainer_unchanged_steps_total[30m]))
+        / (sum by (job, node) (rate(swarm_trainer_steps_total[30m])) > 0)
+        > 0.9
+        """,
+        hold="30m",
+        severity=Severity.WARNING,
+        summary="{{ $value | humanizePercentage }} of {{ $labels.node }}'s steps leave the weights as they are",
+        description="Steps of {{ $labels.node }} end without an update: no group had an advantage, or gradients are not finite.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmHeldOutFalling",
+        expr="""
+        (max_over_time(node:swarm_held_out_pass_ratio:latest[1d]) - node:swarm_held_out_pass_ratio:latest)
+        > on (job, node) clamp_min(2 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.05)
+        """,
+        hold="15m",
+        severity=Severity.WARNING,
+        summary="Held-out pass rate of {{ $labels.node }} is {{ $value | humanizePercentage }} below its best of the day",
+        description="The newest evaluated policy of {{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out "
+        "tasks less than the best of the last "
+        "24 hours: more than chance explains for a set of this size.",
+        dashboard=SWARM_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmCheckpointOld",
+        expr="""
+        max by (job, node) (swarm_policy_version{role="trainer"} - on (job, node, instance, role) swarm_trainer_checkpoint_step)
+        > 3 * max by (job, node) (swarm_trainer_checkpoint_interval_steps)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.node }} is {{ $value }} steps past its newest checkpoint",
+        description="A trainer of {{ $labels.node }} that dies now would train {{ $value }} steps again; a checkpoint is due "
+        "every trainer.checkpoint_every "
+        "steps and three were missed.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmWritesFailing",
+        expr="sum by (job, node, kind) (increase(swarm_trainer_write_failures_total[15m])) > 3",
+        hold="5m",
+        severity=Severity.WARNING,
+        summary="The trainer of {{ $labels.node }} cannot write: {{ $labels.kind }}",
+        description='{{ $value | printf "%.0f" }} writes ({{ $labels.kind }}) of the trainer of {{ $labels.node }} failed in 15 '
+        "minutes. It goes on and tries again; "
+        "generators sample from an ageing policy, and a restart would go far back.",
+        dashboard=NODE_DASHBOARD,
+    ),
+)

@@ -1,0 +1,88 @@
+"""Alerts on processes and their connections, and the alert that proves that alerting works."""
+
+from __future__ import annotations
+
+from monitoring.rules.base import NODE_DASHBOARD, Alert, Severity
+
+ROLES = ("generator", "verifier", "sampler", "trainer")
+
+
+def _missing(role: str) -> str:
+    return (
+        f'label_replace(group by (job, node) (up{{job="swarm", node!=""}}) unless '
+        f'group by (job, node) (up{{job="swarm", role="{role}"}} == 1), "role", "{role}", "", "")'
+    )
+
+
+RULES: tuple[Alert, ...] = (
+    Alert(
+        name="SwarmRoleMissing",
+        expr="\nor\n".join(_missing(role) for role in ROLES),
+        hold="15m",
+        severity=Severity.CRITICAL,
+        summary="{{ $labels.node }} has no {{ $labels.role }}",
+        description="No {{ $labels.role }} of {{ $labels.node }} has answered a scrape for a quarter of an hour, while other "
+        "processes of the node are known. A node learns with all "
+        "four roles only.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="TargetDown",
+        expr='up{job=~"swarm|nats"} == 0',
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.job }} target {{ $labels.instance }} does not answer",
+        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) has not answered "
+        "Prometheus for ten minutes.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmNotReady",
+        expr="swarm_ready == 0",
+        hold="30m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} is not ready",
+        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} answers, but has not been ready for half an "
+        "hour.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmCrashLooping",
+        expr='changes(process_start_time_seconds{job="swarm"}[30m]) > 3',
+        hold="",
+        severity=Severity.WARNING,
+        summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} has restarted {{ $value }} times in 30 minutes",
+        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} was started {{ $value }} times again in 30 "
+        "minutes.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmNatsDisconnected",
+        expr='min by (job, node, role, plane) (swarm_nats_connected{plane="node"}) == 0',
+        hold="5m",
+        severity=Severity.CRITICAL,
+        summary="{{ $labels.role }} of {{ $labels.node }} has lost its own NATS server",
+        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the node's own streams for five "
+        "minutes. Nothing is lost; nothing moves either.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmNatsDisconnected",
+        expr='min by (job, node, role, plane) (swarm_nats_connected{plane="swarm"}) == 0',
+        hold="15m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.node }} cannot reach the swarm",
+        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the shared streams for a quarter of an "
+        "hour. The node trains alone until it is back.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="Watchdog",
+        expr="vector(1)",
+        hold="",
+        severity=Severity.NONE,
+        summary="Alerting works",
+        description="Fires always. If it does not arrive, rules are not evaluated or alerts are not delivered.",
+        dashboard="/d/swarm-overview",
+    ),
+)
