@@ -13,6 +13,9 @@ A batch waits for three things in turn: the trainer to come near, I local groups
   `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for the
   slowest of the others: the batch has fewer external groups, and local ones instead where the policy is `fill_local`.
 
+Where I and J move (`steering`), a batch takes own groups that no later batch may take before external ones, beyond I if it must:
+when I has just become smaller, the generator has groups out that the next batches would not have had room for in time.
+
 The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
 gone silent thus waits once, not at every step; as soon as the pool has held J again the clock starts anew.
 """
@@ -20,16 +23,21 @@ gone silent thus waits once, not at every step; as soon as the pool has held J a
 from __future__ import annotations
 
 import hashlib
+import math
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
 
+from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
-from services.sampler.strategies import Strategy, available, local_order, node_cap
-from shared.messages import TrainerPosition
+from services.sampler.steering import InForce
+from services.sampler.strategies import Strategy, available, candidates, local_order, node_cap
+from shared.messages import Preference, TrainerPosition
+
+_NOTHING_KNOWN = Knowledge()
 
 
 class WaitFor(IntEnum):
@@ -43,7 +51,10 @@ class WaitFor(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a batch is made of. `local` is I, `external` is J."""
+    """What a batch is made of. `local` is I, `external` is J, where nothing moves them.
+
+    oversample: how many times J external groups a batch has for a strategy that leaves the choice to the trainer.
+    """
 
     local: int
     external: int
@@ -55,6 +66,19 @@ class Rules:
     node_seed: int
     node_id: str
     max_share_per_node: float = 1.0
+    max_staleness: int = 1
+    oversample: float = 1.0
+
+    @property
+    def unmoved(self) -> InForce:
+        """I, J and the strategy as configured."""
+        return InForce(
+            local=self.local,
+            external=self.external,
+            most_local=self.local,
+            strategy=self.strategy,
+            explained=self.strategy.name,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,11 @@ class BatchPlan:
     shortage: Literal["none", "fill_local", "short"]
     node_cap: int
     """The most external groups that one node may have in this batch."""
+    in_force: InForce
+    """The I, J and strategy by which it was built; own groups taken lest they grow too stale are counted in I."""
+    weights: Mapping[int, float]
+    """Of the external entries, by position: weight in the draw over the pool's mean weight; empty where there are none."""
+    preference: Preference | None
 
 
 class Assembly:
@@ -98,6 +127,8 @@ class Assembly:
         position: TrainerPosition | None,
         now: float,
         heard_of: Mapping[str, float] = MappingProxyType({}),
+        knowledge: Knowledge = _NOTHING_KNOWN,
+        in_force: InForce | None = None,
     ) -> Wait | BatchPlan:
         """Wait, or build batch `number`.
 
@@ -108,30 +139,33 @@ class Assembly:
             position: The trainer's; None as long as it has not written one.
             now: Unix time, seconds.
             heard_of: Other nodes and when the newest usable group of each arrived (`SamplerMemory.heard_of`).
+            knowledge: What the strategy may use besides the entries.
+            in_force: I, J and the strategy of this batch; None: as configured.
         """
         rules = self.rules
+        own = sorted(local, key=local_order)
+        force = self._in_force(in_force or rules.unmoved, own, number)
         everything = list(external)
         fresh = [entry for entry in everything if entry.age_s(now) <= rules.max_external_age_s]
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= rules.max_external_age_s}
-        cap = node_cap(rules.external, rules.max_share_per_node, len(nodes))
-        usable = available(fresh, rules.external, cap)
-        waited_s = self._short_for(len(fresh) < rules.external, now)
+        cap = node_cap(force.external, rules.max_share_per_node, len(nodes))
+        usable = available(fresh, force.external, cap)
+        waited_s = self._short_for(len(fresh) < force.external, now)
 
         trained = position.batch_number if position is not None else 0
         if number > trained + rules.prefetch or (position is not None and position.finished):
             return Wait(WaitFor.TRAINER, trained, number - rules.prefetch)
-        own = sorted(local, key=local_order)
-        if len(own) < rules.local:
-            return Wait(WaitFor.LOCAL, len(own), rules.local)
-        missing = max(0, rules.external - usable)
-        if len(fresh) < rules.external and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
-            return Wait(WaitFor.EXTERNAL, len(fresh), rules.external)
-        filled = own[: rules.local + missing] if rules.shortage == "fill_local" else own[: rules.local]
+        if len(own) < force.local:
+            return Wait(WaitFor.LOCAL, len(own), force.local)
+        missing = max(0, force.external - usable)
+        if len(fresh) < force.external and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
+            return Wait(WaitFor.EXTERNAL, len(fresh), force.external)
+        filled = own[: force.local + missing] if rules.shortage == "fill_local" else own[: force.local]
         if not filled and not fresh:
-            return Wait(WaitFor.EXTERNAL, 0, rules.external)
+            return Wait(WaitFor.EXTERNAL, 0, force.external)
 
         seed = batch_seed(rules.node_seed, rules.node_id, number)
-        chosen = rules.strategy.draw(fresh, rules.external, cap, random.Random(seed)) if rules.external else []
+        chosen, preference = self._draw(fresh, force, cap, random.Random(seed), knowledge)
         kept = set(map(id, fresh))
         return BatchPlan(
             number=number,
@@ -143,7 +177,31 @@ class Assembly:
             pool_external=len(fresh),
             shortage="none" if not missing else "short" if rules.shortage == "wait" else rules.shortage,
             node_cap=cap,
+            in_force=force,
+            weights=_relative_weights(fresh, chosen, force, knowledge),
+            preference=preference,
         )
+
+    def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
+        """With room, at the cost of J, for own groups that would be too stale for the next batch."""
+        if force.most_local == force.local:
+            return force
+        last_chance = sum(entry.staleness(number + 1) > self.rules.max_staleness for entry in own)
+        local = min(max(force.local, last_chance), force.most_local)
+        return replace(force, local=local, external=force.external - (local - force.local))
+
+    def _draw(
+        self, fresh: Sequence[PoolEntry], force: InForce, cap: int, rng: random.Random, knowledge: Knowledge
+    ) -> tuple[list[PoolEntry], Preference | None]:
+        wanted, strategy = force.external, force.strategy
+        if not wanted:
+            return [], None
+        if strategy.prefers is None:
+            return strategy.draw(fresh, wanted, cap, rng, knowledge), None
+        drawn = candidates(len(fresh), wanted, self.rules.oversample)
+        # A cap in the same proportion leaves among the candidates as many as the trainer may keep.
+        chosen = strategy.draw(fresh, drawn, cap * drawn // wanted, rng, knowledge)
+        return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap)
 
     def _short_for(self, short: bool, now: float) -> float:
         if not short:
@@ -151,6 +209,17 @@ class Assembly:
             return 0.0
         self._short_since = now if self._short_since is None else min(self._short_since, now)
         return now - self._short_since
+
+
+def _relative_weights(
+    fresh: Sequence[PoolEntry], chosen: Sequence[PoolEntry], force: InForce, knowledge: Knowledge
+) -> dict[int, float]:
+    if force.strategy.weigh is None or not chosen:
+        return {}
+    weights = force.strategy.weigh(fresh, force.external, knowledge)
+    mean = math.fsum(weights) / len(weights)
+    by_seq = {entry.seq: weight / mean for entry, weight in zip(fresh, weights, strict=True)}
+    return {entry.seq: by_seq[entry.seq] for entry in chosen}
 
 
 def batch_seed(node_seed: int, node_id: str, number: int) -> int:

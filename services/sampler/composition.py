@@ -1,17 +1,18 @@
-"""Turn a plan and the payloads it names into the `Batch` message."""
+"""What a plan comes to: the `Batch` message, and what the controller of J is told of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.sampler.assembly import BatchPlan, Rules
+from services.sampler.assembly import BatchPlan
+from services.sampler.sharing import Taken
 from shared.messages import Batch, BatchItem, SamplerState, ScoredGroup
 
 _LONGEST_S = 1e9
 """What `Seconds` allows: a batch that no reader can decode would stop the node."""
 
 
-def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: SamplerState, rules: Rules, now: float) -> Batch:
+def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: SamplerState, now: float) -> Batch:
     """The batch message. `payloads` holds the scored group at each of the plan's positions; `state` is the memory after it."""
     return Batch(
         number=plan.number,
@@ -21,21 +22,34 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
                 scored=payloads[entry.seq],
                 staleness=entry.staleness(plan.number) if entry.origin == "local" else None,
                 age_s=min(entry.age_s(now), _LONGEST_S),
+                weight=plan.weights.get(entry.seq) if entry.origin == "external" else None,
             )
             for entry in (*plan.local, *plan.external)
         ],
-        strategy=_explained(plan, rules),
+        strategy=_explained(plan),
         seed=plan.seed,
-        wanted_local=rules.local,
-        wanted_external=rules.external,
+        wanted_local=plan.in_force.local,
+        wanted_external=plan.in_force.external,
         pool_local=plan.pool_local,
         pool_external=plan.pool_external,
         shortage=plan.shortage,
         state=state,
+        preference=plan.preference,
     )
 
 
-def _explained(plan: BatchPlan, rules: Rules) -> str:
-    if plan.node_cap >= rules.external:
-        return rules.strategy.name
-    return f"{rules.strategy.name}, at most {plan.node_cap} of a node"
+def taken_of(plan: BatchPlan, now: float) -> Taken:
+    """What the batch has of others, for the controller that moves J."""
+    return Taken(
+        wanted=plan.in_force.external,
+        taken=min(len(plan.external), plan.in_force.external),
+        mean_age_s=sum(entry.age_s(now) for entry in plan.external) / max(1, len(plan.external)),
+        left=plan.pool_external - len(plan.external),
+    )
+
+
+def _explained(plan: BatchPlan) -> str:
+    force = plan.in_force
+    if plan.node_cap >= force.external:
+        return force.explained
+    return f"{force.explained}, at most {plan.node_cap} of a node"

@@ -18,8 +18,10 @@ from typing import Literal
 
 import msgspec
 
-from services.sampler.pool import Pool, PoolEntry, pool_entry
+from services.sampler.knowledge import observed
+from services.sampler.pool import Pool, PoolEntry, pool_entry, task_source
 from shared.messages import SamplerState, ScoredGroup
+from shared.sampler_state import SteeringState
 from shared.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
@@ -29,6 +31,8 @@ and then publishes its last group once more moves the stream by one."""
 MAX_POSITIONS = 100_000
 """An entry this far behind the newest position leaves, so that the list of settled positions in a batch stays small."""
 
+_UNMOVED = SteeringState()
+
 DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "unreadable"]
 
 
@@ -36,7 +40,7 @@ DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advant
 class Limits:
     """Bounds on what is remembered.
 
-    in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I.
+    in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I with the largest I there may be.
     """
 
     max_staleness: int
@@ -62,6 +66,8 @@ class SamplerMemory:
         self.next_number = next_number
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local
+        self.own = self._known.own
+        """What the own scored groups up to `cursor` showed, too stale ones and all; those of before `scored_seq` are counted."""
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups given up since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -87,6 +93,8 @@ class SamplerMemory:
         if scored.failure is not None or len(scored.rewards) != len(scored.group.completions):
             self._drop(scored.origin, "failed")
             return
+        if scored.origin == "local" and scored.rewards and seq > self._known.scored_seq:
+            self.own = observed(self.own, task_source(scored.group.task.ref), scored.rewards)
         self._admit(pool_entry(seq, scored))
 
     def skip_to(self, first_seq: int) -> None:
@@ -109,15 +117,18 @@ class SamplerMemory:
             if entry is not None:
                 self._drop(entry.origin, "lost")
 
-    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry]) -> SamplerState:
-        """Remove a batch's groups and those that grew too old; returns the state that travels in this batch."""
+    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
+        """Remove a batch's groups and those that grew too old; returns the state that travels in this batch.
+
+        `steering` is what decides the next one.
+        """
         for entry in chosen:
             (self.local if entry.origin == "local" else self.external).remove(entry.seq)
             self.consumed_local += entry.origin == "local"
         for entry in aged:
             if self.external.remove(entry.seq) is not None:
                 self._drop("external", "aged")
-        return self.state()
+        return self.state(steering)
 
     def advance(self) -> None:
         """The batch is in the log: count on, and let go the local groups that no later batch may take."""
@@ -127,7 +138,7 @@ class SamplerMemory:
                 self.local.remove(entry.seq)
                 self._drop("local", "stale")
 
-    def state(self) -> SamplerState:
+    def state(self, steering: SteeringState = _UNMOVED) -> SamplerState:
         """The memory as it travels: everything seen and not in a pool is settled."""
         oldest = [seq for pool in (self.local, self.external) if (seq := pool.oldest_seq()) is not None]
         floor_seq = min(oldest) - 1 if oldest else self.cursor
@@ -139,6 +150,8 @@ class SamplerMemory:
             settled=settled,
             consumed_local=self.consumed_local,
             dropped_local=self.dropped_local,
+            own=self.own,
+            steering=steering,
         )
 
     def purgeable_seq(self, published: SamplerState) -> int:

@@ -6,10 +6,12 @@ the few groups that a batch takes. A pool of long-context groups would otherwise
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shared.messages import ScoredGroup
+from shared.messages import ScoredGroup, TaskRef
 from shared.wire import Origin
 
 _SPREAD = 1e-9
@@ -25,6 +27,8 @@ class PoolEntry:
     origin: Origin
     node: str
     dataset: str
+    source: str
+    """Which source of tasks it is of, see `task_source`."""
     draw: int
     policy_version: int
     created_at: float
@@ -33,6 +37,8 @@ class PoolEntry:
     mean_reward: float
     informative: bool
     """Whether its rewards differ, so that it has an advantage."""
+    reward_std: float
+    """Standard deviation of its rewards (the population's)."""
     completions: int
     token_count: int
 
@@ -54,15 +60,34 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         origin=scored.origin,
         node=group.node,
         dataset=group.task.ref.dataset,
+        source=task_source(group.task.ref),
         draw=group.draw,
         policy_version=group.policy_version,
         created_at=group.created_at,
         received_at=scored.scored_at,
         mean_reward=sum(rewards) / len(rewards),
-        informative=max(rewards) - min(rewards) > _SPREAD,
+        informative=has_spread(rewards),
+        reward_std=_deviation(rewards),
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
     )
+
+
+def task_source(ref: TaskRef) -> str:
+    """Short name of a dataset under one configuration, such as `gcd` or `gcd#5f2a01bc`."""
+    if ref.config == "{}":
+        return ref.dataset
+    return f"{ref.dataset}#{hashlib.sha256(ref.config.encode()).hexdigest()[:8]}"
+
+
+def has_spread(rewards: Sequence[float]) -> bool:
+    """Whether rewards differ, so that there is an advantage."""
+    return max(rewards) - min(rewards) > _SPREAD
+
+
+def _deviation(rewards: Sequence[float]) -> float:
+    mean = math.fsum(rewards) / len(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
 
 
 class Pool:

@@ -11,17 +11,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.sampler.assembly import Assembly, BatchPlan, Rules, Wait, WaitFor
-from services.sampler.composition import compose
+from services.sampler.assembly import Assembly, BatchPlan, Wait, WaitFor
+from services.sampler.bandit import Evaluation
+from services.sampler.composition import compose, taken_of
 from services.sampler.figures import Figures
+from services.sampler.knowledge import knowledge_of
 from services.sampler.logs import BatchLog, ScoredLog
-from services.sampler.memory import Limits, SamplerMemory, state_for_new_stream
-from services.sampler.strategies import strategy_named
+from services.sampler.memory import SamplerMemory, state_for_new_stream
+from services.sampler.settings import limits_of, rules_of, steering_rules_of
+from services.sampler.steering import after_batch, in_force, reconciled
 from shared.config import NodeConfig
-from shared.messages import MessageError, SamplerPosition, SamplerState, TrainerPosition, decode, encode
+from shared.messages import EvalReport, MessageError, SamplerPosition, SamplerState, TrainerPosition, decode, encode
 from shared.rollout_id import batch_fields
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
-from shared.subjects import SAMPLER_KEY, TRAINER_KEY, node_bucket
+from shared.sampler_state import SteeringState
+from shared.subjects import EVAL_KEY, SAMPLER_KEY, TRAINER_KEY, node_bucket
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02
@@ -41,36 +45,6 @@ _REMEDIES = {
 }
 
 
-def rules_of(config: NodeConfig) -> Rules:
-    """What the assembly needs of the configuration. Raises ValueError for an unknown strategy."""
-    sampler = config.sampler
-    return Rules(
-        local=sampler.local,
-        external=sampler.external,
-        shortage=sampler.shortage,
-        shortage_wait_s=sampler.shortage_wait_s,
-        max_external_age_s=sampler.max_external_age_s,
-        prefetch=sampler.prefetch,
-        strategy=strategy_named(sampler.strategy),
-        node_seed=config.node.seed,
-        node_id=config.node.id,
-        max_share_per_node=sampler.max_share_per_node,
-    )
-
-
-def limits_of(config: NodeConfig) -> Limits:
-    """What the memory needs. A pool holds a batch, and what the generator may have out, whatever smaller size is configured:
-    else local groups would be thrown away and made again for ever."""
-    sampler = config.sampler
-    in_flight = (sampler.max_staleness + 1) * sampler.local
-    return Limits(
-        max_staleness=sampler.max_staleness,
-        pool_local=max(sampler.pool_local, in_flight, 1),
-        pool_external=max(sampler.pool_external, sampler.external, 1),
-        in_flight_local=in_flight,
-    )
-
-
 @dataclass
 class _Loaded:
     """Everything that reading the logs again replaces."""
@@ -78,6 +52,8 @@ class _Loaded:
     memory: SamplerMemory
     after_seq: int
     published: SamplerState
+    steering: SteeringState
+    """What decides the next batch's I, J and strategy."""
 
 
 class SamplerService:
@@ -86,12 +62,15 @@ class SamplerService:
     def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
         try:
             self._rules = rules_of(config)
+            self._steering_rules = steering_rules_of(config)
         except ValueError as error:
             raise FatalError(str(error)) from None
         self._limits = limits_of(config)
         self._node = config.node.id
         self._clock = clock
+        self._steers = bool(self._steering_rules.arms) or self._steering_rules.sharing is not None
         self._position: TrainerPosition | None = None
+        self._evaluation: Evaluation | None = None
         self._news = asyncio.Event()
 
     async def run(self, context: ServiceContext) -> None:
@@ -101,7 +80,8 @@ class SamplerService:
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node)
         self._reported: SamplerPosition | None = None
-        await run_until_stopped(context.stopping, self._follow_trainer(), self._go_on())
+        following = [self._follow_trainer(), *([self._follow_evaluations()] if self._steers else [])]
+        await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _follow_trainer(self) -> None:
         async for entry in self._context.node.kv_watch(node_bucket(self._node), TRAINER_KEY, poll_s=0.5):
@@ -111,6 +91,18 @@ class SamplerService:
                 self._context.log.error("trainer_position_unreadable", reason=str(error), remedy="update the older side")
                 continue
             self._news.set()
+
+    async def _follow_evaluations(self) -> None:
+        async for entry in self._context.node.kv_watch(node_bucket(self._node), EVAL_KEY, poll_s=0.5):
+            self._note_evaluation(entry.value)
+
+    def _note_evaluation(self, payload: bytes) -> None:
+        try:
+            report = decode(payload, EvalReport)
+        except MessageError as error:
+            self._context.log.error("evaluation_unreadable", reason=str(error), remedy="update the older side")
+            return
+        self._evaluation = Evaluation(version=report.policy_version, pass_rate=report.pass_rate, n=report.n)
 
     async def _go_on(self) -> None:
         failures = 0
@@ -139,6 +131,8 @@ class SamplerService:
             raise FatalError(
                 f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it"
             ) from None
+        if self._steers and (evaluation := await self._context.node.kv_get(node_bucket(self._node), EVAL_KEY)) is not None:
+            self._note_evaluation(evaluation.value)
         first_held, last_used = await self._scored.bounds()
         state = newest.batch.state if newest.batch is not None else SamplerState()
         if last_used < state.scored_seq:
@@ -163,7 +157,7 @@ class SamplerService:
             pool_external=len(memory.external),
             seconds=round(time.monotonic() - started, 3),
         )
-        return _Loaded(memory, newest.seq, state)
+        return _Loaded(memory, newest.seq, state, reconciled(self._steering_rules, state.steering, number))
 
     async def _read(self, memory: SamplerMemory) -> None:
         for problem in await self._scored.read_into(memory):
@@ -178,17 +172,24 @@ class SamplerService:
             await self._read(memory)
             decided_at = time.monotonic()
             decision = assembly.decide(
-                memory.local, memory.external, memory.next_number, self._position, self._clock(), memory.heard_of
+                memory.local,
+                memory.external,
+                memory.next_number,
+                self._position,
+                self._clock(),
+                memory.heard_of,
+                knowledge_of(memory.own),
+                in_force(self._steering_rules, loaded.steering),
             )
             if isinstance(decision, BatchPlan):
                 if await self._append(decision, loaded):
                     self._figures.built(decision, time.monotonic() - decided_at, self._clock())
                     waiting_since = complained_at = time.monotonic()
                 self._figures.refresh(memory, WaitFor.NOTHING)
-                await self._report(memory)
+                await self._report(loaded)
                 continue
             self._figures.refresh(memory, decision.reason)
-            await self._report(memory)
+            await self._report(loaded)
             if time.monotonic() - complained_at > _COMPLAIN_AFTER_S:
                 complained_at = time.monotonic()
                 self._complain(decision, memory, complained_at - waiting_since)
@@ -208,8 +209,9 @@ class SamplerService:
             for gone in payloads.keys() - present.keys():
                 loaded.memory.lose(gone)
             return False
-        state = loaded.memory.take((*plan.local, *plan.external), plan.aged)
-        batch = compose(plan, present, state, self._rules, self._clock())
+        now = self._clock()
+        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, self._steered(plan, loaded, now))
+        batch = compose(plan, present, state, now)
         try:
             seq = await self._batches.append(batch, loaded.after_seq)
         except TooLarge as error:
@@ -220,7 +222,7 @@ class SamplerService:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
             raise Conflict(f"batch {plan.number} was in the log already")
-        loaded.after_seq, loaded.published = seq, state
+        loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
         loaded.memory.advance()
         self._context.log.info(
             "batch",
@@ -234,10 +236,25 @@ class SamplerService:
         )
         return True
 
-    async def _report(self, memory: SamplerMemory) -> None:
-        """Tell the generator what was consumed and dropped: its admission may be waiting for exactly this."""
+    def _steered(self, plan: BatchPlan, loaded: _Loaded, now: float) -> SteeringState:
+        """What the next batch will be made of, decided with this one."""
+        return after_batch(
+            self._steering_rules,
+            loaded.steering,
+            plan.number,
+            own=loaded.memory.own,
+            batch=taken_of(plan, now),
+            evaluation=self._evaluation,
+        )
+
+    async def _report(self, loaded: _Loaded) -> None:
+        """Tell the generator what was consumed and dropped and what the next batch takes: its admission may be waiting for it."""
+        memory, moves = loaded.memory, self._steering_rules.sharing is not None
         position = SamplerPosition(
-            batch_number=memory.next_number - 1, consumed_local=memory.consumed_local, dropped_local=memory.dropped_local
+            batch_number=memory.next_number - 1,
+            consumed_local=memory.consumed_local,
+            dropped_local=memory.dropped_local,
+            local=in_force(self._steering_rules, loaded.steering).local if moves else None,
         )
         if position != self._reported:
             await self._context.node.kv_put(node_bucket(self._node), SAMPLER_KEY, encode(position))

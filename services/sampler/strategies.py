@@ -1,4 +1,4 @@
-"""How external groups are chosen: pure functions over pool entries, found by name.
+"""How external groups are chosen: pure functions over pool entries, found by name. docs/sampling.md says when to use which.
 
 A strategy is two functions. `keeps` says at arrival whether an entry can ever be chosen (what it refuses never takes up room in the
 pool). `draw` picks up to `wanted` of the entries, without replacement, with no other source of chance than `rng`, and at most
@@ -13,27 +13,41 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from services.sampler.balanced import draw_balanced
+from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
+from services.sampler.weighted import draw_weighted
+
+Weigh = Callable[[Sequence[PoolEntry], int, Knowledge], list[float]]
+Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[PoolEntry]]
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A way to choose external groups.
 
-    draw(entries, wanted, cap, rng): `available(entries, wanted, cap)` different entries, in training order.
+    draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries, in training order. `entries`
+    stand in the order in which they came.
+    weigh(entries, wanted, knowledge): their weights in the draw, above 0, on any scale; None where it knows no weights.
+    prefers: the trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.
     """
 
     name: str
     keeps: Callable[[PoolEntry], bool]
-    draw: Callable[[Sequence[PoolEntry], int, int, random.Random], list[PoolEntry]]
+    draw: Draw
+    weigh: Weigh | None = None
+    prefers: Literal["near", "far"] | None = None
 
 
 def _has_advantage(entry: PoolEntry) -> bool:
     return entry.informative
 
 
-def _draw_uniformly(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random) -> list[PoolEntry]:
+def _draw_uniformly(
+    entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
+) -> list[PoolEntry]:
     """A uniform draw in which a node's groups beyond its cap are passed over."""
     chosen: list[PoolEntry] = []
     taken: Counter[str] = Counter()
@@ -42,6 +56,44 @@ def _draw_uniformly(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: ra
             taken[entry.node] += 1
             chosen.append(entry)
     return chosen
+
+
+def _weighted(name: str, weigh: Weigh) -> Strategy:
+    def draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
+        return draw_weighted(entries, weigh(entries, wanted, knowledge), wanted, cap, rng)
+
+    return Strategy(name, keeps=_has_advantage, draw=draw, weigh=weigh)
+
+
+def _learnability(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): what the own policy's rewards on that source vary by.
+
+    A source never seen has 1/6, more than one that is known to pass less than a fifth of the time: it is worth a try.
+    """
+
+    def of(source: str) -> float:
+        own = knowledge.of_source(source)
+        passes, failures = 1.0 + own.passes, 1.0 + max(0.0, own.completions - own.passes)
+        return passes * failures / ((passes + failures) * (passes + failures + 1.0))
+
+    by_source = {source: of(source) for source in {entry.source for entry in entries}}
+    return [by_source[entry.source] for entry in entries]
+
+
+def _spread(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    return [entry.reward_std for entry in entries]
+
+
+def _freshness(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    """Half the weight for every J newer groups: a scale that needs no clock and fits a slow swarm as well as a fast one.
+
+    Not below 2**-60, which nobody will ever see chosen while there is anything else.
+    """
+    newest_first = sorted(range(len(entries)), key=lambda i: (-min(entries[i].created_at, entries[i].received_at), -entries[i].seq))
+    weights = [0.0] * len(entries)
+    for newer, index in enumerate(newest_first):
+        weights[index] = 2.0 ** -min(60.0, newer / max(1, wanted))
+    return weights
 
 
 def node_cap(wanted: int, max_share: float, nodes: int) -> int:
@@ -60,14 +112,31 @@ def available(entries: Iterable[PoolEntry], wanted: int, cap: int) -> int:
     return min(wanted, sum(min(count, cap) for count in Counter(entry.node for entry in entries).values()))
 
 
+def candidates(pool: int, wanted: int, oversample: float) -> int:
+    """How many groups to draw where the trainer keeps `wanted` of them, from a pool of `pool`.
+
+    `oversample` times as many, but what is drawn and not kept is gone: a batch's worth is left for the next one.
+    """
+    return max(wanted, min(math.ceil(wanted * oversample), pool - wanted))
+
+
 UNIFORM = Strategy("uniform", keeps=_has_advantage, draw=_draw_uniformly)
 """The paper's (arXiv 2509.08721, section 3): groups without advantage are dropped, then J are drawn uniformly."""
 
-STRATEGIES = {UNIFORM.name: UNIFORM}
+LEARNABILITY = _weighted("learnability", _learnability)
+SPREAD = _weighted("spread", _spread)
+FRESHNESS = _weighted("freshness", _freshness)
+BALANCED = Strategy("balanced", keeps=_has_advantage, draw=draw_balanced)
+LIKELIHOOD_NEAR = Strategy("likelihood_near", keeps=_has_advantage, draw=_draw_uniformly, prefers="near")
+LIKELIHOOD_FAR = Strategy("likelihood_far", keeps=_has_advantage, draw=_draw_uniformly, prefers="far")
+
+STRATEGIES = {
+    strategy.name: strategy for strategy in (UNIFORM, LEARNABILITY, SPREAD, FRESHNESS, BALANCED, LIKELIHOOD_NEAR, LIKELIHOOD_FAR)
+}
 
 
 def strategy_named(name: str) -> Strategy:
-    """The strategy that the configuration names.
+    """The strategy of that name.
 
     Raises:
         ValueError: there is none of that name; the message lists those there are.
@@ -75,7 +144,7 @@ def strategy_named(name: str) -> Strategy:
     try:
         return STRATEGIES[name]
     except KeyError:
-        raise ValueError(f"sampler.strategy {name!r} is unknown: use one of {', '.join(sorted(STRATEGIES))}") from None
+        raise ValueError(f"strategy {name!r} is unknown: use one of {', '.join(sorted(STRATEGIES))}") from None
 
 
 def local_order(entry: PoolEntry) -> tuple[int, int, int]:

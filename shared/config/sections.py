@@ -184,12 +184,32 @@ class VerifierSection(Section):
     )
 
 
+Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced", "likelihood_near", "likelihood_far"]
+
+
 class SamplerSection(Section):
     """Which groups become a batch."""
 
     local: int = Field(4, ge=0, le=65_536, description="I: own groups a batch.")
     external: int = Field(4, ge=0, le=65_536, description="J: other nodes' groups a batch; 0: ordinary RL.")
-    strategy: str = Field("uniform", description="How external groups are drawn; uniform is the paper's.")
+    strategy: Literal[Strategy, "bandit"] = Field(
+        "uniform", description="How external groups are drawn, see docs/sampling.md; uniform is the paper's."
+    )
+    bandit_arms: list[Strategy] = Field(
+        ["uniform", "learnability", "spread", "freshness", "balanced"],
+        min_length=1,
+        max_length=16,
+        description="What strategy bandit mixes, by the held-out gain that each brings.",
+    )
+    oversample: float = Field(
+        3.0, ge=1, le=64, description="External groups sent to the trainer for each it keeps, with strategies likelihood_*."
+    )
+    adapt: Literal["off", "adaptive"] = Field("off", description="adaptive: I and J move, I + J stays; down to J = 0.")
+    adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
+    adapt_min_local: int = Field(2, ge=1, le=65_536, description="Least I that adaptive may choose.")
+    adapt_informative: tuple[float, float] = Field(
+        (0.2, 0.6), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
+    )
     shortage: Literal["wait", "fill_local", "short"] = Field(
         "fill_local",
         description="Too few external groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
@@ -207,6 +227,20 @@ class SamplerSection(Section):
         description="One node's part of a batch's external groups at most, or an equal part if that is more; "
         "no cap while only one other node is there. 1: off.",
     )
+
+    @model_validator(mode="after")
+    def _can_move(self) -> SamplerSection:
+        few, enough = self.adapt_informative
+        if not 0.0 <= few < enough <= 1.0:
+            raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
+        if len(set(self.bandit_arms)) < len(self.bandit_arms):
+            raise ValueError(f"bandit_arms {self.bandit_arms} names a strategy twice")
+        if self.adapt != "off" and self.local < self.adapt_min_local:
+            raise ValueError(
+                f"adapt {self.adapt} moves I down to adapt_min_local = {self.adapt_min_local}, but local is {self.local}: "
+                "raise sampler.local or lower sampler.adapt_min_local"
+            )
+        return self
 
 
 class LoraSection(Section):
@@ -261,6 +295,9 @@ class TrainerSection(Section):
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+    collective_timeout_s: float = Field(
+        600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
+    )
     lora: LoraSection = Field(default_factory=LoraSection)
 
     @model_validator(mode="after")

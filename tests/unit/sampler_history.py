@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.sampler.assembly import Assembly, BatchPlan, Rules, Wait
-from services.sampler.composition import compose
+from services.sampler.bandit import Evaluation
+from services.sampler.composition import compose, taken_of
+from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
+from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
 from services.sampler.strategies import UNIFORM
 from shared.messages import Batch, SamplerState, ScoredGroup, TrainerPosition
 
@@ -44,8 +47,11 @@ def position(batch_number: int, finished: bool = False) -> TrainerPosition:
 
 
 class History:
-    def __init__(self, rules: Rules, limits: Limits) -> None:
+    def __init__(self, rules: Rules, limits: Limits, steering: SteeringRules | None = None) -> None:
         self.rules, self.limits = rules, limits
+        self.steering_rules = steering or SteeringRules(local=rules.local, external=rules.external, strategy="uniform")
+        self.moved = steering is not None
+        self.evaluation: Evaluation | None = None
         self.stream: dict[int, ScoredGroup] = {}
         self.last_seq = 0
         self.batches: list[Batch] = []
@@ -58,6 +64,7 @@ class History:
         state = self.batches[-1].state if self.batches else SamplerState()
         self.memory = SamplerMemory(self.limits, self.rules.strategy.keeps, state, len(self.batches) + 1)
         self.assembly = Assembly(self.rules)
+        self.steering = reconciled(self.steering_rules, state.steering, len(self.batches) + 1)
         self.memory.skip_to(min(self.stream, default=self.last_seq + 1))
         self.read()
 
@@ -78,7 +85,14 @@ class History:
     def decide(self) -> Wait | BatchPlan:
         memory = self.memory
         return self.assembly.decide(
-            memory.local, memory.external, memory.next_number, position(self.trained), self.now, memory.heard_of
+            memory.local,
+            memory.external,
+            memory.next_number,
+            position(self.trained),
+            self.now,
+            memory.heard_of,
+            knowledge_of(memory.own),
+            in_force(self.steering_rules, self.steering) if self.moved else None,
         )
 
     def step(self) -> Wait | BatchPlan:
@@ -87,7 +101,15 @@ class History:
         decision = self.decide()
         if isinstance(decision, BatchPlan):
             chosen = (*decision.local, *decision.external)
-            state = self.memory.take(chosen, decision.aged)
-            self.batches.append(compose(decision, {e.seq: self.stream[e.seq] for e in chosen}, state, self.rules, self.now))
+            self.steering = after_batch(
+                self.steering_rules,
+                self.steering,
+                decision.number,
+                own=self.memory.own,
+                batch=taken_of(decision, self.now),
+                evaluation=self.evaluation,
+            )
+            state = self.memory.take(chosen, decision.aged, self.steering)
+            self.batches.append(compose(decision, {e.seq: self.stream[e.seq] for e in chosen}, state, self.now))
             self.memory.advance()
         return decision

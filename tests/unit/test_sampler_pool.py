@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from services.sampler.knowledge import Knowledge
 from services.sampler.pool import Pool, PoolEntry, pool_entry
 from services.sampler.strategies import UNIFORM, local_order, strategy_named
 from tests.unit.sampler_groups import scored_group
@@ -62,7 +63,7 @@ def test_uniform_draws_without_replacement_and_every_group_alike() -> None:
     counts = dict.fromkeys(range(10), 0)
     rng = random.Random(1)
     for _ in range(2000):
-        drawn = UNIFORM.draw(entries, 3, 3, rng)
+        drawn = UNIFORM.draw(entries, 3, 3, rng, Knowledge())
         assert len({e.seq for e in drawn}) == 3
         for chosen in drawn:
             counts[chosen.seq] += 1
@@ -71,7 +72,7 @@ def test_uniform_draws_without_replacement_and_every_group_alike() -> None:
 
 
 def test_uniform_gives_all_there_is_when_there_is_too_little() -> None:
-    assert sorted(e.seq for e in UNIFORM.draw([entry(1), entry(2)], 5, 5, random.Random(0))) == [1, 2]
+    assert sorted(e.seq for e in UNIFORM.draw([entry(1), entry(2)], 5, 5, random.Random(0), Knowledge())) == [1, 2]
 
 
 def test_uniform_refuses_groups_without_advantage() -> None:
@@ -85,5 +86,5 @@ def test_local_groups_go_oldest_policy_first_then_by_draw_however_they_arrived()
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'best' is unknown: use one of uniform"):
+    with pytest.raises(ValueError, match=r"'best' is unknown: use one of balanced"):
         strategy_named("best")

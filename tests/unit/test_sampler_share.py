@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor
+from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies import UNIFORM, available, node_cap
 from tests.unit.sampler_groups import scored_group
@@ -48,7 +49,7 @@ def test_a_draw_gives_all_that_the_cap_leaves_and_never_more_of_one_node(
     pool = entries(of_node)
     nodes = sum(count > 0 for count in of_node)
     cap = node_cap(wanted, share, nodes)
-    chosen = UNIFORM.draw(pool, wanted, cap, random.Random(seed))
+    chosen = UNIFORM.draw(pool, wanted, cap, random.Random(seed), Knowledge())
     assert len({entry.seq for entry in chosen}) == len(chosen) == available(pool, wanted, cap)
     assert max(Counter(entry.node for entry in chosen).values(), default=0) <= cap
     if nodes > 1 and wanted:
@@ -61,14 +62,14 @@ def test_a_draw_gives_all_that_the_cap_leaves_and_never_more_of_one_node(
 @given(st.integers(0, 2**32))
 def test_a_draw_that_the_cap_does_not_touch_is_uniform(seed: int) -> None:
     pool = entries([3, 3, 3])
-    assert UNIFORM.draw(pool, 4, 4, random.Random(seed)) == random.Random(seed).sample(pool, 4)
+    assert UNIFORM.draw(pool, 4, 4, random.Random(seed), Knowledge()) == random.Random(seed).sample(pool, 4)
 
 
 def test_within_the_cap_every_node_and_group_is_as_likely_as_the_next() -> None:
     pool = entries([8, 2, 2, 2])
     drawn: Counter[int] = Counter()
     for seed in range(4000):
-        drawn.update(entry.seq for entry in UNIFORM.draw(pool, 4, 2, random.Random(seed)))
+        drawn.update(entry.seq for entry in UNIFORM.draw(pool, 4, 2, random.Random(seed), Knowledge()))
     flooding, others = [drawn[seq] for seq in range(1, 9)], [drawn[seq] for seq in range(9, 15)]
     assert max(flooding) < 1.15 * min(flooding)
     assert max(others) < 1.1 * min(others)

@@ -1,0 +1,126 @@
+"""A mixture of strategies, tuned by what is measured: discounted Thompson sampling over held-out gain per step. Pure.
+
+Between two held-out evaluations one strategy is in force (an arm). When a newer result is known, each arm that was in force for a
+share s of the batches between the two versions is credited with that share of a window and with s times the gain in pass rate per
+step, in units of the gains' own root mean square, so that nothing has to be tuned to a task or a learning rate. Everything counted
+before loses a part of its weight, because what helps a weak policy need not help a strong one. The next arm is the one with the
+largest draw from N(gain / (windows + 1), 1 / (windows + 1)): arms that were little used are tried, arms that did well are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from shared.sampler_state import ArmRecord, ArmRun, BanditState
+
+DISCOUNT = 0.9
+"""Weight that a window keeps when the next one is counted: ten windows are remembered."""
+
+
+_MOST_RUNS = 4096
+"""Kept at most, where sharing stops and starts for ever without an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A held-out result: of policy `version`, the share of `n` tasks that pass."""
+
+    version: int
+    pass_rate: float
+    n: int
+
+
+def start(arms: Sequence[str], seed: str) -> BanditState:
+    """Before anything is known; an arm drawn from `seed` is in force from batch 1 on."""
+    return _choose(BanditState(arms=[ArmRecord(strategy=arm) for arm in arms]), 1, seed)
+
+
+def reconciled(state: BanditState, arms: Sequence[str], next_batch: int, seed: str) -> BanditState:
+    """The state under a configuration that may name other arms than the one it was made under."""
+    if [arm.strategy for arm in state.arms] == list(arms):
+        return state
+    known = {arm.strategy: arm for arm in state.arms}
+    changed = replace(state, arms=[known.get(arm, ArmRecord(strategy=arm)) for arm in arms])
+    return changed if in_force(state) in arms else _choose(changed, next_batch, seed)
+
+
+def in_force(state: BanditState) -> str:
+    """The strategy of the next batch."""
+    return state.runs[-1].strategy
+
+
+def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, seed: str, *, shared: bool = True) -> BanditState:
+    """The state once batch `number` is drawn, which decides the strategy of batch `number + 1`.
+
+    shared: whether batch `number` had external groups; without, no strategy is credited with it.
+    """
+    if not shared:
+        state = _noted(state, number)
+    if evaluation is None or (state.version is not None and evaluation.version <= state.version):
+        return state
+    if state.version is not None:
+        state = _credited(state, state.version, evaluation)
+    kept = [run for run in state.runs if run.first_batch > evaluation.version]
+    before = [run for run in state.runs if run.first_batch <= evaluation.version][-1:]
+    counted = replace(state, runs=[*before, *kept], version=evaluation.version, pass_rate=evaluation.pass_rate)
+    return _choose(counted, number + 1, seed)
+
+
+def _noted(state: BanditState, number: int) -> BanditState:
+    """`number` was a batch without external groups; the arm in force stays so for the next one."""
+    arm = in_force(state)
+    runs = [*(run for run in state.runs if run.first_batch < number), ArmRun(first_batch=number, strategy="")]
+    return replace(state, runs=_joined([*runs, ArmRun(first_batch=number + 1, strategy=arm)]))
+
+
+def _joined(runs: list[ArmRun]) -> list[ArmRun]:
+    return [run for index, run in enumerate(runs) if index == 0 or run.strategy != runs[index - 1].strategy][-_MOST_RUNS:]
+
+
+def _credited(state: BanditState, since: int, evaluation: Evaluation) -> BanditState:
+    steps = evaluation.version - since
+    shares = _shares(state.runs, since + 1, evaluation.version)
+    gain = (evaluation.pass_rate - state.pass_rate) / steps
+    scale = state.scale * DISCOUNT + gain * gain
+    scale_weight = state.scale_weight * DISCOUNT + 1.0
+    unit = math.sqrt(scale / scale_weight)
+    return replace(
+        state,
+        arms=[
+            ArmRecord(
+                strategy=arm.strategy,
+                windows=arm.windows * DISCOUNT + shares[arm.strategy],
+                gain=arm.gain * DISCOUNT + shares[arm.strategy] * (gain / unit if unit > 0.0 else 0.0),
+            )
+            for arm in state.arms
+        ],
+        scale=scale,
+        scale_weight=scale_weight,
+    )
+
+
+def _shares(runs: Sequence[ArmRun], first: int, last: int) -> defaultdict[str, float]:
+    """Which part of the batches `first..last` each strategy had."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    ends = [run.first_batch for run in runs[1:]] + [last + 1]
+    for run, end in zip(runs, ends, strict=True):
+        batches = min(end, last + 1) - max(run.first_batch, first)
+        if batches > 0 and run.strategy:
+            shares[run.strategy] += batches / (last + 1 - first)
+    return shares
+
+
+def _choose(state: BanditState, next_batch: int, seed: str) -> BanditState:
+    digest = hashlib.sha256(f"swarm-bandit\x00{seed}\x00{next_batch}".encode()).digest()
+    rng = random.Random(int.from_bytes(digest[:8], "big"))
+    drawn = {arm.strategy: rng.gauss(arm.gain / (arm.windows + 1.0), 1.0 / math.sqrt(arm.windows + 1.0)) for arm in state.arms}
+    best = max(state.arms, key=lambda arm: drawn[arm.strategy]).strategy
+    runs = [run for run in state.runs if run.first_batch < next_batch]
+    return replace(state, runs=_joined([*runs, ArmRun(first_batch=next_batch, strategy=best)]))

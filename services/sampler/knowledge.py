@@ -1,0 +1,68 @@
+"""What the node knows of itself when a batch is drawn: how its own policy lately did on each source of tasks. Pure.
+
+The record is a fold over the node's own scored groups in the order of the scored stream and travels in each batch, so a restarted
+sampler knows exactly what the one before it knew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgspec
+
+from services.sampler.pool import has_spread
+from shared.evaluation import PASS_REWARD
+from shared.sampler_state import OwnRecord, SourceRecord
+
+HALF_LIFE_COMPLETIONS = 128.0
+"""A completion counts half when this many newer ones of its source are there: 16 groups of 8. A pass rate of 0.1 is then known to
+within 0.02, and has forgotten a policy of 50 groups ago."""
+
+MAX_SOURCES = 1024
+"""More sources than any node draws from; the one observed first is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """Discounted counts of the own completions on one source of tasks."""
+
+    passes: float = 0.0
+    completions: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a strategy may use besides the entries. `sources`: own record by task source (`pool.task_source`)."""
+
+    sources: Mapping[str, PassRecord] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of_source(self, source: str) -> PassRecord:
+        """The own record on a source; zeros for one never seen."""
+        return self.sources.get(source, PassRecord())
+
+
+def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRecord:
+    """The record after one more own scored group of `source` with these rewards (at least one)."""
+    keep = 0.5 ** (len(rewards) / HALF_LIFE_COMPLETIONS)
+    before = next((of for of in record.sources if of.source == source), SourceRecord(source=source, completions=0.0, passes=0.0))
+    after = SourceRecord(
+        source=source,
+        completions=before.completions * keep + len(rewards),
+        passes=before.passes * keep + sum(reward >= PASS_REWARD for reward in rewards),
+    )
+    mean = sum(rewards) / len(rewards)
+    return msgspec.structs.replace(
+        record,
+        sources=[*(of for of in record.sources if of.source != source)][1 - MAX_SOURCES :] + [after],
+        groups=record.groups + 1,
+        informative=record.informative + has_spread(rewards),
+        reward_sum=record.reward_sum + mean,
+        reward_squares=record.reward_squares + mean * mean,
+    )
+
+
+def knowledge_of(record: OwnRecord) -> Knowledge:
+    """The record as strategies read it."""
+    return Knowledge(sources={of.source: PassRecord(of.passes, of.completions) for of in record.sources})

@@ -1,0 +1,169 @@
+"""How many external groups a batch takes, moved within a constant I + J. A pure state machine, one step a batch.
+
+Once in `period_batches` batches it looks at what the period showed and sets J for the next one:
+
+* **Need.** f is the share of the own groups that have an advantage, smoothed over periods. At `enough_informative` or more, own
+  groups teach by themselves and sharing only makes the policy follow others: J goes to 0. At `few_informative` or less J goes to
+  its maximum; between the two it is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
+  half of itself at most.
+* **Harm.** The own groups' mean reward and the held-out pass rate, each smoothed, must not fall below the best of their last
+  `_MEMORY` values by more than `_STANDARD_ERRORS` standard errors. When one does while external groups were trained on, in a slow
+  decline or in an oscillation, the ceiling of J is halved, down to 0: ordinary RL. It rises again by 1 after `patience` calm
+  periods, and each fall doubles the patience, so that sharing that hurts is tried ever more seldom.
+* **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
+  mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
+
+J = min(need, ceiling). More own groups are always safe, so I rises at once; fewer are announced by one a period, and what the
+generator has out by then is used before anything else (`assembly`), not thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from services.sampler.bandit import Evaluation
+from shared.sampler_state import OwnRecord, SharingState
+
+_SMOOTHING = 0.5
+"""Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one period's."""
+_STANDARD_ERRORS = 2.5
+"""Against the best of eight smoothed values, noise alone falls that far about once in a hundred periods."""
+_MEMORY = 8
+_FIRST_PATIENCE = 2
+_MOST_PATIENCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingRules:
+    """groups: I + J. start: J of the first batches. min_local: the least I. period_batches: between two looks."""
+
+    groups: int
+    start: int
+    min_local: int
+    period_batches: int
+    few_informative: float
+    enough_informative: float
+    max_age_s: float
+
+    @property
+    def most_external(self) -> int:
+        """The largest J."""
+        return max(0, self.groups - self.min_local)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a batch had of others: groups wanted and taken, their mean age, and how many are left in the pool."""
+
+    wanted: int
+    taken: int
+    mean_age_s: float
+    left: int
+
+
+def start(rules: SharingRules) -> SharingState:
+    """Before the first batch."""
+    return SharingState(
+        external=min(rules.start, rules.most_external), ceiling=rules.most_external, patience=_FIRST_PATIENCE, why="start"
+    )
+
+
+def reconciled(state: SharingState, rules: SharingRules) -> SharingState:
+    """The state under a configuration that may be another than the one it was made under."""
+    most = rules.most_external
+    if state.external <= most and state.ceiling <= most:
+        return state
+    return replace(state, external=min(state.external, most), ceiling=min(state.ceiling, most))
+
+
+def after_batch(
+    state: SharingState, rules: SharingRules, own: OwnRecord, batch: Taken, evaluation: Evaluation | None
+) -> SharingState:
+    """The state once a batch is drawn; its `external` is the next batch's J."""
+    state = replace(
+        state,
+        batches=state.batches + 1,
+        external_wanted=state.external_wanted + batch.wanted,
+        external_taken=state.external_taken + batch.taken,
+        age_sum_s=state.age_sum_s + batch.taken * batch.mean_age_s,
+    )
+    if state.batches < rules.period_batches or own.groups == state.groups:
+        return state
+    state, reward_fell = _look_at_reward(state, own)
+    state, held_out_fell = _look_at_held_out(state, evaluation)
+    state = _with_ceiling(state, rules, batch.left, reward_fell=reward_fell, held_out_fell=held_out_fell)
+    state = _with_need(state, rules, own)
+    return replace(
+        state,
+        batches=0,
+        groups=own.groups,
+        informative_groups=own.informative,
+        reward_sum=own.reward_sum,
+        reward_squares=own.reward_squares,
+        external_wanted=0,
+        external_taken=0,
+        age_sum_s=0.0,
+    )
+
+
+def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, bool]:
+    groups = own.groups - state.groups
+    mean = (own.reward_sum - state.reward_sum) / groups
+    variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
+    # A period in which all groups came out alike says nothing of the noise: one of them could have come out otherwise.
+    error = math.sqrt((variance + 0.25 / groups) / groups)
+    levels, fell = _level(state.reward_levels, mean, error)
+    return replace(state, reward_levels=levels), fell
+
+
+def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, bool]:
+    if (
+        evaluation is None
+        or evaluation.n == 0
+        or evaluation.version <= (-1 if state.held_out_version is None else state.held_out_version)
+    ):
+        return state, False
+    rate = evaluation.pass_rate
+    levels, fell = _level(state.held_out_levels, rate, math.sqrt(max(rate * (1.0 - rate), 1.0 / evaluation.n) / evaluation.n))
+    return replace(state, held_out_levels=levels, held_out_version=evaluation.version), fell
+
+
+def _level(levels: Sequence[float], value: float, error: float) -> tuple[list[float], bool]:
+    """The smoothed values with one more, and whether it lies below the best of them by more than noise explains."""
+    smoothed = value if not levels else levels[-1] + _SMOOTHING * (value - levels[-1])
+    smoothed = min(1.0, max(0.0, smoothed))
+    fell = bool(levels) and max(levels) - smoothed > _STANDARD_ERRORS * error
+    return ([smoothed] if fell else [*levels, smoothed][-_MEMORY:]), fell
+
+
+def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, reward_fell: bool, held_out_fell: bool) -> SharingState:
+    external, taken = state.external, state.external_taken
+    if (reward_fell or held_out_fell) and taken:
+        which = "own reward" if reward_fell else "held-out pass rate"
+        patience = min(2 * state.patience, _MOST_PATIENCE)
+        return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{which} fell: J halved")
+    if 2 * taken < state.external_wanted:
+        return replace(state, ceiling=external // 2, calm=0, why="too few external groups came: J halved")
+    if taken and state.age_sum_s / taken > 0.5 * rules.max_age_s:
+        return replace(state, ceiling=max(0, external - 1), calm=0, why="external groups are old: J lowered")
+    calm = state.calm + 1
+    if calm >= state.patience and state.ceiling < rules.most_external and left > state.ceiling:
+        return replace(state, ceiling=state.ceiling + 1, calm=0, why="calm: more external groups allowed")
+    return replace(state, calm=min(calm, _MOST_PATIENCE), why="")
+
+
+def _with_need(state: SharingState, rules: SharingRules, own: OwnRecord) -> SharingState:
+    share = (own.informative - state.informative_groups) / (own.groups - state.groups)
+    smoothed = share if state.informative is None else state.informative + _SMOOTHING * (share - state.informative)
+    lacking = (rules.enough_informative - smoothed) / (rules.enough_informative - rules.few_informative)
+    need = rules.most_external * min(1.0, max(0.0, lacking))
+    external, why = state.external, state.why
+    if need >= external + 1:
+        external, why = external + 1, why or "few own groups have an advantage: J raised"
+    elif need <= external - 1:
+        external, why = max(math.ceil(need), external // 2), why or "own groups have an advantage: J lowered"
+    return replace(state, external=min(external, state.ceiling), informative=smoothed, why=why)

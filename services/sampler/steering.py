@@ -1,0 +1,105 @@
+"""What the next batch is made of, as far as that moves: I and J (`sharing`) and the strategy (`bandit`). Pure.
+
+Everything here is decided with a batch for the one after it and travels in that batch, so a restarted sampler goes on the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.sampler import bandit, sharing
+from services.sampler.bandit import Evaluation
+from services.sampler.sharing import SharingRules, Taken
+from services.sampler.strategies import Strategy, strategy_named
+from shared.sampler_state import OwnRecord, SteeringState
+
+BANDIT = "bandit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringRules:
+    """The fixed part. local, external: I and J of the configuration. arms: what the bandit mixes, empty for any other strategy.
+
+    sharing: None where I and J stay as they are. seed: the node's, for the bandit's draws.
+    """
+
+    local: int
+    external: int
+    strategy: str
+    arms: tuple[str, ...] = ()
+    sharing: SharingRules | None = None
+    seed: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse names that nobody knows. Raises ValueError."""
+        for name in self.arms or (self.strategy,):
+            strategy_named(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InForce:
+    """I, J and the strategy of one batch. most_local: own groups beyond I that it may take rather than let them grow too stale."""
+
+    local: int
+    external: int
+    most_local: int
+    strategy: Strategy
+    explained: str
+
+
+def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> SteeringState:
+    """The state to go on with: what the configuration asks for and the state lacks is started, what it no longer asks for ends."""
+    arms, moves = state.bandit, state.sharing
+    if not rules.arms:
+        arms = None
+    elif arms is None or not arms.runs:
+        arms = bandit.start(rules.arms, rules.seed)
+    else:
+        arms = bandit.reconciled(arms, rules.arms, next_batch, rules.seed)
+    if rules.sharing is None:
+        moves = None
+    else:
+        moves = sharing.start(rules.sharing) if moves is None else sharing.reconciled(moves, rules.sharing)
+    return SteeringState(bandit=arms, sharing=moves)
+
+
+def in_force(rules: SteeringRules, state: SteeringState) -> InForce:
+    """What the next batch is made of. `state`: a `reconciled` one, or one that `after_batch` gave."""
+    name = rules.strategy if state.bandit is None else bandit.in_force(state.bandit)
+    explained = name if state.bandit is None else f"{BANDIT}: {name}"
+    total = rules.local + rules.external
+    external = rules.external if state.sharing is None else state.sharing.external
+    return InForce(
+        local=total - external,
+        external=external,
+        most_local=rules.local if state.sharing is None else total,
+        strategy=strategy_named(name),
+        explained=explained,
+    )
+
+
+def after_batch(
+    rules: SteeringRules,
+    state: SteeringState,
+    number: int,
+    *,
+    own: OwnRecord,
+    batch: Taken,
+    evaluation: Evaluation | None,
+) -> SteeringState:
+    """The state once batch `number` is drawn, which decides batch `number + 1`.
+
+    Args:
+        rules: The fixed part.
+        state: That by which batch `number` was drawn.
+        number: The batch's.
+        own: The record of the own groups when it was drawn.
+        batch: What it has of others.
+        evaluation: The newest held-out result that is known, the same one as often as one likes.
+    """
+    arms, moves = state.bandit, state.sharing
+    if arms is not None:
+        arms = bandit.after_batch(arms, number, evaluation, rules.seed, shared=batch.taken > 0)
+    if moves is not None and rules.sharing is not None:
+        moves = sharing.after_batch(moves, rules.sharing, own, batch, evaluation)
+    return SteeringState(bandit=arms, sharing=moves)
