@@ -79,10 +79,10 @@ class Learner:
             max_length=model_max_length(config.model),
             system_prompt=config.model.system_prompt,
             external_weight=trainer.external_weight,
-            advantages=_advantage_config(config),
+            advantages=advantage_config(config),
         )
         self.update_config = UpdateConfig(
-            objective=_objective_config(config),
+            objective=objective_config(config),
             importance=ImportanceConfig(cap=trainer.importance_cap, sequence_bounds=trainer.sequence_mask),
             temperature=config.generator.temperature,
             budget_tokens=trainer.token_budget,
@@ -198,7 +198,8 @@ class Learner:
         )
 
 
-def _objective_config(config: NodeConfig) -> ObjectiveConfig:
+def objective_config(config: NodeConfig) -> ObjectiveConfig:
+    """The objective that a node's configuration asks for."""
     trainer = config.trainer
     return ObjectiveConfig(
         name=trainer.objective,
@@ -212,7 +213,8 @@ def _objective_config(config: NodeConfig) -> ObjectiveConfig:
     )
 
 
-def _advantage_config(config: NodeConfig) -> AdvantageConfig:
+def advantage_config(config: NodeConfig) -> AdvantageConfig:
+    """How a node's configuration turns rewards into advantages."""
     kind = "leave_one_out" if config.trainer.objective == "rloo" else "group_normalised"
     return AdvantageConfig(kind=kind, scale=config.trainer.advantage_scale)  # type: ignore[arg-type]
 

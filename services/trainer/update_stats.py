@@ -38,6 +38,11 @@ class UpdateStats:
     entropy: float
 
     @classmethod
+    def nothing(cls) -> UpdateStats:
+        """Of an update in which no group took part."""
+        return cls.of(LossSums.zero(), groups=0, groups_left_out=0, sequences=0, micro_batches=0, padded_tokens=0)
+
+    @classmethod
     def of(
         cls,
         sums: LossSums,
