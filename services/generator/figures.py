@@ -38,7 +38,7 @@ class Figures:
         self._version = Gauge("swarm_policy_version", "Policy version that answers now; 0 is the base policy.", registry=registry)
         self._load = Histogram(
             "swarm_policy_load_duration_seconds",
-            "From fetching a new policy to its first answer.",
+            "From the start of fetching a new policy until the engine has loaded it.",
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )

@@ -15,7 +15,7 @@ from shared.runtime import ServiceContext
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 
 _PHASES = tuple(PhaseSeconds.__dataclass_fields__)
-_SKIPPED = ("unscored", "empty", "too_long", "malformed_tokens", "absurd")
+_SKIPPED = ("unscored", "empty", "too_long", "malformed_tokens", "unknown_token", "absurd")
 _WRITES = ("metrics", "policy", "position", "checkpoint")
 _WINDOW_STEPS = 50
 
@@ -25,7 +25,7 @@ class TrainerGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:
-            return LateGauge(name, f"{text} of the last step. Absent until a step of this process.", registry=registry)
+            return LateGauge(name, f"{text} in the last step. Absent until a step of this process.", registry=registry)
 
         def late(name: str, text: str) -> LateGauge:
             return LateGauge(name, text, registry=registry)
@@ -38,7 +38,9 @@ class TrainerGauges:
 
         self.steps = counter("swarm_trainer_steps_total", "Steps trained by this process, those of a replay included.")
         self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that left the weights as they were.")
-        self.last_step = last("swarm_trainer_last_step_timestamp_seconds", "Unix time of the end")
+        self.last_step = late(
+            "swarm_trainer_last_step_timestamp_seconds", "Unix time of the last step's end. Absent until a step of this process."
+        )
         self.seconds = Histogram(
             "swarm_trainer_step_duration_seconds",
             "Duration of each phase of a step.",

@@ -93,7 +93,11 @@ class PlaneMetrics(Collector):
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
         return (
-            GaugeMetricFamily("swarm_nats_connected", "1 while the plane's NATS server can be reached.", labels=["plane"]),
+            GaugeMetricFamily(
+                "swarm_nats_connected",
+                "1 while the plane's NATS server can be reached; only the verifier is on the swarm plane.",
+                labels=["plane"],
+            ),
             CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane came back.", labels=["plane"]),
             CounterMetricFamily("swarm_nats_errors", "Errors of the connection to the plane, by kind.", labels=["plane", "kind"]),
         )

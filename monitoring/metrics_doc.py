@@ -1,0 +1,141 @@
+"""`docs/metrics.md`, from the registries that the services themselves export: `python -m monitoring.metrics_doc` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from services.generator.figures import Figures as GeneratorFigures
+from services.sampler.figures import Figures as SamplerFigures
+from services.trainer.gauges import TrainerGauges
+from services.verifier.figures import Figures as VerifierFigures
+from shared.runtime.metrics import PlaneMetrics, service_registry
+from shared.runtime.status import StatusBoard
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+COMMAND = "python -m monitoring.metrics_doc"
+DATASET = "leg_counting"
+"""Stands for the datasets of a node's tasks."""
+
+_OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's"}
+_HEAD = f"""# Metrics
+
+Written by `{COMMAND}` from the code, do not edit. Each service exports these on `/metrics` of its HTTP port, beside `/livez` and
+`/readyz`, and with them Python's `process_*` (CPU seconds, resident memory, start time, open files) and `python_info`. The scrape
+configuration adds the labels `job`, `instance`, `node` and `role`; no metric has one of these itself. Label values that are known
+beforehand are exported as zero from the start. Counters and histograms begin at zero with each process.
+
+What a process cannot know yet is absent instead of 0; the text says until when. What all replicas of a role report alike must be
+read with `max by (node)`, not `sum`.
+
+With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, `vllm:*`
+([list](https://docs.vllm.ai/en/latest/usage/metrics/)). NATS has an exporter of its own: `nats_stream_*`, `nats_consumer_*` and
+`nats_varz_*`.
+"""
+
+
+def role_registry(role: str) -> CollectorRegistry:
+    """A registry as a service of `role` has it at its start."""
+    registry = service_registry(lambda: True)
+    planes = PlaneMetrics(registry)
+    planes.watch("node", lambda: None)
+    ROLES[role](registry, planes)
+    return registry
+
+
+def role_families(role: str) -> list[Metric]:
+    """The project's own families that a service of `role` exports, in the order of their registration."""
+    return [family for family in role_registry(role).collect() if family.name.startswith("swarm_")]
+
+
+def full_name(family: Metric) -> str:
+    """The name under which a query finds the family (of a histogram: without `_bucket`, `_sum`, `_count`)."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def labels_of(family: Metric) -> dict[str, list[str]]:
+    """Label names with the values that are exported from the start, a histogram's `le` left out."""
+    found: dict[str, dict[str, None]] = {}
+    for sample in family.samples:
+        for name, value in sample.labels.items():
+            if name != "le":
+                found.setdefault(name, {})[value] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+def render() -> str:
+    """The page."""
+    by_role = {role: role_families(role) for role in ROLES}
+    common = set.intersection(*({family.name for family in families} for families in by_role.values()))
+    sections = [
+        _HEAD,
+        _section("Every service", (each for each in by_role["verifier"] if each.name in common)),
+        *(_section(role, (each for each in families if each.name not in common)) for role, families in by_role.items()),
+    ]
+    return "\n".join(sections)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(), encoding="utf-8")
+
+
+def _generator(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
+    GeneratorFigures(registry, StatusBoard("alpha", "generator", "0"), [DATASET])
+
+
+def _verifier(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
+    planes.watch("swarm", lambda: None)
+    VerifierFigures(registry, StatusBoard("alpha", "verifier", "0"), [DATASET])
+
+
+def _sampler(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
+    SamplerFigures(registry, StatusBoard("alpha", "sampler", "0"))
+
+
+def _trainer(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
+    gauges = TrainerGauges(registry)
+    for origin in ("local", "external"):
+        gauges.reward.labels(origin)  # absent at first, and yet to be listed
+
+
+ROLES: dict[str, Callable[[CollectorRegistry, PlaneMetrics], None]] = {
+    "generator": _generator,
+    "verifier": _verifier,
+    "sampler": _sampler,
+    "trainer": _trainer,
+}
+
+
+def _section(title: str, families: Iterable[Metric]) -> str:
+    rows = [
+        f"| `{full_name(family)}` | {_type(family)} | {'; '.join(_labels(family))} | {family.documentation} |"
+        for family in families
+    ]
+    return "\n".join(
+        [f"## {title[0].upper()}{title[1:]}", "", "| metric | type | labels | meaning |", "|---|---|---|---|", *rows, ""]
+    )
+
+
+def _type(family: Metric) -> str:
+    bounds = [float(sample.labels["le"]) for sample in family.samples if sample.name.endswith("_bucket")]
+    finite = [bound for bound in bounds if bound != float("inf")]
+    return f"{family.type}, {_number(min(finite))} to {_number(max(finite))}" if finite else str(family.type)
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,.0f}" if bound >= 1000 else f"{bound:g}"
+
+
+def _labels(family: Metric) -> Iterator[str]:
+    for name, values in labels_of(family).items():
+        stated = [value for value in values if value != DATASET] if name in _OPEN_LABELS else values
+        shown = [f"`{value}`" for value in stated if name != "version"]
+        yield f"`{name}`: " + ", ".join([*([_OPEN_LABELS[name]] if name in _OPEN_LABELS else []), *shown])
+
+
+if __name__ == "__main__":
+    main()
