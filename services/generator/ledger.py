@@ -9,6 +9,10 @@ Admission (after AReaL's staleness manager): with I own groups a step, bound S o
 trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added back
 (`dropped_local`), or they would be waited for for ever.
 
+Where I moves (`sampler.adapt`), it is that of the next batch, which the sampler announces with every batch. After it has become
+smaller more is out than the rule would now allow: nothing new is started for a while, and the sampler takes what is out first.
+Nobody waits for ever: when every batch there is has been trained on, (S + 1) * I >= I groups are allowed beyond what they consumed.
+
 Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and while it trains 4..7
 wait for batch 2, which trains on version 1: staleness 1. After version 1 is published draws 8..11 may start.
 """

@@ -66,7 +66,7 @@ class GeneratorService:
             base_url=generator.openai_url or None,
             served_model=config.model.name or None,
         )
-        self._dropped_local = 0
+        self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 
     async def run(self, context: ServiceContext) -> None:
         """Generate until told to stop."""
@@ -111,7 +111,7 @@ class GeneratorService:
         bucket = node_bucket(self._config.node.id)
         async for entry in self._context.node.kv_watch(bucket, SAMPLER_KEY, poll_s=_SAMPLER_POLL_S):
             try:
-                self._dropped_local = decode(entry.value, SamplerPosition).dropped_local
+                self._sampler = decode(entry.value, SamplerPosition)
             except MessageError as error:
                 self._context.log.error("sampler_position_unreadable", reason=str(error))
 
@@ -142,10 +142,10 @@ class GeneratorService:
         trained_on = pointer.consumed_local if pointer else 0
         lease = await self._draws.claim(
             self._config.generator.groups_per_call,
-            groups_per_step=sampler.local,
+            groups_per_step=sampler.local if self._sampler.local is None else self._sampler.local,
             max_staleness=sampler.max_staleness,
             consumed_local=trained_on if self._trains else _NO_TRAINER,
-            dropped_local=self._dropped_local,
+            dropped_local=self._sampler.dropped_local,
         )
         if self._trains:
             self._figures.draws_allowed(self._draws.allowed)
