@@ -1,4 +1,4 @@
-# make run | test | check | bench | plot | clean. `make help` says more.
+# make run | watch | test | check | bench | plot | clean. `make help` says more.
 #
 # The environment is .venv. Stamp files in it remember what is installed, so that a second `make` starts at once.
 
@@ -12,6 +12,7 @@ STEPS ?=
 RUN ?=
 CONFIG ?=
 UP_FLAGS ?=
+WATCH_FLAGS ?=
 TORCH ?= torch==2.13.0
 # A package index that has CPU builds of torch; empty: pip's own. Only torch is installed from it.
 TORCH_INDEX ?=
@@ -24,16 +25,20 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run test check unit lint bench chaos plot clean clean-all venv
+.PHONY: help run watch test check unit lint bench chaos plot clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
 	@echo
 	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
+	@echo '  CONFIG=file WATCH_FLAGS="--node-url nats://127.0.0.1:4333"          for watch'
 	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
 
 run: $(VENV)/.installed  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
 	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(CONFIG),--config $(CONFIG)) $(UP_FLAGS)
+
+watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus and the dashboards' panels in a browser
+	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(WATCH_FLAGS)
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (under 20 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint

@@ -14,6 +14,7 @@ from shared.transport.base import TransportError
 from swarm_cli.ban_commands import ban, unban
 from swarm_cli.config_commands import config_app
 from swarm_cli.console import log_to_standard_error, note
+from swarm_cli.dashboard import dashboard
 from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluate import evaluate
@@ -39,6 +40,7 @@ app.command()(up)
 app.command()(watch)
 app.command()(status)
 app.command()(top)
+app.command()(dashboard)
 app.command()(plot)
 app.command(name="eval")(evaluate)
 app.command()(ban)

@@ -9,8 +9,12 @@ from typing import Any
 
 from swarm_cli.errors import CommandError
 
+_REMEDY = (
+    "end what has them, or choose others with --nats-port and --base-port (make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
+)
 
-def check_ports(wanted: Mapping[int, str]) -> None:
+
+def check_ports(wanted: Mapping[int, str], remedy: str = _REMEDY) -> None:
     """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
 
     Raises:
@@ -19,12 +23,7 @@ def check_ports(wanted: Mapping[int, str]) -> None:
     taken = [port for port in wanted if not _is_free(port)]
     if taken:
         lines = [f"  port {port}, wanted for {wanted[port]}, is taken{_holder(port)}" for port in taken]
-        raise CommandError(
-            "ports are taken, so nothing was started:\n"
-            + "\n".join(lines)
-            + "\nend what has them, or choose others with --nats-port and --base-port "
-            "(make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
-        )
+        raise CommandError("ports are taken, so nothing was started:\n" + "\n".join(lines) + f"\n{remedy}")
 
 
 def _is_free(port: int) -> bool:

@@ -1,0 +1,106 @@
+"""`swarm dashboard` (`make watch`): a Prometheus and a page of the dashboards' panels beside a running swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monitoring.dashboards import DASHBOARDS
+from shared.config import NodeConfig
+from shared.transport.base import NotConnected
+from swarm_cli.config_commands import load_chosen
+from swarm_cli.console import note
+from swarm_cli.dashboard_prometheus import SCRAPE_S, Prometheus, find_prometheus
+from swarm_cli.dashboard_server import PageServer, page_panels
+from swarm_cli.dashboard_targets import target_groups, write_targets
+from swarm_cli.ports import check_ports
+from swarm_cli.snapshot import take_snapshot
+
+DEFAULT_PORT = 8400
+SHOWN = ("swarm", "node")
+LOOK_EVERY_S = 5.0
+LOOK_S = 15.0
+CONNECT_S = 3.0
+RULES = Path(__file__).parents[1] / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
+
+
+def dashboard(
+    port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
+    folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
+    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+) -> None:
+    """Watch a running swarm in a browser: Prometheus with the rules, and a page of the dashboards' panels. Ctrl-C ends both."""
+    program = find_prometheus()
+    node_config = load_chosen(config)
+    check_ports(
+        {port: "the page", port + 1: "Prometheus"},
+        "end what has them, or choose others with --port (make watch WATCH_FLAGS='--port 8500')",
+    )
+    rules = RULES if RULES.is_file() else None
+    if rules is None:
+        note(f"{RULES} is not there, so panels that show recorded rules stay empty; run this from a source tree to have them")
+    prometheus = Prometheus(program, folder or node_config.node.var_dir / "watch", port + 1, rules)
+    asyncio.run(Watcher(node_config, prometheus, node_url or node_config.nats.node_url, port).run())
+
+
+class Watcher:
+    """One Prometheus, one page, and the list of targets that follows the swarm."""
+
+    def __init__(self, config: NodeConfig, prometheus: Prometheus, node_url: str, port: int) -> None:
+        self._config = config
+        self._prometheus = prometheus
+        self._node_url = node_url
+        self._port = port
+        self._told = ""
+
+    async def run(self) -> None:
+        """Until Ctrl-C or SIGTERM.
+
+        Raises:
+            CommandError: Prometheus does not start, or ends by itself.
+        """
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        write_targets([], self._prometheus.targets)
+        self._prometheus.start()
+        page = None
+        try:
+            await asyncio.to_thread(self._prometheus.wait_ready)
+            panels = page_panels([DASHBOARDS[name] for name in SHOWN], SCRAPE_S)
+            page = PageServer(self._port, self._prometheus.url, panels)
+            note(f"open {page.url}   (Prometheus itself: {self._prometheus.url}; Ctrl-C ends both, and nothing of the swarm)")
+            while not stopping.is_set():
+                self._prometheus.check_running()
+                await self._look()
+                try:
+                    await asyncio.wait_for(stopping.wait(), LOOK_EVERY_S)
+                except TimeoutError:
+                    continue
+        finally:
+            if page is not None:
+                page.close()
+            await asyncio.to_thread(self._prometheus.stop)
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                snapshot = await take_snapshot(self._config, self._node_url, None, [], timeout_s=CONNECT_S)
+        except (NotConnected, TimeoutError):
+            self._tell(f"no swarm answers at {self._node_url}: start one with `make run` in another terminal; waiting for it")
+            return
+        groups = target_groups([node.view for node in snapshot.nodes], time.time())
+        write_targets(groups, self._prometheus.targets)
+        nodes = sorted({group["labels"]["node"] for group in groups})
+        self._tell(f"scraping {len(groups)} processes of {len(nodes)} nodes ({', '.join(nodes) or 'none has started yet'})")
+
+    def _tell(self, line: str) -> None:
+        if line != self._told:
+            note(line)
+            self._told = line

@@ -1,0 +1,127 @@
+"""A Prometheus of its own for one developer: found, configured, started, waited for, ended."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swarm_cli.errors import CommandError
+
+SCRAPE_S = 2
+READY_S = 60.0
+STOP_S = 15.0
+RETENTION = "3d"
+INSTALL = """\
+prometheus is not on the PATH: install it and try again
+  Debian, Ubuntu   apt-get install --no-install-recommends prometheus
+  macOS            brew install prometheus
+  others           unpack the archive for your system from https://prometheus.io/download/ and put its folder on the PATH
+without it, `swarm top` shows the swarm in the terminal"""
+
+
+def find_prometheus() -> str:
+    """Path of the program.
+
+    Raises:
+        CommandError: there is none; the message says what to install.
+    """
+    found = shutil.which("prometheus")
+    if found is None:
+        raise CommandError(INSTALL)
+    return found
+
+
+def prometheus_config(targets: Path, rules: Path | None) -> dict[str, Any]:
+    """Its configuration: the swarm's targets as job `swarm`, and the rules of the cluster's monitoring."""
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": "5s"},
+        "rule_files": [str(rules)] if rules else [],
+        "scrape_configs": [
+            {"job_name": "swarm", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "5s"}]},
+        ],
+    }
+
+
+class Prometheus:
+    """One Prometheus process with its files in `folder`, listening on loopback."""
+
+    def __init__(self, program: str, folder: Path, port: int, rules: Path | None) -> None:
+        self._program = program
+        self._folder = folder
+        self._port = port
+        self._log = folder / "prometheus.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self.targets = folder / "targets.json"
+        self._config = folder / "prometheus.yml"
+        self._config.write_text(yaml.safe_dump(prometheus_config(self.targets.resolve(), rules.resolve() if rules else None)))
+
+    @property
+    def url(self) -> str:
+        """Base of its HTTP API."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it; it dies with this process, however this one ends. `wait_ready` says when it answers."""
+        command = [
+            self._program,
+            f"--config.file={self._config}",
+            f"--storage.tsdb.path={self._folder / 'tsdb'}",
+            f"--storage.tsdb.retention.time={RETENTION}",
+            f"--web.listen-address=127.0.0.1:{self._port}",
+            "--log.level=warn",
+        ]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent
+            )
+
+    def check_running(self) -> None:
+        """Raises CommandError with its last words when it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            words = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise CommandError(f"prometheus ended with code {self._process.returncode}; {self._log} ends with\n" + "\n".join(words))
+
+    def ready(self) -> bool:
+        """Whether it answers queries."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait until it answers queries. Raises CommandError when it ends or does not within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ready():
+            self.check_running()
+            if time.monotonic() > deadline:
+                raise CommandError(f"prometheus did not get ready within {timeout_s:.0f} s: see {self._log}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End it, in order if it can."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_S)
+
+
+def _die_with_parent() -> None:
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):  # another system than Linux: an orphan then has to be ended by hand
+        return

@@ -1,0 +1,109 @@
+"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API behind the same address, on loopback only."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from monitoring.panels import Dashboard
+
+PAGE = Path(__file__).parent / "dashboard_page"
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/units.js": ("units.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/uPlot.min.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+    "/uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
+}
+PASSED_ON = ("/api/v1/query", "/api/v1/query_range", "/api/v1/alerts")
+QUERY_TIMEOUT_S = 30.0
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def page_panels(dashboards: Sequence[Dashboard], scrape_s: int) -> dict[str, Any]:
+    """What the page draws: the same dashboards as Grafana's, and how often there is a new sample."""
+    return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s}
+
+
+class PageServer:
+    """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any; `url` has the one really bound.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, port: int, prometheus_url: str, panels: dict[str, Any]) -> None:
+        body = json.dumps(panels).encode()
+
+        class Handler(_Handler):
+            upstream = prometheus_url
+            panels_json = body
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    upstream = ""
+    panels_json = b""
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if (self.headers.get("Host") or "").rpartition(":")[0] not in LOOPBACK_NAMES:
+            # A page elsewhere may have its own name resolve to 127.0.0.1 to read what it should not.
+            self._answer(403, "text/plain; charset=utf-8", b"ask for this page by 127.0.0.1 or localhost\n")
+        elif path in FILES:
+            name, kind = FILES[path]
+            self._answer(200, kind, _file(name))
+        elif path == "/panels.json":
+            self._answer(200, "application/json", self.panels_json)
+        elif path in PASSED_ON:
+            self._pass_on(path, query)
+        else:
+            self._answer(404, "text/plain; charset=utf-8", b"there is nothing here\n")
+
+    def _pass_on(self, path: str, query: str) -> None:
+        try:
+            with urllib.request.urlopen(f"{self.upstream}{path}?{query}", timeout=QUERY_TIMEOUT_S) as answer:
+                self._answer(answer.status, "application/json", answer.read())
+        except urllib.error.HTTPError as error:
+            self._answer(error.code, "application/json", error.read())
+        except (urllib.error.URLError, OSError) as error:
+            told = {"status": "error", "error": f"Prometheus does not answer ({error})"}
+            self._answer(502, "application/json", json.dumps(told).encode())
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A line per query would bury what matters."""
+
+
+@cache
+def _file(name: str) -> bytes:
+    return (PAGE / name).read_bytes()

@@ -1,0 +1,47 @@
+"""Where Prometheus finds a running swarm's processes: from what they say of themselves, as a file that it reads again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.messages import ServiceStatus
+from swarm_cli.view import NodeView
+
+FORGET_S = 600.0
+"""A process that is silent this long is no target any more; before, Prometheus sees that it is down."""
+
+
+def target_groups(views: Sequence[NodeView], now: float, here: str | None = None) -> list[dict[str, Any]]:
+    """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this machine's host name.
+
+    Where two processes claim one address, the older one is gone and its port was taken over.
+    """
+    here = here or socket.gethostname()
+    by_address: dict[str, ServiceStatus] = {}
+    statuses = (status for view in views for status in view.statuses)
+    for status in sorted(statuses, key=lambda status: status.updated_at):
+        if status.figures.get("http_port", 0) > 0 and status.state != "stopped" and now - status.updated_at <= FORGET_S:
+            by_address[address(status, here)] = status
+    return [
+        {"targets": [where], "labels": {"node": status.node, "role": status.role}} for where, status in sorted(by_address.items())
+    ]
+
+
+def address(status: ServiceStatus, here: str) -> str:
+    """Host and port of a process's metrics. On this machine it listens on loopback, whatever else it listens on."""
+    return f"{'127.0.0.1' if status.host == here else status.host}:{int(status.figures['http_port'])}"
+
+
+def write_targets(groups: list[dict[str, Any]], target: Path) -> None:
+    """Replace the file at once, so that Prometheus never reads half of it. An unchanged file is left alone."""
+    text = json.dumps(groups, indent=1) + "\n"
+    if target.exists() and target.read_text() == text:
+        return
+    draft = target.with_suffix(".new")
+    draft.write_text(text)
+    os.replace(draft, target)

@@ -1,0 +1,166 @@
+"""`swarm dashboard`: which processes it scrapes, what its page draws, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.panels import PanelKind
+from shared.messages import ServiceStatus
+from swarm_cli.dashboard import RULES, SHOWN
+from swarm_cli.dashboard_prometheus import Prometheus, find_prometheus
+from swarm_cli.dashboard_server import FILES, PAGE, PageServer, page_panels
+from swarm_cli.dashboard_targets import target_groups, write_targets
+from swarm_cli.errors import CommandError
+from swarm_cli.ports import check_ports
+from swarm_cli.view import NodeView
+
+NOW = 1_000_000.0
+
+
+def status(
+    role: str, port: float | None, *, node: str = "alpha", host: str = "here", age_s: float = 1.0, state: str = "x"
+) -> ServiceStatus:
+    return ServiceStatus(
+        node=node,
+        role=role,  # type: ignore[arg-type]
+        replica="0",
+        pid=1,
+        host=host,
+        state=state,
+        started_at=NOW - 100,
+        updated_at=NOW - age_s,
+        figures={} if port is None else {"http_port": port},
+    )
+
+
+def groups(*statuses: ServiceStatus) -> list[tuple[str, str, str]]:
+    nodes = {status.node for status in statuses}
+    views = [NodeView(node, tuple(status for status in statuses if status.node == node)) for node in sorted(nodes)]
+    found = target_groups(views, NOW, here="here")
+    return [(group["targets"][0], group["labels"]["node"], group["labels"]["role"]) for group in found]
+
+
+def test_every_process_is_a_target_with_its_node_and_role() -> None:
+    assert groups(status("generator", 9400), status("trainer", 9403), status("trainer", 9413, node="beta")) == [
+        ("127.0.0.1:9400", "alpha", "generator"),
+        ("127.0.0.1:9403", "alpha", "trainer"),
+        ("127.0.0.1:9413", "beta", "trainer"),
+    ]
+
+
+def test_a_process_on_another_machine_is_scraped_there() -> None:
+    assert groups(status("trainer", 9403, host="gpu7")) == [("gpu7:9403", "alpha", "trainer")]
+
+
+def test_a_silent_process_stays_a_target_for_a_while_and_a_stopped_one_does_not() -> None:
+    assert groups(status("trainer", 9403, age_s=60)) == [("127.0.0.1:9403", "alpha", "trainer")]
+    assert groups(status("trainer", 9403, age_s=3600)) == []
+    assert groups(status("trainer", 9403, state="stopped")) == []
+    assert groups(status("trainer", None)) == []
+
+
+def test_who_took_over_a_port_is_the_one_that_is_scraped() -> None:
+    assert groups(status("trainer", 9403, age_s=60), status("trainer", 9403, node="beta")) == [
+        ("127.0.0.1:9403", "beta", "trainer")
+    ]
+
+
+def test_the_target_file_is_replaced_only_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "targets.json"
+    write_targets([], file)
+    first = file.stat().st_ino
+    write_targets([], file)
+    assert file.stat().st_ino == first
+    write_targets([{"targets": ["127.0.0.1:1"], "labels": {}}], file)
+    assert json.loads(file.read_text())[0]["targets"] == ["127.0.0.1:1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["targets.json"]
+
+
+def test_prometheus_is_told_the_targets_and_the_clusters_rules(tmp_path: Path) -> None:
+    prometheus = Prometheus("prometheus", tmp_path, 1, RULES)
+    config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
+    assert RULES.is_file() and config["rule_files"] == [str(RULES)]
+    (job,) = config["scrape_configs"]
+    assert job["job_name"] == "swarm" and job["file_sd_configs"][0]["files"] == [str(prometheus.targets)]
+
+
+def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"(?s)apt-get install.*brew install.*prometheus.io/download"):
+        find_prometheus()
+
+
+def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=rf"(?s)port {port}, wanted for the page.*--port"):
+            check_ports({port: "the page"}, "choose another with --port")
+
+
+def test_the_page_gets_every_panel_of_the_dashboards_and_can_draw_each_kind() -> None:
+    drawn = page_panels([DASHBOARDS[name] for name in SHOWN], 2)
+    for name, dashboard in zip(SHOWN, drawn["dashboards"], strict=True):
+        titles = [panel["title"] for row in dashboard["rows"] for panel in row["panels"]]
+        assert titles == [panel.title for panel in DASHBOARDS[name].panels()]
+        assert all(query["expr"] for row in dashboard["rows"] for panel in row["panels"] for query in panel["queries"])
+    script = (PAGE / "page.js").read_text()
+    assert all(re.search(rf"\b{kind.value}: this\.{kind.value}\b", script) for kind in PanelKind)
+
+
+def test_the_page_knows_every_unit_that_a_panel_uses() -> None:
+    units = (PAGE / "units.js").read_text()
+    used = {
+        text
+        for name in SHOWN
+        for panel in DASHBOARDS[name].panels()
+        for text in (panel.unit, *(q.unit for q in panel.queries))
+        if text
+    }
+    for unit in used:
+        assert unit == "short" or unit.startswith("suffix:") or f'unit === "{unit}"' in units, unit
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_carries_the_licence_of_what_it_ships() -> None:
+    for name, _ in FILES.values():
+        text = (PAGE / name).read_text()
+        loaded = re.findall(r"""(?:src|href|import|fetch|url)\s*[=(]\s*["'`]?(https?:)?//""", text)
+        assert not loaded, f"{name} loads something from another host"
+    assert "MIT License" in (PAGE / "uPlot.LICENSE").read_text()
+    assert "v1.6.32" in (PAGE / "uPlot.iife.min.js").read_text()[:100]
+    assert {path.name for path in PAGE.iterdir()} == {name for name, _ in FILES.values()}
+
+
+def test_the_page_is_served_to_this_machine_and_says_when_prometheus_is_away() -> None:
+    server = PageServer(0, "http://127.0.0.1:9", {"dashboards": []})
+    try:
+        with urllib.request.urlopen(server.url, timeout=5) as answer:
+            assert b"page.js" in answer.read()
+        with urllib.request.urlopen(server.url + "panels.json", timeout=5) as answer:
+            assert json.load(answer) == {"dashboards": []}
+        host, port = server.url.removeprefix("http://").rstrip("/").split(":")
+        for path, name, status_code in (
+            ("/api/v1/query?query=up", f"localhost:{port}", 502),
+            ("/api/v1/admin/tsdb/snapshot", f"localhost:{port}", 404),
+            ("/../dashboard.py", f"localhost:{port}", 404),
+            ("/", f"elsewhere.example:{port}", 403),
+        ):
+            connection = http.client.HTTPConnection(host, int(port), timeout=5)
+            connection.request("GET", path, headers={"Host": name})
+            answer = connection.getresponse()
+            assert (path, answer.status) == (path, status_code)
+            if status_code == 502:
+                assert "does not answer" in json.load(answer)["error"]
+            connection.close()
+    finally:
+        server.close()
