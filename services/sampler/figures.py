@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
+from services.sampler.steering import InForce
 from shared.messages import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 from shared.runtime.status import StatusBoard
@@ -38,6 +39,12 @@ class Figures:
             "swarm_sampler_dropped_groups_total", "Groups that no batch will take.", ["origin", "reason"], registry=registry
         )
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
+        self._wanted = Gauge(
+            "swarm_sampler_groups_wanted", "I (local) and J (external) of the next batch.", ["origin"], registry=registry
+        )
+        self._strategy = Gauge(
+            "swarm_sampler_strategy_in_force", "1 for the strategy of the next batch.", ["strategy"], registry=registry
+        )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
             "Time without a batch to build, by what it waited for.",
@@ -65,7 +72,7 @@ class Figures:
             registry=registry,
         )
         for origin in _ORIGINS:
-            for family in (self._sources, self._pool, self._age):
+            for family in (self._sources, self._pool, self._age, self._wanted):
                 family.labels(origin)
             for reason in _DROPS[origin]:
                 self._dropped.labels(origin, reason)
@@ -85,6 +92,15 @@ class Figures:
             self._lag.observe(entry.staleness(plan.number))
         self._largest_share.set(max(collections.Counter(entry.node for entry in plan.external).values(), default=0))
         self._build.observe(seconds)
+
+    def steered(self, in_force: InForce) -> None:
+        """What the next batch is to be made of."""
+        self._wanted.labels("local").set(in_force.local)
+        self._wanted.labels("external").set(in_force.external)
+        self._status.set("wanted_local", in_force.local)
+        self._status.set("wanted_external", in_force.external)
+        self._strategy.clear()
+        self._strategy.labels(in_force.strategy.name).set(1)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:
         """Time went by in which the next batch was waiting for `reason`."""

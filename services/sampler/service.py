@@ -157,7 +157,9 @@ class SamplerService:
             pool_external=len(memory.external),
             seconds=round(time.monotonic() - started, 3),
         )
-        return _Loaded(memory, newest.seq, state, reconciled(self._steering_rules, state.steering, number))
+        loaded = _Loaded(memory, newest.seq, state, reconciled(self._steering_rules, state.steering, number))
+        self._figures.steered(in_force(self._steering_rules, loaded.steering))
+        return loaded
 
     async def _read(self, memory: SamplerMemory) -> None:
         for problem in await self._scored.read_into(memory):
@@ -222,6 +224,7 @@ class SamplerService:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
             raise Conflict(f"batch {plan.number} was in the log already")
+        self._tell_of_moves(loaded.steering, state.steering)
         loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
         loaded.memory.advance()
         self._context.log.info(
@@ -245,6 +248,20 @@ class SamplerService:
             own=loaded.memory.own,
             batch=taken_of(plan, now),
             evaluation=self._evaluation,
+        )
+
+    def _tell_of_moves(self, before: SteeringState, after: SteeringState) -> None:
+        was, becomes = in_force(self._steering_rules, before), in_force(self._steering_rules, after)
+        if was == becomes:
+            return
+        self._figures.steered(becomes)
+        why = after.sharing.why if after.sharing is not None else ""
+        self._context.log.info(
+            "steered",
+            local=becomes.local,
+            external=becomes.external,
+            strategy=becomes.explained,
+            why=why or "a new held-out result",
         )
 
     async def _report(self, loaded: _Loaded) -> None:
