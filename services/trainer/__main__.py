@@ -1,6 +1,17 @@
-"""`python -m services.trainer`."""
+"""`python -m services.trainer`, or `torchrun --nproc-per-node N -m services.trainer` for a policy that one GPU does not hold."""
+
+import os
 
 from services.trainer.service import TrainerService
 from shared.runtime import main
 
-main("trainer", TrainerService)
+if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    main("trainer", TrainerService)
+elif os.environ.get("RANK") == "0":
+    from services.trainer.parallel.lead import LeadingTrainer
+
+    main("trainer", LeadingTrainer)
+else:
+    from services.trainer.parallel import follow
+
+    follow.main()

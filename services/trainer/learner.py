@@ -19,7 +19,10 @@ from services.trainer.importance import ImportanceConfig
 from services.trainer.intake import Intake, IntakeRules, take_in
 from services.trainer.objectives import ObjectiveConfig
 from services.trainer.own_policy import OwnPolicyRules, drop_absurd
+from services.trainer.parallel.optimizer_state import split_optimizer_state, whole_optimizer_state
+from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.policy_model import load_policy_model, load_reference_model
+from services.trainer.preference import Preferred, prefer
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
 from services.trainer.shared_prompt import supports_shared_prompt
@@ -53,21 +56,23 @@ class _Update:
 
 
 class Learner:
-    """Trains the configured model on batches, one step each.
+    """Trains the configured model on batches, one step each; together with other processes when `parallel` says so, which then
+    make the same calls.
 
     Raises (on construction) ModelLoadError or ValueError when the configuration and the model do not fit; the message names
     cause and remedy.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, parallel: Parallel = ALONE) -> None:
         trainer = config.trainer
         if trainer.threads:
             torch.set_num_threads(trainer.threads)
-        policy = load_policy_model(config)
+        policy = load_policy_model(config, parallel)
         if policy.device.type == "cpu":
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._config = trainer
+        self._parallel = parallel
         self._device, self.dtype = policy.device, policy.dtype
         self.model: Any = policy.model
         self.tokenizer = policy.tokenizer
@@ -90,29 +95,33 @@ class Learner:
             autocast_bf16=policy.dtype == torch.bfloat16,
         )
         self._own_policy = OwnPolicyRules(fraction=trainer.policy_check_fraction, min_logprob=trainer.min_foreign_logprob)
-        self._reference = load_reference_model(config, policy) if self.update_config.objective.needs_reference else None
+        self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
 
     def step(self, batch: Batch) -> StepRecord:
         """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill in."""
         started = time.perf_counter()
-        intake, absurd = drop_absurd(self.model, take_in(batch, self.rules), self.update_config, self._own_policy, batch.seed)
+        preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
+        taken = take_in(preferred.batch, self.rules)
+        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._own_policy, batch.seed, self._parallel)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake)
-        return _record(batch, intake, absurd, updates, rate, intake_s)
+        return _record(preferred, intake, absurd, updates, rate, intake_s)
 
     def policy(self) -> dict[str, Tensor]:
         """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in the published dtype."""
-        return policy_tensors(self.model, self.dtype)
+        return policy_tensors(self.model, self.dtype, self._parallel.whole)
 
     def state(self) -> LearnerState:
         """Everything that the next step depends on, besides the configuration."""
         random = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
-        return LearnerState(trainable_tensors(self.model), self._optimizer.state_dict(), random)
+        whole = self._parallel.whole
+        optimizer = whole_optimizer_state(self._optimizer.state_dict(), whole)
+        return LearnerState(trainable_tensors(self.model, whole), optimizer, random)
 
     def restore(self, state: LearnerState) -> None:
         """Go on from `state`.
@@ -121,8 +130,10 @@ class Learner:
             WeightsError: it is another model's.
             ValueError: its optimiser has other parameters.
         """
-        load_trainable(self.model, state.weights)
-        self._optimizer.load_state_dict(state.optimizer)
+        part = self._parallel.part
+        load_trainable(self.model, state.weights, part)
+        numbered = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        self._optimizer.load_state_dict(split_optimizer_state(state.optimizer, numbered, part))
         torch.set_rng_state(state.random["cpu"])
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
@@ -133,9 +144,9 @@ class Learner:
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
         if self._config.updates_per_batch > 1:
-            proximal = batch_logprobs(self.model, groups, config)
+            proximal = batch_logprobs(self.model, groups, config, self._parallel)
         if self._reference is not None:
-            reference = batch_logprobs(self._reference, groups, config)
+            reference = batch_logprobs(self._reference, groups, config, self._parallel)
         before_s = time.perf_counter() - started
         updates = []
         for _ in range(self._config.updates_per_batch):
@@ -149,12 +160,14 @@ class Learner:
     def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
-        stats = accumulate_gradients(self.model, intake.groups, self.update_config, proximal=proximal, reference=reference)
+        stats = accumulate_gradients(
+            self.model, intake.groups, self.update_config, proximal=proximal, reference=reference, parallel=self._parallel
+        )
         computed = time.perf_counter()
         grad_norm, moved = 0.0, False
         if stats.groups:
             limit = self._config.grad_clip or math.inf
-            grad_norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+            grad_norm = self._parallel.number(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
             moved = math.isfinite(grad_norm)
         if moved:
             self._optimizer.step()
@@ -220,8 +233,10 @@ def advantage_config(config: NodeConfig) -> AdvantageConfig:
 
 
 def _record(
-    batch: Batch, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
+    preferred: Preferred, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
 ) -> StepRecord:
+    batch = preferred.batch
+
     def mean(name: str) -> float:
         return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
 
@@ -255,6 +270,9 @@ def _record(
         skipped=dict(sorted(intake.skipped.items())),
         answers_absurd=sum(absurd.values()),
         absurd_of=dict(sorted(absurd.items())),
+        groups_left_out=preferred.left_out,
+        logprob_external=preferred.logprob,
+        logprob_left_out=preferred.logprob_left_out,
         staleness_mean=_mean([float(value) for value in staleness]),
         staleness_max=max(staleness, default=None),
         tokens=sum(sum(group.completion_lengths) for group in intake.groups),

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.trainer.parallel.protocol import ALONE, Parallel
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
-from shared.model.loading import load_causal_lm, load_tokenizer, resolve_device, resolve_dtype
+from shared.model.loading import load_causal_lm, load_tokenizer, resolve_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,19 @@ class PolicyModel:
     dtype: torch.dtype
 
 
-def load_policy_model(config: NodeConfig) -> PolicyModel:
+def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyModel:
     """Load the base policy ready for training.
 
     Raises:
         ModelLoadError: the model is missing or broken.
         ValueError: LoRA's target modules are not in the model.
     """
-    device = resolve_device(config.model.device)
+    device = parallel.device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)
     rank = config.trainer.lora.rank
     tokenizer = load_tokenizer(config.model)
-    model: Any = load_causal_lm(config.model, dtype=dtype if rank else torch.float32, device=device)
+    load_device = parallel.load_device(device)
+    model: Any = load_causal_lm(config.model, dtype=dtype if rank else torch.float32, device=load_device)
     torch.manual_seed(node_seed(config))
     _turn_dropout_off(model)
     if rank:
@@ -44,14 +46,17 @@ def load_policy_model(config: NodeConfig) -> PolicyModel:
         if rank:
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    parallel.shard(model)
     model.train()
     return PolicyModel(model, tokenizer, device, dtype)
 
 
-def load_reference_model(config: NodeConfig, policy: PolicyModel) -> Any:
+def load_reference_model(config: NodeConfig, policy: PolicyModel, parallel: Parallel = ALONE) -> Any:
     """The base policy, frozen, for the divergence to it."""
-    model = load_causal_lm(config.model, dtype=policy.dtype, device=policy.device)
-    return model.requires_grad_(False).train(False)
+    model = load_causal_lm(config.model, dtype=policy.dtype, device=parallel.load_device(policy.device))
+    model.requires_grad_(False)
+    parallel.shard(model)
+    return model.train(False)
 
 
 def node_seed(config: NodeConfig) -> int:

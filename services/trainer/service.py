@@ -43,15 +43,15 @@ _GRACE_S = 1.0
 class TrainerService:
     """Trains one node's policy."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self._config = config
+    def __init__(self, config: NodeConfig, learn: Callable[[NodeConfig], Learner] = Learner) -> None:
+        self._config, self._learn = config, learn
 
     async def run(self, context: ServiceContext) -> None:
         """Train until told to stop; after `trainer.max_steps` steps keep answering health checks until then."""
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         try:
             context.status.state("loading")
-            training = await _Training.start(self._config, context, worker)
+            training = await _Training.start(self._config, context, worker, self._learn)
             try:
                 await training.run()
             finally:
@@ -89,12 +89,14 @@ class _Training:
         self._metrics: MetricsLog
 
     @classmethod
-    async def start(cls, config: NodeConfig, context: ServiceContext, worker: ThreadPoolExecutor) -> _Training:
+    async def start(
+        cls, config: NodeConfig, context: ServiceContext, worker: ThreadPoolExecutor, learn: Callable[[NodeConfig], Learner]
+    ) -> _Training:
         """Load the model, the newest whole checkpoint, and learn what is published."""
         gauges = TrainerGauges(context.registry)
         loop = asyncio.get_running_loop()
         try:
-            learner = await loop.run_in_executor(worker, Learner, config)
+            learner = await loop.run_in_executor(worker, learn, config)
             training = cls(config, context, worker, learner, gauges)
         except (ValueError, PolicyStoreError) as error:
             raise FatalError(f"the trainer cannot start with this configuration: {error}") from None

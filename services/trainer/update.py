@@ -87,7 +87,7 @@ def batch_logprobs(
     ]
     if not flat:
         return [[] for _ in groups]
-    all_tokens = iter(reduce(add, parallel.gather(torch.cat(flat))).split([len(part) for part in flat]))
+    all_tokens = iter(torch.split(reduce(add, parallel.gather(torch.cat(flat))), [len(part) for part in flat]))
     return [[next(all_tokens) for _ in of_group] for of_group in lengths]
 
 
@@ -213,7 +213,7 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
 def _micro_batches(
     model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel
 ) -> Iterator[tuple[TokenRows, bool]]:
-    """This process's rows of the groups that take part, one micro-batch at a time, on the model's device; and whether they count."""
+    """This process's rows of the groups that take part, a micro-batch at a time, on the model's device; and whether they count."""
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
     numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,26 @@ _WRAPPED = ".base_layer."
 _PEFT_PREFIX = "base_model.model."
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _all_of_it(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor
+
+
 class WeightsError(RuntimeError):
     """A weights file does not fit the model or cannot be read; the message names cause and remedy."""
 
 
 @torch.no_grad()
-def policy_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def policy_tensors(
+    model: nn.Module, dtype: torch.dtype | None = None, whole: Callable[[Tensor], Tensor] = _as_it_is
+) -> dict[str, Tensor]:
     """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
 
     LoRA adapters are added into the weights they adapt, without touching the model. A tied tensor appears under the name that
-    it is stored as, not under its alias.
+    it is stored as, not under its alias. `whole` puts a tensor together of which this process holds a part.
     """
     tied = tied_names(model)
     merged = _merged_adapter_weights(model)
@@ -35,18 +45,19 @@ def policy_tensors(model: nn.Module, dtype: torch.dtype | None = None) -> dict[s
             continue
         plain = plain_name(name)
         if plain not in tied:
-            tensors[plain] = _on_cpu(merged.get(name, value), dtype)
+            tensors[plain] = _on_cpu(merged.get(name, value), dtype, whole)
     return tensors
 
 
-def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU."""
-    return {name: _on_cpu(parameter.detach(), None) for name, parameter in model.named_parameters() if parameter.requires_grad}
+def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = _as_it_is) -> dict[str, Tensor]:
+    """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU, put together by `whole`."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: _on_cpu(parameter, None, whole) for name, parameter in trained.items()}
 
 
 @torch.no_grad()
-def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Inverse of `trainable_tensors`, in place.
+def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:
+    """Inverse of `trainable_tensors`, in place; `part` cuts a whole tensor as the parameter it is for is cut.
 
     Raises:
         WeightsError: names or shapes differ.
@@ -54,7 +65,7 @@ def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     _check_same_names(wanted.keys(), tensors.keys())
     for name, parameter in wanted.items():
-        _copy(name, parameter, tensors[name])
+        _copy(name, parameter, tensors[name], part)
 
 
 @torch.no_grad()
@@ -125,18 +136,18 @@ def _merged_adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     return merged
 
 
-def _on_cpu(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _on_cpu(value: Tensor, dtype: torch.dtype | None, whole: Callable[[Tensor], Tensor]) -> Tensor:
     wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    return value.detach().to(dtype=wanted).to("cpu").contiguous()
+    return whole(value.detach().to(dtype=wanted)).to("cpu").contiguous()
 
 
-def _copy(name: str, into: Tensor, value: Tensor) -> None:
+def _copy(name: str, into: Tensor, value: Tensor, part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:
     if into.shape != value.shape:
         raise WeightsError(
             f"tensor {name} has shape {tuple(value.shape)}, the model's is {tuple(into.shape)}: these weights are of another "
             "model; set model.path to the one they were trained from"
         )
-    into.copy_(value)
+    into.copy_(part(value, into))
 
 
 def _check_same_names(wanted: Any, found: Any) -> None:

@@ -15,8 +15,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["services.trainer.service", "torch.utils.tensorboard", "torch._dynamo", "shared.transport.nats"])
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["services.trainer.service", "torch.utils.tensorboard", "torch._dynamo", "shared.transport.nats"])
 
 
 class Death(NamedTuple):
@@ -29,7 +29,7 @@ class Death(NamedTuple):
 
 def start(config_file: Path, death: Death | None = None) -> ForkServerProcess:
     """Start a trainer; it logs into its run's folder."""
-    child = _forks.Process(target=_live, args=(str(config_file), death), daemon=True)
+    child = forks.Process(target=_live, args=(str(config_file), death), daemon=True)
     child.start()
     return child
 

@@ -55,7 +55,15 @@ class LossSums(Sums[Tensor]):
             )
         )
 
+    def pack(self) -> Tensor:
+        """All of them in one tensor (F,), in the order of the fields."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def unpack(cls, packed: Tensor) -> LossSums:
+        """Inverse of `pack`."""
+        return cls(*packed.unbind())
+
     def to_host(self) -> Sums[float]:
         """The same sums as floats, brought over in one transfer."""
-        values = torch.stack([getattr(self, field.name) for field in fields(self)]).tolist()
-        return Sums(*(float(value) for value in values))
+        return Sums(*(float(value) for value in self.pack().tolist()))

@@ -1,0 +1,111 @@
+"""Every process but the first: it computes its share of what process 0 says, and speaks to nobody else."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+import torch
+
+from services.trainer.learner import Learner
+from services.trainer.parallel.channel import Command, heed
+from services.trainer.parallel.group import Place, ProcessLost, join, naming_the_loss
+from services.trainer.parallel.restored import unpack_state
+from services.trainer.parallel.shard import Sharded
+from services.trainer.policy_model import node_seed
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.messages import Batch, decode
+from shared.model.weights import WeightsError
+from shared.runtime import EXIT_CONFIG, FatalError
+from shared.runtime.logs import configure_logging
+
+
+def main() -> NoReturn:
+    """Run as one of torchrun's processes; exit codes are those of `shared.runtime.service`."""
+    parser = argparse.ArgumentParser(prog="python -m services.trainer")
+    parser.add_argument("--config", type=Path)
+    try:
+        config = load_config(parser.parse_args().config)
+    except ConfigError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+    # What is said at info is said by process 0, once.
+    configure_logging(level="warning", log_format=config.log.format)
+    log: Any = structlog.get_logger("trainer").bind(node=config.node.id, role="trainer", process=os.environ.get("RANK"))
+    code = 1
+    try:
+        follow(Place.of(os.environ), config)
+        code = 0
+    except FatalError as error:
+        log.error("cannot_go_on", reason=str(error))
+        code = EXIT_CONFIG
+    except ProcessLost as error:
+        log.error("process_lost", reason=str(error), consequence="this process ends too")
+    except Exception:
+        log.exception("crashed")
+    logging.shutdown()
+    sys.stdout.flush()
+    # As process 0 does: tearing down torch takes seconds.
+    os._exit(code)
+
+
+def follow(place: Place, config: NodeConfig) -> None:
+    """Do what process 0 says until it says that all is done.
+
+    Raises:
+        ProcessLost: process 0 or another one is gone or hangs.
+        FatalError: what process 0 cannot go on after either, such as a model that does not fit the configuration.
+    """
+    parallel = Sharded(place, join(place, config))
+    told_to_stop = _StopSignals()
+    with naming_the_loss(place, config.trainer.collective_timeout_s):
+        try:
+            learner = Learner(config, parallel)
+        except ValueError as error:
+            raise FatalError(f"the trainer cannot start with this configuration: {error}") from None
+        while True:
+            command, payload = heed(wants_stop=told_to_stop.seen)
+            if command is Command.END:
+                return
+            _do(learner, config, place.rank, command, payload)
+
+
+def step_seed(config: NodeConfig, rank: int, step: int) -> int:
+    """Seed of process `rank`'s dropout in a step: another for each, the same after a restart, so that no checkpoint holds it."""
+    digest = hashlib.sha256(f"{node_seed(config)}/{rank}/{step}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def _do(learner: Learner, config: NodeConfig, rank: int, command: Command, payload: bytes) -> None:
+    if command is Command.STEP:
+        batch = decode(payload, Batch)
+        torch.manual_seed(step_seed(config, rank, batch.number))
+        learner.step(batch)
+    elif command is Command.POLICY:
+        learner.policy()
+    elif command is Command.STATE:
+        learner.state()
+    elif command is Command.RESTORE:
+        try:
+            learner.restore(unpack_state(payload))
+        except (WeightsError, ValueError) as error:
+            raise FatalError(f"cannot resume: {error}") from None
+
+
+class _StopSignals:
+    """Whether SIGTERM or SIGINT came. They do not end this process: process 0 needs it for the last checkpoint, and is told."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.seen = True

@@ -1,0 +1,69 @@
+"""Process 0 of several: the trainer service, with the other processes at its side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from services.trainer.learner import Learner
+from services.trainer.parallel.group import Place, ProcessLost
+from services.trainer.parallel.leading_learner import Followers, LeadingLearner
+from services.trainer.service import TrainerService
+from shared.config import NodeConfig
+from shared.runtime import ServiceContext
+
+_BEAT_S = 1.0
+_END_S = 3.0
+
+
+class LeadingTrainer:
+    """The trainer of `TrainerService`, whose learner computes with other processes. It alone speaks to anybody outside."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._followers = Followers(Place.of(os.environ), config)
+
+    async def run(self, context: ServiceContext) -> None:
+        """Train until told to stop, as the single process does; the others end with it.
+
+        Raises:
+            ProcessLost: another process is gone or hangs; all must be started again.
+        """
+        training = asyncio.create_task(TrainerService(self._config, self._learner).run(context))
+        watching = asyncio.create_task(self._watch(context))
+        try:
+            await asyncio.wait({training, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, training):
+                if task.done():
+                    task.result()
+        except ProcessLost as lost:
+            context.log.error("process_lost", reason=str(lost), consequence="this process ends too")
+            raise
+        finally:
+            watching.cancel()
+            training.cancel()
+            await asyncio.wait({training, watching}, timeout=_END_S)
+            await self._end(context)
+
+    def _learner(self, config: NodeConfig) -> Learner:
+        return LeadingLearner(config, self._followers)
+
+    async def _watch(self, context: ServiceContext) -> None:
+        """Notice processes that are gone while there is nothing to compute, and pass on what only they were told."""
+        started_by = os.getppid()
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            if os.getppid() != started_by and not context.stopping.is_set():
+                context.log.warning("launcher_gone", consequence="stopping: nobody would start again what fails")
+                context.stopping.set()
+            if self._followers.met:
+                if await asyncio.to_thread(self._followers.beat):
+                    context.stopping.set()
+            elif context.stopping.is_set():
+                return  # The others were told to stop too, and need not come any more.
+
+    async def _end(self, context: ServiceContext) -> None:
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._followers.end), _END_S)
+        except (ProcessLost, TimeoutError) as error:
+            context.log.warning("processes_not_told", reason=str(error), consequence="they end when they notice")

@@ -1,0 +1,114 @@
+"""The learner of process 0: whatever it is asked to do, the other processes are told to do as well."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from services.trainer.learner import Learner, LearnerState
+from services.trainer.parallel.channel import Command, announce
+from services.trainer.parallel.group import Place, ProcessLost, join, naming_the_loss
+from services.trainer.parallel.restored import pack_state
+from services.trainer.parallel.shard import Sharded
+from services.trainer.records import StepRecord
+from shared.config import NodeConfig
+from shared.messages import Batch, encode
+
+
+class Followers:
+    """The other processes, as process 0 sees them: one command at a time, and none after one that failed."""
+
+    def __init__(self, place: Place, config: NodeConfig) -> None:
+        self._place = place
+        self._config = config
+        self._one_at_a_time = threading.Lock()
+        self._failure: str | None = None
+        self._heeding = False
+        self.met = False
+        """Whether all of them came."""
+
+    @contextmanager
+    def doing(self, command: Command | None, payload: bytes = b"") -> Iterator[None]:
+        """All processes do what `command` says while this one does it inside; None: what all do unasked.
+
+        Raises:
+            ProcessLost: one of them is gone, now or before.
+        """
+        with self._one_at_a_time:
+            if self._failure is not None:
+                raise ProcessLost(self._failure)
+            try:
+                with naming_the_loss(self._place, self._config.trainer.collective_timeout_s):
+                    if command is not None:
+                        announce(command, payload)
+                    yield
+            except BaseException as error:
+                # Whoever failed half-way is out of step with the others: nothing that they do together can go well any more.
+                self._failure = str(error)
+                raise
+
+    def meet(self) -> Sharded:
+        """Wait until all are there."""
+        device = join(self._place, self._config)
+        self.met = True
+        return Sharded(self._place, device)
+
+    def now_heed(self) -> None:
+        """They have made their learners and wait for commands."""
+        self._heeding = True
+
+    def beat(self) -> bool:
+        """See that all are there, unless they are at work. Returns whether one of them was asked to stop. Raises ProcessLost."""
+        if not self._one_at_a_time.acquire(blocking=False):
+            return False
+        try:
+            if not self._heeding:
+                return False
+            if self._failure is not None:
+                raise ProcessLost(self._failure)
+            with naming_the_loss(self._place, self._config.trainer.collective_timeout_s):
+                return announce(Command.BEAT)
+        except ProcessLost as lost:
+            self._failure = str(lost)
+            raise
+        finally:
+            self._one_at_a_time.release()
+
+    def end(self) -> None:
+        """Tell them that all is done; those out of step find out when this process ends."""
+        if self._heeding and self._failure is None:
+            with self.doing(Command.END):
+                self._heeding = False
+
+
+class LeadingLearner(Learner):
+    """A learner whose every call is made by all processes."""
+
+    def __init__(self, config: NodeConfig, followers: Followers) -> None:
+        self._followers = followers
+        with followers.doing(None):
+            super().__init__(config, followers.meet())
+            followers.now_heed()
+
+    def step(self, batch: Batch) -> StepRecord:
+        """As `Learner.step`."""
+        with self._followers.doing(Command.STEP, encode(batch)):
+            return super().step(batch)
+
+    def policy(self) -> dict[str, Tensor]:
+        """As `Learner.policy`."""
+        with self._followers.doing(Command.POLICY):
+            return super().policy()
+
+    def state(self) -> LearnerState:
+        """As `Learner.state`."""
+        with self._followers.doing(Command.STATE):
+            return super().state()
+
+    def restore(self, state: LearnerState) -> None:
+        """As `Learner.restore`."""
+        with self._followers.doing(Command.RESTORE, pack_state(state)):
+            super().restore(state)

@@ -1,0 +1,132 @@
+"""Several trainer processes without torchrun: forked in milliseconds, with the environment that torchrun would give them.
+
+Process 0 does what a test asks through the very learner that the service uses; the others run the very loop of `follow`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.trainer.learner import Learner, LearnerState
+from services.trainer.parallel.follow import follow
+from services.trainer.parallel.group import Place, join
+from services.trainer.parallel.leading_learner import Followers, LeadingLearner
+from services.trainer.parallel.shard import Sharded
+from services.trainer.records import StepRecord
+from shared.config import NodeConfig
+from shared.messages import Batch
+from tests.integration.trainer_process import forks
+
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Trained:
+    """What a learner is after some steps."""
+
+    state: LearnerState
+    policy: dict[str, torch.Tensor]
+    records: list[StepRecord] = field(default_factory=list)
+
+
+def train(learner: Learner, batches: Sequence[Batch], start_from: LearnerState | None = None) -> Trained:
+    """Train on `batches`, after a restore if there is something to start from."""
+    if start_from is not None:
+        learner.restore(start_from)
+    records = [learner.step(batch) for batch in batches]
+    return Trained(learner.state(), learner.policy(), records)
+
+
+def train_alone(config: NodeConfig, batches: Sequence[Batch], start_from: LearnerState | None = None) -> Trained:
+    """In one process, this one."""
+    return train(Learner(config), batches, start_from)
+
+
+def train_together(
+    config: NodeConfig, batches: Sequence[Batch], start_from: LearnerState | None = None, *, ranks: int = 2, folder: Path
+) -> Trained:
+    """In `ranks` processes."""
+    results = in_ranks(_train_in_rank, config, list(batches), start_from, ranks=ranks, folder=folder)
+    trained = results[0]
+    assert isinstance(trained, Trained)
+    return trained
+
+
+def _train_in_rank(place: Place, config: NodeConfig, batches: list[Batch], start_from: LearnerState | None) -> Trained | None:
+    if place.rank:
+        follow(place, config)
+        return None
+    followers = Followers(place, config)
+    trained = train(LeadingLearner(config, followers), batches, start_from)
+    followers.end()
+    return trained
+
+
+def joined(place: Place, config: NodeConfig) -> Sharded:
+    """For tests of what lies below the learner."""
+    return Sharded(place, join(place, config))
+
+
+def in_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, folder: Path) -> list[Any]:
+    """`work(place, *arguments)` in each of `ranks` processes; what each returned. Fails with the traceback of what failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = [folder / f"rank-{rank}.pt" for rank in range(ranks)]
+    children = start_ranks(_report, [(work, arguments, str(output)) for output in outputs])
+    for child in children:
+        child.join(DEADLINE_S)
+    hung = [child for child in children if child.is_alive()]
+    for child in hung:
+        child.kill()
+    found = [torch.load(output, weights_only=False) if output.exists() else "nothing came back" for output in outputs]
+    assert not hung, (
+        f"{len(hung)} of {ranks} processes hang after {DEADLINE_S} s; others: {[f for f in found if isinstance(f, str)]}"
+    )
+    assert all(child.exitcode == 0 for child in children), "\n".join(str(f) for f in found if isinstance(f, str))
+    return found
+
+
+def start_ranks(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[ForkServerProcess]:
+    """Start `target(*arguments[rank])` for each rank with torchrun's environment for that rank."""
+    environment = {"WORLD_SIZE": str(len(arguments)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    children = [
+        forks.Process(
+            target=_placed,
+            args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, of_rank),
+            daemon=True,
+        )
+        for rank, of_rank in enumerate(arguments)
+    ]
+    for child in children:
+        child.start()
+    return children
+
+
+def _placed(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
+def _report(work: Callable[..., Any], arguments: tuple[Any, ...], output: str) -> None:
+    try:
+        found = work(Place.of(os.environ), *arguments)
+    except BaseException:
+        torch.save(traceback.format_exc(), output)
+        os._exit(1)
+    torch.save(found, output)
+    os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
