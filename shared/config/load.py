@@ -128,7 +128,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     try:
         return NodeConfig(**dict(overrides or {}))
     except ValidationError as error:
-        raise ConfigError(_explain(error, source)) from None
+        raise ConfigError(explain(error, source)) from None
     finally:
         _current_file = None
 
@@ -154,7 +154,8 @@ def _check_environment() -> None:
                 raise ConfigError(f"environment variable {variable}: no section {section.lower()!r}; sections are {names}")
 
 
-def _explain(error: ValidationError, source: str) -> str:
+def explain(error: ValidationError, source: str) -> str:
+    """What is wrong with a configuration from `source`, a line a problem, with the field's name."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])
