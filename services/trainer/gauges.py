@@ -74,6 +74,13 @@ class TrainerGauges:
         self.skipped = counter(
             "swarm_trainer_skipped_groups_total", "Groups left out because they cannot be trained on.", "reason", _SKIPPED
         )
+        self.left_out = counter(
+            "swarm_trainer_left_out_groups_total", "Candidates that were not trained on, by their likelihood under the own policy."
+        )
+        self.external_logprob = late(
+            "swarm_trainer_external_logprob_nats",
+            "Mean logprob per token of the chosen foreign text. Absent without such a choice.",
+        )
         self.absurd = counter(
             "swarm_trainer_absurd_answers_total", "Foreign answers left out because the own policy finds them absurd."
         )
@@ -123,6 +130,9 @@ class TrainerGauges:
         self.reencoded.set(record.reencoded_share)
         self.zero_advantage.inc(record.groups_zero_advantage)
         self.absurd.inc(record.answers_absurd)
+        self.left_out.inc(record.groups_left_out)
+        if record.logprob_external is not None:
+            self.external_logprob.set(record.logprob_external)
         self.tokens.inc(record.tokens)
         self.groups.labels("local").inc(record.groups_local)
         self.groups.labels("external").inc(record.groups_external)

@@ -46,6 +46,8 @@ class StepRecord:
     policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
     the groups that took part, and over the updates. `staleness_*` counts optimiser steps, over local groups; None without one.
     `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node.
+    Where the sampler left the choice to the trainer (`services.trainer.preference`), `groups_left_out` candidates were not trained
+    on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the others'.
     `behaviour_share` and `reencoded_share` are shares of the groups taken in.
     """
 
@@ -76,6 +78,9 @@ class StepRecord:
     skipped: dict[str, int]
     answers_absurd: int = 0
     absurd_of: dict[str, int] = field(default_factory=dict)
+    groups_left_out: int = 0
+    logprob_external: float | None = None
+    logprob_left_out: float | None = None
     staleness_mean: float | None
     staleness_max: int | None
     tokens: int

@@ -1,0 +1,84 @@
+"""Which of more external groups than a step takes are trained on: the likeliest, or the least likely, under the own policy.
+
+The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and says how many to keep
+(`Batch.preference`); the choice is made here, where the text is computed on anyway. The same batch and weights give the same
+choice on a CPU, so that a resumed trainer trains on the same groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from torch import nn
+
+from services.trainer.intake import IntakeRules, take_in
+from services.trainer.parallel.protocol import ALONE, Parallel
+from services.trainer.update import UpdateConfig, batch_logprobs
+from shared.messages import Batch, Preference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferred:
+    """The batch with the chosen external groups alone, and what was chosen.
+
+    left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token, in nats, of the chosen groups'
+    text and of the others'; None where there is none.
+    """
+
+    batch: Batch
+    left_out: int = 0
+    logprob: float | None = None
+    logprob_left_out: float | None = None
+
+
+def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateConfig, parallel: Parallel = ALONE) -> Preferred:
+    """Choose among the batch's external groups as its `preference` says, under `model` as it is now.
+
+    A candidate that cannot be trained on, or whose likelihood is no number, comes last.
+    """
+    preference = batch.preference
+    candidates = [item for item in batch.items if item.scored.origin == "external"]
+    if preference is None or not candidates:
+        return Preferred(batch=batch)
+    taken = take_in(replace(batch, items=candidates), rules)
+    logprobs = batch_logprobs(model, taken.groups, config, parallel)
+    mean_of = {
+        group_id: math.fsum(float(of_answer.sum()) for of_answer in of_group) / sum(map(len, of_group))
+        for (_, group_id), of_group in zip(taken.authors, logprobs, strict=True)
+        if of_group
+    }
+    means = [mean_of.get(item.scored.group_id, math.nan) for item in candidates]
+    chosen = preferred_indices(means, [item.scored.group.node for item in candidates], preference)
+    kept = {candidates[index].scored.group_id for index in chosen}
+    return Preferred(
+        batch=replace(batch, items=[item for item in batch.items if item.scored.origin == "local" or item.scored.group_id in kept]),
+        left_out=len(candidates) - len(chosen),
+        logprob=_mean([means[index] for index in chosen]),
+        logprob_left_out=_mean([mean for index, mean in enumerate(means) if index not in set(chosen)]),
+    )
+
+
+def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: Preference) -> list[int]:
+    """Which candidates to keep, in their order.
+
+    means: mean logprob per token of each candidate's text. nodes: its author.
+    """
+    sign = -1.0 if preference.by == "near" else 1.0
+    last = math.inf
+    order = sorted(range(len(means)), key=lambda index: sign * means[index] if math.isfinite(means[index]) else last)
+    chosen: list[int] = []
+    taken: Counter[str] = Counter()
+    for index in order:
+        if len(chosen) < preference.keep and taken[nodes[index]] < preference.node_cap:
+            taken[nodes[index]] += 1
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None

@@ -1,0 +1,130 @@
+"""Where the sampler leaves the choice to the trainer, the text's likelihood under its own policy decides."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from services.trainer.intake import take_in
+from services.trainer.learner import Learner
+from services.trainer.preference import prefer, preferred_indices
+from services.trainer.update import batch_logprobs
+from shared.messages import Batch, Preference, decode, encode
+from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
+
+SENDERS = ("beta", "beta", "gamma", "gamma", "delta", "delta")
+
+
+def new_learner(folder: Path) -> Learner:
+    model = tiny_policy(folder / "tiny")
+    return Learner(node_config(model, model.parent, trainer={"learning_rate": 1e-3}))
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Learner:
+    return new_learner(tmp_path_factory.mktemp("model"))
+
+
+def candidates(learner: Learner, by: str | None, keep: int = 2, node_cap: int = 2) -> Batch:
+    """One own group and six foreign ones of three nodes."""
+    rng = random.Random(3)
+    own = scored_group(learner.tokenizer, rng)
+    foreign = []
+    for index, sender in enumerate(SENDERS):
+        made = scored_group(learner.tokenizer, rng, origin="external")
+        group = replace(made.group, node=sender)
+        foreign.append(replace(made, group=group, group_id=f"{index:064x}"))
+    preference = None if by is None else Preference(keep=keep, by=by, node_cap=node_cap)  # type: ignore[arg-type]
+    return replace(batch_of(1, [own, *foreign]), preference=preference)
+
+
+def means(learner: Learner, batch: Batch) -> dict[str, float]:
+    """Mean logprob per token of each foreign group, computed group by group."""
+    found = {}
+    for item in batch.items:
+        if item.scored.origin == "external":
+            taken = take_in(replace(batch, items=[item]), learner.rules)
+            [of_group] = batch_logprobs(learner.model, taken.groups, learner.update_config)
+            found[item.scored.group_id] = float(torch.cat(of_group).mean())
+    return found
+
+
+def external_ids(batch: Batch) -> list[str]:
+    return [item.scored.group_id for item in batch.items if item.scored.origin == "external"]
+
+
+@pytest.mark.parametrize("by", ["near", "far"])
+def test_the_groups_nearest_to_the_policy_or_farthest_from_it_are_kept(learner: Learner, by: str) -> None:
+    batch = candidates(learner, by, keep=3, node_cap=3)
+    preferred = prefer(learner.model, batch, learner.rules, learner.update_config)
+    of = means(learner, batch)
+    assert len(set(of.values())) == 6
+    expected = sorted(of, key=lambda group_id: of[group_id], reverse=by == "near")[:3]
+    assert set(external_ids(preferred.batch)) == set(expected)
+    assert preferred.left_out == 3
+    assert preferred.logprob == pytest.approx(sum(of[group_id] for group_id in expected) / 3, abs=1e-5)
+    left = [value for group_id, value in of.items() if group_id not in expected]
+    assert preferred.logprob_left_out == pytest.approx(sum(left) / 3, abs=1e-5)
+    assert preferred.batch.items[0] == batch.items[0], "own groups stay"
+
+
+def test_a_step_trains_on_the_chosen_groups_as_if_no_other_had_come(tmp_path: Path) -> None:
+    choosing, told = new_learner(tmp_path), new_learner(tmp_path)
+    batch = candidates(choosing, "near")
+    chosen = prefer(choosing.model, batch, choosing.rules, choosing.update_config).batch
+    record, expected = choosing.step(batch), told.step(replace(chosen, preference=None))
+    assert (record.groups_external, record.groups_left_out) == (2, 4)
+    assert record.logprob_external is not None and record.logprob_left_out is not None
+    assert record.logprob_external > record.logprob_left_out
+    assert (expected.groups_external, expected.groups_left_out, expected.logprob_external) == (2, 0, None)
+    assert record.reward_external == expected.reward_external
+    after = told.policy()
+    assert all(torch.equal(value, after[name]) for name, value in choosing.policy().items())
+
+
+def test_without_a_preference_nothing_is_computed_and_nothing_left_out(learner: Learner) -> None:
+    batch = candidates(learner, None)
+    preferred = prefer(learner.model, batch, learner.rules, learner.update_config)
+    assert preferred.batch is batch and preferred.left_out == 0 and preferred.logprob is None
+
+
+def test_a_group_that_cannot_be_trained_on_comes_last(learner: Learner) -> None:
+    batch = candidates(learner, "near", keep=5, node_cap=5)
+    items = list(batch.items)
+    of = means(learner, batch)
+    likeliest = max(of, key=lambda group_id: of[group_id])
+    at = next(index for index, item in enumerate(items) if item.scored.group_id == likeliest)
+    items[at] = replace(items[at], scored=replace(items[at].scored, failure="the scorer was killed", rewards=[]))
+    preferred = prefer(learner.model, replace(batch, items=items), learner.rules, learner.update_config)
+    assert likeliest not in external_ids(preferred.batch) and len(external_ids(preferred.batch)) == 5
+
+
+def test_a_batch_with_a_preference_survives_the_wire(learner: Learner) -> None:
+    batch = candidates(learner, "far")
+    assert decode(encode(batch), Batch) == batch
+
+
+@given(
+    st.lists(st.tuples(st.floats(-20, 0) | st.just(math.nan), st.integers(0, 3)), max_size=20),
+    st.integers(0, 8),
+    st.integers(1, 8),
+    st.sampled_from(["near", "far"]),
+)
+def test_the_choice_keeps_the_cap_and_is_the_best_there_is(groups: list[tuple[float, int]], keep: int, cap: int, by: str) -> None:
+    values, nodes = [value for value, _ in groups], [f"n{node}" for _, node in groups]
+    chosen = preferred_indices(values, nodes, Preference(keep=keep, by=by, node_cap=cap))  # type: ignore[arg-type]
+    assert chosen == sorted(set(chosen))
+    per_node = {node: sum(nodes[index] == node for index in chosen) for node in nodes}
+    assert all(count <= cap for count in per_node.values())
+    assert len(chosen) == min(keep, sum(min(cap, nodes.count(node)) for node in set(nodes)))
+    sign = 1 if by == "near" else -1
+    for left in set(range(len(groups))) - set(chosen):
+        rivals = [i for i in chosen if per_node[nodes[left]] < cap or nodes[i] == nodes[left]]
+        assert math.isnan(values[left]) or all(sign * values[i] >= sign * values[left] for i in rivals)
