@@ -5,6 +5,8 @@ const COLOURS = ["#2f6fde", "#e8833a", "#2f9e62", "#c2405b", "#8459c9", "#0f9aa8
 const GRAFANA = { green: "good", "dark-green": "good", yellow: "warn", orange: "warn", "dark-yellow": "warn", red: "bad", "dark-red": "bad" };
 const POINTS = 240;
 const ROW_PX = 30;
+const MANY = 8; // more series than this, and those that are 0 all the time are left out
+const WHOLE = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].map((power) => digit * power)).sort((a, b) => a - b);
 const element = (id) => document.getElementById(id);
 const state = { dashboard: "", node: "", range: "900", refresh: "5", ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
 let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0;
@@ -82,6 +84,8 @@ class PanelView {
         return { name: legendText(this.panel.queries[number].legend, metric), points };
       })
     );
+    const told = series.filter(({ points }) => points.some((value) => value));
+    if (series.length > MANY) series.splice(0, series.length, ...(told.length ? told : [{ ...series[0], name: `${series.length} series, all 0` }]));
     series.sort((one, other) => one.name.localeCompare(other.name, undefined, { numeric: true }));
     return () => (series.some(({ points }) => points.some((value) => value !== null)) ? this.draw(times, series) : this.say("no data"));
   }
@@ -117,7 +121,7 @@ class PanelView {
       scales: { x: { time: true }, y: { range: (_, low, high) => yRange(low, high, minimum, maximum) } },
       axes: [
         { ...axis, size: 22, space: 60, values: (_, ticks) => ticks.map((tick, index) => clock(tick, ticks[index - 1])) },
-        { ...axis, size: 62, space: 26, values: (_, ticks) => ticks.map((tick) => inUnit(tick, unit, decimals)) },
+        { ...axis, ...(decimals === 0 ? { incrs: WHOLE } : {}), size: 62, space: 26, values: (_, ticks) => ticks.map((tick) => inUnit(tick, unit, decimals)) },
       ],
       series: [{}, ...series.map((_, index) => {
         const colour = COLOURS[index % COLOURS.length];
@@ -199,18 +203,28 @@ function clock(tick, before) {
   return before && new Date(before * 1000).getDate() !== day.getDate() ? `${day.getDate()}.${day.getMonth() + 1}. ${text}` : text;
 }
 
+/** One card for each alert and state, whatever it is about. `Watchdog` only says that alerting works, by firing always. */
 async function showAlerts() {
   const { alerts } = await ask("alerts");
-  const order = (alert) => (alert.state === "firing" ? 0 : 2) + (alert.labels.severity === "critical" ? 0 : 1);
-  alerts.sort((one, other) => order(one) - order(other) || one.labels.alertname.localeCompare(other.labels.alertname));
-  const cards = alerts.map(({ labels, annotations, state: how, activeAt }) => {
-    const runbook = annotations.runbook_url || "";
-    const what = `${annotations.summary || ""} ${how === "pending" ? "(pending)" : `for ${duration((Date.now() - Date.parse(activeAt)) / 1000)}`}`;
-    const card = make("span", { class: `alert ${labels.severity || ""} ${how}`, title: annotations.description || "" }, make("b", { textContent: labels.alertname }), what);
-    if (/^https?:/.test(runbook)) card.append(" ", make("a", { href: runbook, textContent: "runbook", target: "_blank", rel: "noreferrer" }));
-    return card;
-  });
-  element("alerts").replaceChildren(...(cards.length ? cards : [make("span", { class: "good", textContent: "No alert fires." })]));
+  const cards = new Map();
+  for (const alert of alerts.filter(({ labels }) => labels.severity !== "none")) {
+    const key = [alert.state === "firing" ? 0 : 1, alert.labels.severity === "critical" ? 0 : 1, alert.labels.alertname].join(" ");
+    cards.set(key, [...(cards.get(key) || []), alert]);
+  }
+  const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
+  element("alerts").replaceChildren(...(shown.length ? shown : [make("span", { class: "good", textContent: "No alert fires." })]));
+}
+
+function alertCard(same) {
+  const [{ labels, annotations, state: how }] = same;
+  const since = Math.min(...same.map(({ activeAt }) => Date.parse(activeAt)));
+  const what = same.length > 1 ? `${same.length} times` : annotations.summary || "";
+  const title = same.map((alert) => `${alert.annotations.summary || ""}\n${alert.annotations.description || ""}`).join("\n\n");
+  const name = make("b", { textContent: labels.alertname });
+  const card = make("span", { class: `alert ${labels.severity || ""} ${how}`, title }, name, `${what}, ${how} for ${duration((Date.now() - since) / 1000)}`);
+  const runbook = annotations.runbook_url || "";
+  if (/^https?:/.test(runbook)) card.append(" ", make("a", { href: runbook, textContent: "runbook", target: "_blank", rel: "noreferrer" }));
+  return card;
 }
 
 async function showTargets() {

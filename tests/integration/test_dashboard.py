@@ -1,0 +1,166 @@
+"""`swarm dashboard` as `make watch` runs it: a real Prometheus that finds the processes a real NATS server knows of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from shared import subjects
+from shared.messages import ServiceStatus, encode
+from shared.runtime.health import HealthServer, Heartbeat
+from shared.streams import ensure_node_streams
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer, free_port
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus on the PATH (Debian's package prometheus)"
+)
+
+
+@pytest.fixture
+def processes() -> Iterator[dict[tuple[str, str], int]]:
+    """Metrics servers as the services have them; their ports by node and role."""
+    servers = {}
+    for node, role in (("alpha", "trainer"), ("alpha", "verifier"), ("beta", "trainer")):
+        registry = CollectorRegistry()
+        Gauge("swarm_policy_version", "Version.", registry=registry).set(7)
+        servers[node, role] = HealthServer("127.0.0.1", 0, registry, Heartbeat(), lambda: None)
+    yield {key: server.port for key, server in servers.items()}
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, processes: dict[tuple[str, str], int]) -> Iterator[NatsServer]:
+    running = NatsServer(tmp_path / "nats").start()
+    asyncio.run(_say(running.url, processes))
+    yield running
+    running.stop()
+
+
+async def _say(url: str, processes: dict[tuple[str, str], int]) -> None:
+    transport = await connect(url, name="test", timeout_s=10)
+    for node, role in processes:
+        await ensure_node_streams(transport, node)
+        now, port = time.time(), processes[node, role]
+        status = ServiceStatus(
+            node=node,
+            role=role,  # type: ignore[arg-type]
+            replica="0",
+            pid=1,
+            host=socket.gethostname(),
+            state="working",
+            started_at=now,
+            updated_at=now,
+            figures={"http_port": port},
+        )
+        await transport.kv_put(subjects.node_bucket(node), subjects.status_key(role, "0"), encode(status))
+    await transport.close()
+
+
+def start(port: int, url: str, folder: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    arguments = ["--port", str(port), "--node-url", url, "--folder", str(folder)]
+    command = [sys.executable, "-m", "swarm_cli", "dashboard", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def two_free_ports() -> int:
+    while True:
+        port = 11_000 + 2 * (free_port() % 5000)
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+def query(port: int, expr: str) -> list[Any]:
+    found: list[Any] = get(f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expr})}")["data"]["result"]
+    return found
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"it ended with {process.returncode} before {what}: {process.communicate()}")
+        try:
+            if condition():
+                return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s: {process.communicate()}")
+
+
+def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_nothing_else(
+    server: NatsServer, processes: dict[tuple[str, str], int], tmp_path: Path
+) -> None:
+    port = two_free_ports()
+    process = start(port, server.url, tmp_path / "watch")
+
+    def all_up() -> bool:
+        return sum(series["value"][1] == "1" for series in query(port, 'up{job="swarm"}')) == len(processes)
+
+    wait_until(all_up, process, "all processes are scraped")
+    found = {
+        (series["metric"]["node"], series["metric"]["role"]): series["metric"]["instance"]
+        for series in query(port, "swarm_policy_version == 7")
+    }
+    assert found == {key: f"127.0.0.1:{at}" for key, at in processes.items()}
+    assert {dashboard["uid"] for dashboard in get(f"http://127.0.0.1:{port}/panels.json")["dashboards"]} == {"swarm-overview", "swarm-node"}
+    rules = get(f"http://127.0.0.1:{port + 1}/api/v1/rules")["data"]["groups"]
+    alerts = {rule["name"] for group in rules for rule in group["rules"] if rule["type"] == "alerting"}
+    assert {"SwarmTrainerStalled", "SwarmRejectSpike"} <= alerts, "the cluster's rules are not loaded"
+
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert f"open http://127.0.0.1:{port}/" in said and "scraping 3 processes of 2 nodes (alpha, beta)" in said
+    for closed in (port, port + 1):
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.1", closed), 1):
+            pass
+    os.kill(server.pid, 0)  # the swarm's server lives on
+
+
+def test_it_waits_for_a_swarm_that_is_not_there_and_names_a_taken_port(tmp_path: Path) -> None:
+    port = two_free_ports()
+    process = start(port, "nats://127.0.0.1:9", tmp_path / "watch")
+    wait_until(lambda: bool(get(f"http://127.0.0.1:{port}/panels.json")), process, "the page is there")
+    second = start(port, "nats://127.0.0.1:9", tmp_path / "second")
+    _, said = second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 1
+    assert f"port {port}, wanted for the page, is taken" in said and f"port {port + 1}, wanted for Prometheus" in said
+    assert "--port" in said and "Traceback" not in said
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0 and "no swarm answers at nats://127.0.0.1:9" in said and "make run" in said
