@@ -57,7 +57,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
-chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (an hour); writes docs/reliability-figures.md
+chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md
 	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris does not install here: coverage-guided fuzzing is left out'
 	CHAOS=full $(BIN)/python -m pytest -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
 
