@@ -1,0 +1,205 @@
+"""Every strategy draws what it says: no more than it may, nothing twice, the same from a seed, and with the stated chances."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.sampler.knowledge import Knowledge, PassRecord
+from services.sampler.pool import PoolEntry, pool_entry, task_source
+from services.sampler.steering import BANDIT
+from services.sampler.strategies import STRATEGIES, UNIFORM, available, candidates
+from shared.config.sections import SamplerSection, Strategy
+from shared.messages import TaskRef
+from tests.unit.sampler_groups import scored_group
+
+Chances = dict[frozenset[int], float]
+
+KNOWN = Knowledge(sources={"easy": PassRecord(90.0, 100.0), "middle": PassRecord(50.0, 100.0), "hard": PassRecord(0.0, 200.0)})
+SOURCES = ("easy", "middle", "hard", "unseen")
+
+
+def entry(seq: int, node: str = "n0", source: str = "unseen", std: float = 0.5, created_at: float = 1000.0) -> PoolEntry:
+    made = pool_entry(seq, scored_group(seq, node=node, origin="external"))
+    return replace(made, source=source, reward_std=std, created_at=created_at, received_at=created_at)
+
+
+POOL = [
+    entry(1, "n0", "easy", 0.5, 1005.0),
+    entry(2, "n0", "middle", 0.33, 1001.0),
+    entry(3, "n1", "hard", 0.4, 1004.0),
+    entry(4, "n0", "unseen", 0.1, 1002.0),
+    entry(5, "n2", "middle", 0.25, 1003.0),
+]
+
+
+def test_uniform_draws_from_a_seed_what_it_always_drew() -> None:
+    # Recorded before there were other strategies: published batches can be drawn again.
+    pool = [pool_entry(s + 1, scored_group(s, node=f"n{s % 3 if s < 9 else 0}", origin="external")) for s in range(14)]
+    recorded = {
+        0: ([14, 7, 13, 1], [14, 7, 5, 9, 8]),
+        1: ([3, 10, 2, 5], [3, 10, 2, 5, 12]),
+        12345: ([7, 12, 1, 5], [7, 12, 5, 6, 8]),
+        731442922139857421: ([5, 3, 9, 7], [5, 3, 9, 7, 2]),
+    }
+    for seed, (plain, capped) in recorded.items():
+        assert [e.seq for e in UNIFORM.draw(pool, 4, 4, random.Random(seed), KNOWN)] == plain
+        assert [e.seq for e in UNIFORM.draw(pool, 5, 2, random.Random(seed), Knowledge())] == capped
+
+
+def test_the_configuration_knows_the_strategies_that_there_are() -> None:
+    assert set(get_args(Strategy)) == set(STRATEGIES)
+    assert BANDIT not in STRATEGIES
+    assert SamplerSection(strategy="bandit").strategy == BANDIT
+
+
+pools = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from(SOURCES), st.sampled_from([1e-6, 0.1, 0.5]), st.floats(0, 2000)), max_size=25
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(STRATEGIES)), pools, st.integers(0, 10), st.integers(1, 10), st.integers())
+def test_a_draw_has_as_many_different_groups_as_there_may_be_and_depends_on_the_seed_alone(
+    name: str, groups: list[tuple[int, str, float, float]], wanted: int, cap: int, seed: int
+) -> None:
+    pool = [entry(seq, f"n{node}", source, std, at) for seq, (node, source, std, at) in enumerate(groups, start=1)]
+    strategy = STRATEGIES[name]
+    chosen = strategy.draw(pool, wanted, cap, random.Random(seed), KNOWN)
+    assert len({e.seq for e in chosen}) == len(chosen) == available(pool, wanted, cap)
+    assert set(chosen) <= set(pool)
+    assert max(Counter(e.node for e in chosen).values(), default=0) <= cap
+    assert strategy.draw(pool, wanted, cap, random.Random(seed), KNOWN) == chosen
+    if strategy.weigh is not None:
+        weights = strategy.weigh(pool, wanted, KNOWN)
+        assert len(weights) == len(pool) and all(weight > 0.0 for weight in weights)
+
+
+def one_after_the_other(weights: dict[int, float], wanted: int, cap: int) -> Chances:
+    """Chances of every set of drawn positions, by going through all orders of drawing from an urn."""
+    node_of = {e.seq: e.node for e in POOL}
+    chances: Chances = {}
+
+    def draw(taken: tuple[int, ...], chance: float) -> None:
+        nodes = Counter(node_of[seq] for seq in taken)
+        urn = {seq: w for seq, w in weights.items() if seq not in taken and nodes[node_of[seq]] < cap}
+        if len(taken) == wanted or not urn:
+            chances[frozenset(taken)] = chances.get(frozenset(taken), 0.0) + chance
+            return
+        for seq, weight in urn.items():
+            draw((*taken, seq), chance * weight / sum(urn.values()))
+
+    draw((), 1.0)
+    return chances
+
+
+def evenly(wanted: int, cap: int) -> Chances:
+    """The same for the draw that is even over sources first and nodes second."""
+    chances: Chances = {}
+
+    def least(names: set[str], taken: Counter[str]) -> list[str]:
+        return [name for name in sorted(names) if taken[name] == min(taken[each] for each in names)]
+
+    def draw(taken: tuple[PoolEntry, ...], chance: float) -> None:
+        nodes, sources = Counter(e.node for e in taken), Counter(e.source for e in taken)
+        urn = [e for e in POOL if e not in taken and nodes[e.node] < cap]
+        if len(taken) == wanted or not urn:
+            key = frozenset(e.seq for e in taken)
+            chances[key] = chances.get(key, 0.0) + chance
+            return
+        of_source = least({e.source for e in urn}, sources)
+        for source in of_source:
+            here = [e for e in urn if e.source == source]
+            of_node = least({e.node for e in here}, nodes)
+            for node in of_node:
+                groups = [e for e in here if e.node == node]
+                for each in groups:
+                    draw((*taken, each), chance / len(of_source) / len(of_node) / len(groups))
+
+    draw((), 1.0)
+    return chances
+
+
+def beta_variance_weight(passes: float, failures: float) -> float:
+    """E[p(1 - p)] under Beta(1 + passes, 1 + failures) as E[p] - E[p]^2 - Var[p]."""
+    a, b = 1.0 + passes, 1.0 + failures
+    mean = a / (a + b)
+    return mean - mean**2 - a * b / ((a + b) ** 2 * (a + b + 1.0))
+
+
+OF_SOURCE = {
+    "easy": beta_variance_weight(90, 10), "middle": beta_variance_weight(50, 50),
+    "hard": beta_variance_weight(0, 200), "unseen": beta_variance_weight(0, 0),
+}  # fmt: skip
+LAW: dict[str, Callable[[int, int], Chances]] = {
+    "uniform": lambda j, cap: one_after_the_other({e.seq: 1.0 for e in POOL}, j, cap),
+    "learnability": lambda j, cap: one_after_the_other({e.seq: OF_SOURCE[e.source] for e in POOL}, j, cap),
+    "spread": lambda j, cap: one_after_the_other({1: 0.5, 2: 0.33, 3: 0.4, 4: 0.1, 5: 0.25}, j, cap),
+    # Newest first: 1, 3, 5, 4, 2.
+    "freshness": lambda j, cap: one_after_the_other({s: 2.0 ** (-i / j) for i, s in enumerate((1, 3, 5, 4, 2))}, j, cap),
+    "balanced": evenly,
+}
+
+# 99.9 % quantiles of chi-square by degrees of freedom.
+CRITICAL = {2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
+
+
+@pytest.mark.parametrize(("wanted", "cap"), [(2, 2), (3, 1), (2, 1)])
+@pytest.mark.parametrize("name", sorted(LAW))
+def test_sets_are_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: int) -> None:
+    chances = LAW[name](wanted, cap)
+    assert sum(chances.values()) == pytest.approx(1.0)
+    draws = 6000
+    rng = random.Random(f"{name} {wanted} {cap}")
+    counts = Counter(frozenset(e.seq for e in STRATEGIES[name].draw(POOL, wanted, cap, rng, KNOWN)) for _ in range(draws))
+    assert set(counts) <= set(chances)
+    cells = [(counts[key], draws * chance) for key, chance in chances.items() if draws * chance >= 10]
+    rare = (draws - sum(seen for seen, _ in cells), draws - sum(expected for _, expected in cells))
+    if rare[1] >= 10:  # sets too rare for the test one by one count as one
+        cells.append(rare)
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    assert statistic < CRITICAL[len(cells) - 1], (name, statistic, len(cells))
+
+
+def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> None:
+    generous, strict = entry(1, source="middle"), entry(2, source="middle", std=0.01)
+    weigh = STRATEGIES["learnability"].weigh
+    assert weigh is not None
+    assert weigh([generous, strict], 1, KNOWN) == [pytest.approx(OF_SOURCE["middle"])] * 2
+    by_source = dict(zip(SOURCES, weigh([entry(s, source=name) for s, name in enumerate(SOURCES)], 1, KNOWN), strict=True))
+    assert by_source["middle"] > by_source["unseen"] > by_source["easy"] > by_source["hard"] > 0.0
+    assert by_source["unseen"] == pytest.approx(1 / 6)
+
+
+def test_a_flood_of_one_source_does_not_move_the_balanced_draw() -> None:
+    pool = [*(entry(seq, "n0", "easy") for seq in range(1, 101)), entry(101, "n1", "middle"), entry(102, "n2", "hard")]
+    chosen = STRATEGIES["balanced"].draw(pool, 3, 3, random.Random(1), KNOWN)
+    assert Counter(e.source for e in chosen) == {"easy": 1, "middle": 1, "hard": 1}
+
+
+def test_freshness_goes_by_the_earlier_of_a_groups_two_times() -> None:
+    liar = replace(entry(1), created_at=5000.0, received_at=900.0)
+    weigh = STRATEGIES["freshness"].weigh
+    assert weigh is not None
+    assert weigh([liar, entry(2, created_at=950.0)], 1, KNOWN) == [0.5, 1.0]
+    many: Sequence[float] = weigh([entry(seq, created_at=float(seq)) for seq in range(1, 500)], 2, KNOWN)
+    assert min(many) == 2.0**-60
+
+
+@pytest.mark.parametrize(("pool", "expected"), [(0, 4), (4, 4), (7, 4), (10, 6), (16, 12), (100, 12)])
+def test_candidates_leave_a_batchs_worth_in_the_pool(pool: int, expected: int) -> None:
+    assert candidates(pool, 4, 3.0) == expected
+
+
+def test_a_source_is_a_dataset_under_one_configuration() -> None:
+    plain = TaskRef(dataset="gcd", seed=1, index=2)
+    assert task_source(plain) == "gcd" == task_source(TaskRef(dataset="gcd", seed=9, index=9))
+    harder = task_source(TaskRef(dataset="gcd", config='{"max_value":99}', seed=1, index=2))
+    assert harder.startswith("gcd#") and harder != task_source(TaskRef(dataset="gcd", config='{"max_value":9}', seed=1, index=2))
