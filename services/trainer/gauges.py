@@ -92,6 +92,10 @@ class TrainerGauges:
         saved = "Absent until this process has written one."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
         self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")
+        self.checkpoint_interval = late(
+            "swarm_trainer_checkpoint_interval_steps", "Steps between checkpoints (trainer.checkpoint_every). Absent until set up."
+        )
+        self.finished = Gauge("swarm_trainer_finished", "1 once all trainer.max_steps steps are taken.", registry=registry)
         self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Checkpoints found broken at start.")
         self.wait_ratio = LateGauge(
             "swarm_trainer_wait_ratio",

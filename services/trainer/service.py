@@ -94,6 +94,7 @@ class _Training:
     ) -> _Training:
         """Load the model, the newest whole checkpoint, and learn what is published."""
         gauges = TrainerGauges(context.registry)
+        gauges.checkpoint_interval.set(config.trainer.checkpoint_every)
         loop = asyncio.get_running_loop()
         try:
             learner = await loop.run_in_executor(worker, learn, config)
@@ -324,6 +325,7 @@ class _Training:
         """All steps are taken: say so, see that everything is written, and wait for the end."""
         self._context.status.state("finished")
         self._context.status.set("finished", 1)
+        self._gauges.finished.set(1)
         self._log.info("finished", steps=self._position.batch_number)
         while not self._context.stopping.is_set():
             await self._unless_stopped(self._upkeep_when_finished())
