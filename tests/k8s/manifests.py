@@ -1,0 +1,183 @@
+"""The manifests as tests see them: overlays rendered by the real kustomize, with lines switched on and off as a person would."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+K8S = REPOSITORY / "k8s"
+ROLES = ("generator", "verifier", "sampler", "trainer")
+RENDER_TIMEOUT_S = 60.0
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An overlay with components switched: each a kustomization under the overlay, and the component's name."""
+
+    overlay: str
+    on: tuple[tuple[str, str], ...] = ()
+    off: tuple[tuple[str, str], ...] = ()
+
+
+TOP, EVERY = "kustomization.yaml", "every-node/kustomization.yaml"
+VARIANTS = {
+    "single-box": Variant("single-box"),
+    "single-box-gpu": Variant("single-box", on=((EVERY, "gpu-nvidia"),)),
+    "single-box-policies-over-nats": Variant("single-box", off=((EVERY, "policy-volume"),)),
+    "single-box-watched": Variant("single-box", on=((TOP, "nats-exporter"), (TOP, "monitoring"))),
+    "cluster": Variant("cluster"),
+    "cluster-keda": Variant("cluster", on=((EVERY, "keda"),), off=((EVERY, "hpa"),)),
+    "cluster-fixed-verifiers": Variant("cluster", off=((EVERY, "hpa"),)),
+    "cluster-downloading": Variant("cluster", on=((EVERY, "model-download"),)),
+    "cluster-policies-by-volume": Variant(
+        "cluster", on=((EVERY, "policy-volume"),), off=(("nodes/gamma/kustomization.yaml", "policy-volume"),)
+    ),
+    "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "monitoring"))),
+    "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "monitoring-plain"))),
+    "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (EVERY, "nats-tls-client"))),
+    "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
+    "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),
+    "cluster-everything": Variant(
+        "cluster",
+        on=((TOP, "nats-exporter"), (TOP, "monitoring"), (EVERY, "keda"), (EVERY, "model-download")),
+        off=((EVERY, "hpa"),),
+    ),
+}
+
+
+@cache
+def kustomize() -> tuple[str, ...] | None:
+    """The command that renders a folder: kubectl's own, or kustomize alone (`scripts/test-packages` installs it where npm is)."""
+    if kubectl := shutil.which("kubectl"):
+        return (kubectl, "kustomize")
+    beside = [str(path) for path in (REPOSITORY / ".venv" / "kustomize").glob("**/kustomize-linux-x64")]
+    for binary in [shutil.which("kustomize"), *beside]:
+        if binary:
+            return (binary, "build")
+    return None
+
+
+def build(folder: Path) -> str:
+    """What a folder renders to, as YAML text."""
+    command = kustomize()
+    if command is None:
+        pytest.skip("neither kubectl nor kustomize is here: run scripts/test-packages, or install one")
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=RENDER_TIMEOUT_S, check=False)
+    assert done.returncode == 0, f"{folder}: {done.stderr}"
+    return done.stdout
+
+
+@cache
+def render(name: str) -> tuple[Object, ...]:
+    """Objects of a variant."""
+    variant = VARIANTS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "k8s"
+        shutil.copytree(K8S, copy)
+        overlay = copy / "overlays" / variant.overlay
+        for file, component in variant.on:
+            _switch(overlay / file, component, on=True)
+        for file, component in variant.off:
+            _switch(overlay / file, component, on=False)
+        return tuple(document for document in yaml.safe_load_all(build(overlay)) if document)
+
+
+def _switch(file: Path, component: str, *, on: bool) -> None:
+    """Add or remove the `#` before a component's line; it is an error if the file has no such line."""
+    line = re.compile(rf"^(\s*)(# )?(- [./]+/components/{re.escape(component)})$", re.MULTILINE)
+    text, changed = line.subn(r"\1\3" if on else r"\1# \3", file.read_text())
+    assert changed == 1, f"{file}: {changed} lines name the component {component}"
+    file.write_text(text)
+
+
+def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def name_of(each: Object) -> str:
+    return str(each["metadata"]["name"])
+
+
+def label(each: Object, key: str) -> str | None:
+    value: str | None = each["metadata"].get("labels", {}).get(key)
+    return value
+
+
+def role_of(each: Object) -> str | None:
+    return label(each, "app.kubernetes.io/component")
+
+
+def node_of(each: Object) -> str | None:
+    return label(each, "swarm-rl.dev/node")
+
+
+def workloads(objects: Iterable[Object]) -> list[Object]:
+    """Everything that makes pods."""
+    return of_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod")
+
+
+def pod_of(workload: Object) -> Object:
+    pod: Object = workload["spec"]["template"]["spec"]
+    return pod
+
+
+def pod_labels(workload: Object) -> dict[str, str]:
+    labels: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def containers(workload: Object) -> list[Object]:
+    pod = pod_of(workload)
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def every_container(objects: Iterable[Object]) -> Iterator[tuple[Object, Object]]:
+    for workload in workloads(objects):
+        for container in containers(workload):
+            yield workload, container
+
+
+def find(objects: Iterable[Object], kind: str, name: str) -> Object:
+    found = [each for each in objects if each["kind"] == kind and name_of(each) == name]
+    assert len(found) == 1, f"{len(found)} objects are {kind} {name}"
+    return found[0]
+
+
+def environment(objects: Iterable[Object], container: Object) -> dict[str, str | None]:
+    """What a container's process finds in its environment; None for what is known on the cluster alone."""
+    found: dict[str, str | None] = {}
+    for source in container.get("envFrom", []):
+        found |= find(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for entry in container.get("env", []):
+        found[entry["name"]] = entry.get("value")
+    return found
+
+
+def selected(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector takes these labels."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for rule in selector.get("matchExpressions", []):
+        value, values = labels.get(rule["key"]), rule.get("values", [])
+        holds = {
+            "In": value in values,
+            "NotIn": value not in values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }[rule["operator"]]
+        if not holds:
+            return False
+    return True

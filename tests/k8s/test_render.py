@@ -1,0 +1,106 @@
+"""Every combination of components renders, and is valid for the three newest Kubernetes minors and for the CRDs it uses."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate.utils
+import pytest
+from kubernetes_validate.utils import SchemaNotFoundError, all_versions, validate
+
+from tests.k8s.manifests import K8S, VARIANTS, Object, name_of, of_kind, render
+
+SCHEMAS = Path(__file__).parent / "schemas"
+NEWEST_MINORS = all_versions()[-3:]
+CUSTOM = {
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+    ("monitoring.coreos.com/v1", "PrometheusRule"),
+}
+# It reads the same large files for every object.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+
+
+def custom_schema(each: Object) -> Object:
+    schema: Object = json.loads((SCHEMAS / f"{each['kind'].lower()}.json").read_text())
+    return schema
+
+
+@functools.cache
+def problem_with(text: str, version: str) -> str | None:
+    """What is wrong with an object, given as JSON; asked once for objects that many variants share."""
+    each = json.loads(text)
+    if (each["apiVersion"], each["kind"]) in CUSTOM:
+        errors = list(jsonschema.Draft202012Validator(custom_schema(each)).iter_errors(each))
+        return "; ".join(f"{error.json_path}: {error.message}" for error in errors) or None
+    try:
+        validate(each, version, strict=True)
+    except jsonschema.ValidationError as error:
+        return f"{error.json_path}: {error.message}"
+    except SchemaNotFoundError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unknown_field(variant: str) -> None:
+    objects = render(variant)
+    problems = [
+        f"{version}: {each['kind']} {name_of(each)}: {problem}"
+        for each in objects
+        for version in NEWEST_MINORS
+        if (problem := problem_with(json.dumps(each, sort_keys=True), version))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "field"),
+    [
+        ("Deployment", ("spec", "template", "spec", "containers", 0), "livenesProbe"),
+        ("ScaledObject", ("spec",), "scaleTargetReference"),
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0), "scrape_interval"),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0), "expression"),
+    ],
+)
+def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], field: str) -> None:
+    each = json.loads(json.dumps(of_kind(render("cluster-everything"), kind)[0]))
+    assert problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]) is None
+    place = each
+    for step in where:
+        place = place[step]
+    place[field] = "x"
+    assert field in str(problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]))
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not {"watched", "keda", "everything"} & set(name.split("-"))])
+def test_without_the_components_that_want_operators_there_is_no_custom_resource(variant: str) -> None:
+    for each in render(variant):
+        group = each["apiVersion"].partition("/")[0]
+        assert group in {"v1", "apps", "batch", "policy", "autoscaling", "networking.k8s.io"}, (each["apiVersion"], each["kind"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_two_objects_have_the_same_name(variant: str) -> None:
+    names = [
+        (each["apiVersion"].partition("/")[0], each["kind"], each["metadata"].get("namespace"), name_of(each))
+        for each in render(variant)
+    ]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_everything_is_in_the_one_namespace(variant: str) -> None:
+    for each in render(variant):
+        if each["kind"] != "Namespace":
+            assert each["metadata"]["namespace"] == "swarm", name_of(each)
+
+
+def test_every_component_is_in_some_variant() -> None:
+    """A component that no variant switches on and no overlay lists would be rendered by nobody."""
+    listed = "\n".join(file.read_text() for file in K8S.glob("overlays/**/kustomization.yaml"))
+    for folder in sorted((K8S / "components").iterdir()):
+        assert f"components/{folder.name}\n" in listed, f"{folder.name} is in no overlay, not even behind a #"
