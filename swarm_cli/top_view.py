@@ -59,7 +59,7 @@ def rate(steps_per_minute: float | None) -> str:
     """A step rate in the unit that leaves a figure before the point."""
     if steps_per_minute is None:
         return "– steps/s"
-    if steps_per_minute >= 30:
+    if steps_per_minute >= 6:
         return f"{steps_per_minute / 60:.2f} steps/s"
     return f"{steps_per_minute:.1f} steps/min" if steps_per_minute >= 1 else f"{steps_per_minute * 60:.1f} steps/h"
 
@@ -140,7 +140,7 @@ def _foreign_groups(node: NodeModel) -> Text:
 
 
 def _phases(node: NodeModel) -> Text:
-    """Where the trainer's time goes: a bar of ten, then the phases that take 2 % or more, the longest first."""
+    """Where the trainer's time goes: a bar of ten, then the four longest phases."""
     shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
     if not shares:
         return Text("no step yet", style="dim")
@@ -148,8 +148,8 @@ def _phases(node: NodeModel) -> Text:
     for phase, share in shares:
         text.append("█" * round(10 * share), style=PHASE_STYLES[phase])
     text.append(" ")
-    for phase, share in shares:
-        if share >= 0.02:
+    for phase, share in shares[:4]:
+        if share > 0:
             text.append(f" {PHASE_NAMES.get(phase, phase)} {share:.0%}", style=PHASE_STYLES[phase])
     return text
 

@@ -7,6 +7,7 @@ const POINTS = 240;
 const ROW_PX = 30;
 const MANY = 8; // more series than this, and those that are 0 all the time are left out
 const WHOLE = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].map((power) => digit * power)).sort((a, b) => a - b);
+const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const element = (id) => document.getElementById(id);
 const state = { dashboard: "", node: "", range: "900", refresh: "5", ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
 let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0;
@@ -120,8 +121,8 @@ class PanelView {
       cursor: { sync: { key: "all" }, y: false, points: { size: 5 }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, low, high) => yRange(low, high, minimum, maximum) } },
       axes: [
-        { ...axis, size: 22, space: 60, values: (_, ticks) => ticks.map((tick, index) => clock(tick, ticks[index - 1])) },
-        { ...axis, ...(decimals === 0 ? { incrs: WHOLE } : {}), size: 62, space: 26, values: (_, ticks) => ticks.map((tick) => inUnit(tick, unit, decimals)) },
+        { ...axis, size: 22, space: 46, values: (_, ticks) => ticks.map((tick, index) => clock(tick, ticks[index - 1])) },
+        { ...axis, ...(decimals === 0 ? { incrs: WHOLE } : unit === "bytes" ? { incrs: BINARY } : {}), size: 56, space: 26, values: (_, ticks, __, ___, apart) => ticks.map((tick) => tickText(tick, unit, apart)) },
       ],
       series: [{}, ...series.map((_, index) => {
         const colour = COLOURS[index % COLOURS.length];
@@ -186,7 +187,8 @@ class PanelView {
 /** Each line on top of the ones before it. */
 function stacked(lines) {
   const below = new Array(lines[0].length).fill(0);
-  return lines.map((points) => points.map((value, index) => (below[index] += value ?? 0)));
+  const empty = below.map((_, index) => lines.every((points) => points[index] === null));
+  return lines.map((points) => points.map((value, index) => (empty[index] ? null : (below[index] += value ?? 0))));
 }
 
 function yRange(low, high, minimum, maximum) {

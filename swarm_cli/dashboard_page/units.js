@@ -61,3 +61,17 @@ function inUnit(value, unit, decimals = null) {
 function percent(value, decimals) {
   return value.toFixed(decimals ?? (Math.abs(value) < 10 && value !== 0 ? 1 : 0)) + " %";
 }
+
+/** A number beside an axis whose ticks are `apart`: as many digits as tell them apart, and no words. */
+function tickText(value, unit, apart) {
+  const scale = unit === "percentunit" ? 100 : 1, decimals = decimalsOf(apart * scale);
+  if (unit === "percentunit" || unit === "percent") return percent(value * scale, decimals);
+  if (["s", "bytes", "Bps", "sci"].includes(unit)) return inUnit(value, unit);
+  return (Math.abs(value) >= 1e4 ? short(value) : value.toFixed(decimals)) + (unit.startsWith("suffix: /") ? unit.slice(8) : "");
+}
+
+function decimalsOf(step) {
+  let decimals = 0;
+  while (decimals < 8 && Math.abs(Math.round(step * 10 ** decimals) / 10 ** decimals - step) > 1e-6 * step) decimals++;
+  return decimals;
+}

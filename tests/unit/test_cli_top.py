@@ -59,7 +59,9 @@ TRAINING = {
     "step_seconds": 0.5,
     "wait_share": 0.6,
     "forward_backward_share": 0.3,
-    "publish_share": 0.1,
+    "publish_share": 0.05,
+    "checkpoint_share": 0.03,
+    "optimiser_share": 0.02,
 }
 
 
@@ -104,7 +106,7 @@ def test_a_panel_says_how_far_a_node_is_what_it_learned_and_what_waits() -> None
         "local 0.750  external 0.500  stale 1.5 (max 2)  scorer kills 2",
         "made 1,000  to score 3  shared 900  outbox 4  pool 5+7",
         "waiting 30  taken in 800  refused 12: flood",
-        "wait 60% compute 30% publish 10%",
+        "wait 60% compute 30% publish 5% checkpoint 3%",
         "generator working, up 7m",
         "scored 50%",
         "dead letters 0",
@@ -197,5 +199,5 @@ def test_a_sparkline_spans_its_values_keeps_the_newest_and_does_not_magnify_nois
 
 
 def test_rates_and_ages_have_a_unit_that_suits_them() -> None:
-    assert (rate(120.0), rate(6.0), rate(0.5), rate(None)) == ("2.00 steps/s", "6.0 steps/min", "30.0 steps/h", "– steps/s")
+    assert (rate(120.0), rate(5.0), rate(0.5), rate(None)) == ("2.00 steps/s", "5.0 steps/min", "30.0 steps/h", "– steps/s")
     assert [age(seconds) for seconds in (5, 65, 7300, 200_000)] == ["5s", "1m", "2h", "2d"]
