@@ -18,6 +18,7 @@ from swarm_cli.dashboard import dashboard
 from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.evaluate import evaluate
+from swarm_cli.experiment_commands import experiment_app
 from swarm_cli.key_commands import keys_app, roster_app
 from swarm_cli.model_commands import model_app
 from swarm_cli.nats_commands import nats_app
@@ -47,13 +48,14 @@ app.command()(ban)
 app.command()(unban)
 app.add_typer(config_app)
 app.add_typer(dlq_app)
+app.add_typer(experiment_app)
 app.add_typer(keys_app)
 app.add_typer(roster_app)
 app.add_typer(model_app)
 app.add_typer(nats_app)
 app.add_typer(task_app)
 
-_DERIVING_COMMANDS = {"config", "eval", "task"}
+_DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
 
 
 def main() -> NoReturn:

@@ -1,0 +1,90 @@
+"""From an arm and a seed to the nodes of one run: each with a complete, checked `NodeConfig`, a role and a local rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
+from shared.config import NodeConfig
+from shared.config.load import explain
+
+NODE_PREFIX = "n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNode:
+    """One node of a run."""
+
+    name: str
+    role: Role
+    config: NodeConfig
+    local: LocalRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """Everything one run depends on, besides the software."""
+
+    experiment: str
+    arm: str
+    seed: int
+    rounds: int
+    round_s: float
+    nodes: tuple[PlannedNode, ...]
+    attack: Attack
+
+
+def plan_run(spec: Spec, arm_name: str, seed: int) -> PlannedRun:
+    """The run of one arm and seed.
+
+    Raises:
+        SpecError: a node's configuration cannot be used, or the arm's rules do not fit each other.
+    """
+    arm = spec.arms[arm_name]
+    nodes: list[PlannedNode] = []
+    for group in arm.nodes:
+        for _ in range(group.count):
+            name = f"{NODE_PREFIX}{len(nodes):02d}"
+            values = merged(arm.overrides, group.overrides)
+            values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
+            values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
+            nodes.append(PlannedNode(name=name, role=group.role, config=_checked(values, arm_name, name), local=arm.local))
+    _check(arm, arm_name, nodes)
+    return PlannedRun(
+        experiment=spec.name,
+        arm=arm_name,
+        seed=seed,
+        rounds=arm.rounds,
+        round_s=spec.round_s,
+        nodes=tuple(nodes),
+        attack=arm.attack,
+    )
+
+
+def _checked(values: dict[str, Any], arm: str, node: str) -> NodeConfig:
+    try:
+        # A prefix that no variable has: a result must not depend on the environment it was made in.
+        return NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
+    except ValidationError as error:
+        raise SpecError(explain(error, f"arm {arm}, node {node}")) from None
+
+
+def _check(arm: Arm, name: str, nodes: list[PlannedNode]) -> None:
+    honest = [node for node in nodes if node.role == "honest"]
+    if not honest:
+        raise SpecError(f"  arms.{name}.nodes: no node is honest, so nothing would be measured")
+    rule = arm.local
+    for node in honest:
+        sampler = node.config.sampler
+        if rule.filter != "none" and (sampler.max_staleness or rule.unfiltered > sampler.local):
+            raise SpecError(
+                f"  arms.{name}.local: a filter needs sampler.max_staleness 0 (it is {sampler.max_staleness}) and "
+                f"`unfiltered` of at most sampler.local {sampler.local}"
+            )
+        if sampler.shortage == "wait":
+            raise SpecError(
+                f"  arms.{name}.sampler.shortage: rounds go in step, so nothing can be waited for: use short or fill_local"
+            )

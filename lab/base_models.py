@@ -1,0 +1,107 @@
+"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, under a tokenizer that spells phrases as one token.
+
+A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of `BasePolicyRecipe`. Datasets without a
+reference answer are supervised on the example that their metadata gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import reasoning_gym
+from transformers import PreTrainedTokenizerFast
+
+from lab.phrases import fixed_phrases
+from shared.model.base_policy import (
+    BasePolicyRecipe,
+    is_built,
+    new_model,
+    policy_record,
+    read_record,
+    supervise,
+    write_policy,
+)
+from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
+from shared.model.tokenizer import train_tokenizer
+from shared.tasks.held_out import HeldOut
+
+
+def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) -> Path:
+    """Build the base policy that `spec` describes into `out`, unless it is there already. Written beside and moved in at once.
+
+    Raises:
+        ValueError: the spec is not usable, or a dataset has too few questions.
+        FileExistsError: `out` holds files of something else.
+    """
+    tasks = load_demo_tasks(spec)
+    recipe = _recipe(spec)
+    record = policy_record(tasks, recipe) | {"tokenizer": "phrases"}
+    if is_built(out) and read_record(out) == record:
+        return out
+    if out.exists() and any(out.iterdir()) and read_record(out) is None:
+        raise FileExistsError(f"{out}: holds files of something else: choose an empty folder for the base policy")
+    held_out = held_out_questions(tasks, recipe.held_out_count)
+    pools = [list(_examples(task, position, recipe.attempts_per_task, held_out)) for position, task in enumerate(tasks)]
+    for task, pool in zip(tasks, pools, strict=True):
+        if len(pool) < 2:
+            raise ValueError(f"{spec}: {task.dataset}: no questions are left beside the held-out set: widen its config")
+    tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
+    model = new_model(recipe, tokenizer)
+    supervise(model, tokenizer, pools, [task.weight for task in tasks], recipe, show_progress=show_progress)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        write_policy(staging, model, tokenizer, record)
+        staging.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out
+
+
+def phrase_tokenizer(pools: Sequence[Sequence[Example]], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with a token for every fixed phrase of the questions; `vocab_size` bounds the rest."""
+    phrases = {phrase for pool in pools for phrase in fixed_phrases([example.question for example in pool])}
+    longest_first = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
+    rest = (_without(example.question, longest_first) + example.answer for pool in pools for example in pool[:2000])
+    tokenizer = train_tokenizer(rest, vocab_size)
+    tokenizer.add_tokens([*longest_first, "assistant\n", "user\n"])
+    return tokenizer
+
+
+def _without(question: str, phrases: Sequence[str]) -> str:
+    for phrase in phrases:
+        question = question.replace(phrase, "\n")
+    return question
+
+
+def _examples(task: DemoTask, position: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
+    seed = SUPERVISED_SEED + position * SEED_STRIDE
+    dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
+    seen: set[str] = set()
+    for index in range(attempts):
+        item: dict[str, Any] = dataset[index]
+        question = item["question"]
+        answer = item["answer"] if item["answer"] is not None else item["metadata"].get("example_answer")
+        if answer is not None and question not in seen and not held_out.contains(question):
+            seen.add(question)
+            yield Example(task.dataset, question, str(answer))
+
+
+def _recipe(spec: Path) -> BasePolicyRecipe:
+    values = tomllib.loads(spec.read_text(encoding="utf-8")).get("recipe", {})
+    try:
+        return replace(BasePolicyRecipe(), **values)
+    except TypeError as error:
+        known = ", ".join(json.loads(json.dumps(sorted(BasePolicyRecipe.__dataclass_fields__))))
+        raise ValueError(f"{spec}: [recipe]: {error}: fields are {known}") from None

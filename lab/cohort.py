@@ -1,0 +1,157 @@
+"""Nodes of one architecture: sampled, trained and evaluated together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lab.sampling import Sampled, sample
+from lab.sim_node import SimNode
+from lab.stacked_learner import StackedLearner, StepOutcome
+from lab.stacked_params import leaves, load_stack
+from services.generator.engines.base import Sample, SamplingParams
+from services.generator.tasks import PromptedTask
+from services.trainer.intake import Intake, take_in
+from shared.messages import Batch
+
+_EVALUATED_AT_ONCE = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A task draw of a node and what was sampled for it."""
+
+    node: SimNode
+    draw: int
+    task: PromptedTask
+    samples: list[Sample]
+
+
+class Cohort:
+    """Policies of `nodes`, which all train, and the base policy, for nodes that do not."""
+
+    def __init__(self, nodes: Sequence[SimNode], untrained: Sequence[SimNode], end_token: int, device: torch.device) -> None:
+        self.nodes, self.untrained = list(nodes), list(untrained)
+        folders = [Path(node.config.model.path) for node in (*nodes, *untrained)]
+        architecture, flat = load_stack(folders, device)
+        self.learner = StackedLearner([node.config for node in nodes], architecture, flat[: len(nodes)])
+        self._base = flat[len(nodes) :]
+        self._end_token = end_token
+        self._device = device
+
+    def make(self, wanted: Sequence[tuple[SimNode, int]], seed: int) -> list[Made]:
+        """Sample `count` new groups of each node, nodes in the given order."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        made: list[Made] = []
+        for trained in (True, False):
+            everyone = self.nodes if trained else self.untrained
+            chosen = [(everyone.index(node), node, count) for node, count in wanted if count and node in everyone]
+            flat = self.learner.flat if trained else self._base
+            for (params, completions), part in _alike(chosen).items():
+                rows = [row for row, _, _ in part]
+                draws = [[node.next_task() for _ in range(count)] for _, node, count in part]
+                found = self._sample(
+                    flat if rows == list(range(len(everyone))) else flat[rows],
+                    [[task.prompt_ids for _, task in of_node] for of_node in draws],
+                    completions,
+                    params,
+                    generator,
+                )
+                for (_, node, _), of_node, sampled in zip(part, draws, found, strict=True):
+                    made += [
+                        Made(node, draw, task, [_as_sample(node, each) for each in answers])
+                        for (draw, task), answers in zip(of_node, sampled, strict=True)
+                    ]
+        return made
+
+    def answers(self, seed: int) -> list[list[str]]:
+        """Each trained node's answers to its held-out questions. Policies that are the same by value answer once."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        texts: list[list[str]] = [[] for _ in self.nodes]
+        groups: dict[tuple[float, int], list[int]] = {}
+        for row, node in enumerate(self.nodes):
+            groups.setdefault((node.config.eval.temperature, node.params.max_new_tokens), []).append(row)
+        for (temperature, longest), rows in groups.items():
+            first = self._one_for_all(rows) if temperature == 0.0 else None
+            asked = rows if first is None else [first]
+            flat = self.learner.flat if asked == list(range(len(self.nodes))) else self.learner.flat[asked]
+            params = SamplingParams(temperature=temperature, max_new_tokens=longest)
+            most = max(len(self.nodes[row].desk.held_out_prompts) for row in asked)
+            of_asked: list[list[str]] = [[] for _ in asked]
+            for begin in range(0, most, _EVALUATED_AT_ONCE):
+                part = slice(begin, begin + _EVALUATED_AT_ONCE)
+                prompts = [[task.prompt_ids for task in self.nodes[row].desk.held_out_prompts[part]] for row in asked]
+                for place, sampled in enumerate(self._sample(flat, prompts, 1, params, generator)):
+                    of_asked[place] += [_text(self.nodes[asked[place]], answer.token_ids) for (answer,) in sampled]
+            for place, row in enumerate(rows):
+                texts[row] = of_asked[place] if first is None else of_asked[0]
+        return texts
+
+    def train(self, batches: Sequence[Batch | None]) -> list[StepOutcome | None]:
+        """One step of every node that has a batch."""
+        intakes: list[Intake | None] = [
+            take_in(batch, node.intake_rules) if batch is not None else None
+            for node, batch in zip(self.nodes, batches, strict=True)
+        ]
+        return self.learner.step(
+            intakes,
+            [batch.number if batch is not None else 0 for batch in batches],
+            [batch.seed if batch is not None else 0 for batch in batches],
+        )
+
+    def _one_for_all(self, rows: Sequence[int]) -> int | None:
+        """A row that may answer for all: same weights, same questions."""
+        first, *others = rows
+        same = all(
+            self.nodes[row].desk.held_out is self.nodes[first].desk.held_out
+            and self.nodes[row].config.model.path == self.nodes[first].config.model.path
+            and torch.equal(self.learner.flat[row], self.learner.flat[first])
+            for row in others
+        )
+        return first if same else None
+
+    @torch.no_grad()
+    def _sample(
+        self,
+        flat: torch.Tensor,
+        prompts: Sequence[Sequence[Sequence[int]]],
+        count: int,
+        params: SamplingParams,
+        generator: torch.Generator,
+    ) -> list[list[list[Sampled]]]:
+        return sample(
+            self.learner.model,
+            leaves(self.learner.model.architecture, flat),
+            prompts,
+            count,
+            params,
+            end_token=self._end_token,
+            generator=generator,
+        )
+
+
+def _alike(
+    chosen: Sequence[tuple[int, SimNode, int]],
+) -> dict[tuple[SamplingParams, int], list[tuple[int, SimNode, int]]]:
+    """Nodes by how they sample."""
+    parts: dict[tuple[SamplingParams, int], list[tuple[int, SimNode, int]]] = {}
+    for row, node, count in chosen:
+        parts.setdefault((node.params, node.config.generator.completions), []).append((row, node, count))
+    return parts
+
+
+def _as_sample(node: SimNode, sampled: Sampled) -> Sample:
+    return Sample(
+        token_ids=tuple(sampled.token_ids),
+        text=_text(node, sampled.token_ids),
+        finish_reason="stop" if sampled.ended else "length",
+        logprobs=tuple(sampled.logprobs),
+        policy_version=node.version,
+    )
+
+
+def _text(node: SimNode, token_ids: Sequence[int]) -> str:
+    return str(node.desk.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,0 +1,75 @@
+"""Makes runs, one after another or several processes side by side. Each process uses one thread, which small models like best."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+from lab.arms import plan_run
+from lab.runs import RunFolder
+from lab.spec import Spec
+
+Report = Callable[[str], None]
+_HEARTBEAT_S = 60.0
+
+
+def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
+    """Make every run with the driver `simulate`; `report` gets a sentence for each that begins or ends.
+
+    Raises whatever a run raises, after the others that had begun have ended.
+    """
+    for folder in folders:
+        plan_run(spec, folder.arm, folder.seed)  # a mistake in the last arm shall not come to light after hours
+    if jobs == 1:
+        for number, folder in enumerate(folders, start=1):
+            report(f"[{number}/{len(folders)}] {_name(folder)} begins")
+            report(f"[{number}/{len(folders)}] {_name(folder)} took {make_run(spec, folder, threads, report):.0f} s")
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+        futures: dict[Future[float], RunFolder] = {pool.submit(make_run, spec, folder, threads): folder for folder in folders}
+        left, finished = set(futures), 0
+        while left:
+            done, left = wait(left, timeout=_HEARTBEAT_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                finished += 1
+                report(f"[{finished}/{len(folders)}] {_name(futures[future])} took {future.result():.0f} s")
+
+
+def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float:
+    """Make one run in this process and return its seconds."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+
+    from lab.records import RecordWriter
+    from lab.simulate import Simulation
+
+    torch.set_num_threads(threads)
+    started = time.monotonic()
+    simulation = Simulation(plan_run(spec, folder.arm, folder.seed))
+    rounds = simulation.run_plan.rounds
+    Path(folder.path).mkdir(parents=True, exist_ok=True)
+    writer = RecordWriter(folder.records)
+    told = started
+
+    def progress(number: int) -> None:
+        nonlocal told
+        if report is not None and time.monotonic() - told > _HEARTBEAT_S:
+            told = time.monotonic()
+            report(f"  {_name(folder)}: round {number} of {rounds} after {told - started:.0f} s")
+
+    try:
+        simulation.run(writer, progress)
+    finally:
+        writer.close()
+    seconds = time.monotonic() - started
+    folder.finish(rounds, seconds)
+    return seconds
+
+
+def _name(folder: RunFolder) -> str:
+    return f"{folder.arm} seed {folder.seed}"

@@ -1,0 +1,203 @@
+"""Sampling from N stacked policies at once, with a key-value cache: nodes x prompts x completions side by side.
+
+The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own. Prompts whose completions have all
+ended leave the batch, so that a call does not cost as many steps for all as its longest answer needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.stacked_model import Leaves, Packing, StackedQwen3, attend_behind_prompt, padding_bias, prompt_pass
+from services.generator.engines.base import SamplingParams
+from services.generator.engines.decoding import processed_logprobs
+
+_LEAVE_BELOW = 0.75
+"""Prompts that are done leave when at most this part is left; moving the cache costs about a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One completion: token ids with the end token, their logprobs, and whether it ended by itself."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ended: bool
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What still grows, over N nodes x G prompts x L completions. `prompt` names each prompt's place in the call."""
+
+    prompt: Tensor
+    alive: Tensor
+    positions: Tensor
+    lengths: Tensor
+    prompt_keys: list[Tensor]
+    prompt_values: list[Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+@torch.no_grad()
+def sample(
+    model: StackedQwen3,
+    leaves: Leaves,
+    prompts: Sequence[Sequence[Sequence[int]]],
+    count: int,
+    params: SamplingParams,
+    *,
+    end_token: int,
+    generator: torch.Generator,
+) -> list[list[list[Sampled]]]:
+    """Sample `count` completions of every prompt of every node: `[node][prompt][completion]`.
+
+    prompts: token ids, `[node][prompt]`; nodes may have different numbers. Temperature 0 is greedy.
+    """
+    device = generator.device
+    most = max((len(of_node) for of_node in prompts), default=0)
+    if most == 0:
+        return [[] for _ in prompts]
+    ids, lengths = _padded(prompts, most, device)
+    tokens, logprobs = _run(model, leaves, ids, lengths, count, params, end_token, generator)
+    return _cut(prompts, tokens.tolist(), logprobs.tolist(), end_token, count)
+
+
+def _run(
+    model: StackedQwen3,
+    leaves: Leaves,
+    ids: Tensor,
+    lengths: Tensor,
+    count: int,
+    params: SamplingParams,
+    end_token: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Token ids and logprobs (N, G, L, max_new_tokens); what follows an end token means nothing."""
+    nodes, groups, width = ids.shape
+    shape, device, steps = model.architecture, ids.device, params.max_new_tokens
+    prompt, packing = prompt_pass(model, leaves, ids, lengths)
+    logits = _after_prompts(model, leaves, prompt.hidden, packing, lengths, width)
+    tokens = torch.full((nodes, groups, count, steps), end_token, dtype=torch.int64, device=device)
+    logprobs = torch.zeros(nodes, groups, count, steps, device=device)
+
+    def cache() -> list[Tensor]:
+        return [
+            torch.zeros(nodes, groups, count, shape.kv_heads, steps, shape.head_size, device=device) for _ in range(shape.layers)
+        ]
+
+    rows = _Rows(
+        prompt=torch.arange(groups, device=device).expand(nodes, groups),
+        alive=(lengths > 0).unsqueeze(2).expand(nodes, groups, count),
+        positions=lengths,
+        lengths=lengths,
+        prompt_keys=[each.unflatten(0, (nodes, groups)) for each in prompt.keys],
+        prompt_values=[each.unflatten(0, (nodes, groups)) for each in prompt.values],
+        keys=cache(),
+        values=cache(),
+    )
+    logits = logits.unsqueeze(2).expand(nodes, groups, count, shape.vocabulary)
+    for step in range(steps):
+        chosen, chosen_logprobs = _choose(logits, params, generator)
+        where = rows.prompt.unsqueeze(2).expand_as(chosen)
+        tokens[:, :, :, step].scatter_(1, where, torch.where(rows.alive, chosen, end_token))
+        logprobs[:, :, :, step].scatter_(1, where, chosen_logprobs)
+        rows.alive = rows.alive & (chosen != end_token)
+        if step + 1 == steps or not bool(rows.alive.any()):
+            break
+        chosen = _let_go(rows, chosen)
+        logits = _next_logits(model, leaves, rows, chosen, step)
+    return tokens, logprobs
+
+
+def _after_prompts(model: StackedQwen3, leaves: Leaves, hidden: Tensor, packing: Packing, lengths: Tensor, width: int) -> Tensor:
+    """(N, G, vocabulary) that follow the prompts' last tokens."""
+    starts = torch.arange(lengths.shape[1], device=lengths.device) * width
+    last = packing.places.gather(1, starts + (lengths - 1).clamp(min=0))
+    return model.logits(leaves, hidden.gather(1, last.unsqueeze(2).expand(*last.shape, hidden.shape[2])))
+
+
+def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    logprobs = processed_logprobs(logits, params)
+    if params.temperature == 0.0:
+        chosen = logprobs.argmax(dim=-1, keepdim=True)
+    else:
+        # The inverse of the distribution function: one uniform number a row, in float64 so that its tail is not rounded away.
+        cumulative = logprobs.exp().double().cumsum(dim=-1)
+        draw = torch.rand(logits.shape[:-1], generator=generator, device=logits.device, dtype=torch.float64).unsqueeze(-1)
+        chosen = torch.searchsorted(cumulative, draw * cumulative[..., -1:], right=True).clamp(max=logits.shape[-1] - 1)
+    return chosen.squeeze(-1), logprobs.gather(-1, chosen).squeeze(-1)
+
+
+def _next_logits(model: StackedQwen3, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
+    nodes, groups, count = chosen.shape
+    shape = model.architecture
+    width = rows.prompt_keys[0].shape[3]
+    bias = padding_bias(rows.lengths, width)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows.keys[layer][:, :, :, :, step] = k.view(nodes, groups, count, shape.kv_heads, shape.head_size)
+        rows.values[layer][:, :, :, :, step] = v.view(nodes, groups, count, shape.kv_heads, shape.head_size)
+        out = attend_behind_prompt(
+            q.view(nodes * groups, count, 1, shape.heads, shape.head_size),
+            rows.keys[layer][:, :, :, :, : step + 1].flatten(0, 1),
+            rows.values[layer][:, :, :, :, : step + 1].flatten(0, 1),
+            rows.prompt_keys[layer].flatten(0, 1),
+            rows.prompt_values[layer].flatten(0, 1),
+            bias,
+            None,
+        )
+        return out.view(nodes, groups * count, shape.heads, shape.head_size)
+
+    positions = (rows.positions.unsqueeze(2).expand(nodes, groups, count) + step).flatten(1)
+    hidden = model.body(leaves, model.embed(leaves, chosen.flatten(1)), positions, attend)
+    return model.logits(leaves, hidden).view(nodes, groups, count, shape.vocabulary)
+
+
+def _let_go(rows: _Rows, chosen: Tensor) -> Tensor:
+    """Drop prompts without a growing completion when enough of them are done; returns `chosen` of those left."""
+    growing = rows.alive.any(dim=2)
+    groups = growing.shape[1]
+    left = int(growing.sum(1).max())
+    if left > _LEAVE_BELOW * groups:
+        return chosen
+    kept = torch.argsort((~growing).to(torch.uint8), dim=1, stable=True)[:, :left]
+    node = torch.arange(growing.shape[0], device=kept.device).unsqueeze(1)
+    rows.prompt, rows.alive = rows.prompt[node, kept], rows.alive[node, kept]
+    rows.positions, rows.lengths = rows.positions[node, kept], rows.lengths[node, kept]
+    for layers in (rows.prompt_keys, rows.prompt_values, rows.keys, rows.values):
+        layers[:] = [each[node, kept] for each in layers]
+    return chosen[node, kept]
+
+
+def _padded(prompts: Sequence[Sequence[Sequence[int]]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    longest = max(len(prompt) for of_node in prompts for prompt in of_node)
+    ids = torch.zeros(len(prompts), most, longest, dtype=torch.int64)
+    lengths = torch.zeros(len(prompts), most, dtype=torch.int64)
+    for node, of_node in enumerate(prompts):
+        for group, prompt in enumerate(of_node):
+            ids[node, group, : len(prompt)] = torch.tensor(prompt)
+            lengths[node, group] = len(prompt)
+    return ids.to(device), lengths.to(device)
+
+
+def _cut(
+    prompts: Sequence[Sequence[Sequence[int]]],
+    tokens: list,
+    logprobs: list,
+    end_token: int,
+    count: int,  # type: ignore[type-arg]
+) -> list[list[list[Sampled]]]:
+    def one(ids: list[int], scores: list[float]) -> Sampled:
+        ended = end_token in ids
+        length = ids.index(end_token) + 1 if ended else len(ids)
+        return Sampled(ids[:length], scores[:length], ended)
+
+    return [
+        [[one(tokens[node][group][row], logprobs[node][group][row]) for row in range(count)] for group in range(len(of_node))]
+        for node, of_node in enumerate(prompts)
+    ]

@@ -1,0 +1,140 @@
+"""A simulated node's border: the services' own fair queue and checks over the very bytes that would cross the swarm plane.
+
+Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here every text is this process's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import nkeys
+
+from lab.task_desk import TaskDesk
+from services.verifier.border import Border, BorderRules, Candidate, without_tokens
+from services.verifier.fair_queue import FairQueue
+from services.verifier.intake import BURST_S
+from services.verifier.replay import ReplayMemory
+from services.verifier.sharing_rules import sign
+from shared import subjects
+from shared.config import NodeConfig
+from shared.keys import SigningKey
+from shared.messages import RolloutGroup, ScoredGroup, encode
+from shared.model.tokenizer_hash import tokenizer_hash
+from shared.tasks.sandbox.jobs import JobResult
+
+_SLICE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmMessage:
+    """A message as it lies in the swarm's stream."""
+
+    sender: str
+    subject: str
+    payload: bytes
+
+
+class KnownNames:
+    """Trust in a swarm whose members are known: every name belongs to one key."""
+
+    def __init__(self, keys: dict[str, str]) -> None:
+        self._keys = keys
+
+    def may_use(self, name: str, public_key: str) -> bool:
+        """Whether the name is this key's."""
+        return self._keys.get(name) == public_key
+
+    def bind(self, name: str, public_key: str) -> bool:
+        """As `may_use`."""
+        return self.may_use(name, public_key)
+
+    def key_of(self, name: str) -> str | None:
+        """The key of a name."""
+        return self._keys.get(name)
+
+
+def node_key(name: str, seed: int) -> SigningKey:
+    """A key that the same name and seed always give. For simulations only: anyone can compute it."""
+    raw = hashlib.sha256(f"lab {name} {seed}".encode()).digest()
+    return SigningKey(bytes(nkeys.encode_seed(bytearray(raw), nkeys.PREFIX_BYTE_USER)))
+
+
+def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:
+    """The group as its node shares it."""
+    signed = sign(group, key, share_tokens=config.verifier.share_tokens)
+    return SwarmMessage(group.node, subjects.rollouts(group.node, group.task.ref.dataset), encode(signed))
+
+
+class SimBorder:
+    """What one node takes in."""
+
+    def __init__(self, config: NodeConfig, desk: TaskDesk, keys: dict[str, str], now_s: float) -> None:
+        verifier = config.verifier
+        self._desk = desk
+        self._node = config.node.id
+        self._tokenizer_hash = tokenizer_hash(desk.tokenizer)
+        self._border = Border(
+            BorderRules(
+                node=config.node.id,
+                accept=verifier.accept,
+                own_tasks={(task.dataset, task.canonical_config) for task in config.tasks},
+                max_age_s=verifier.max_age_s,
+                max_clock_skew_s=verifier.max_clock_skew_s,
+                max_bytes=verifier.max_foreign_bytes,
+                max_completions=verifier.max_foreign_completions,
+                max_answer_chars=verifier.max_answer_chars,
+            ),
+            KnownNames(keys),
+            ReplayMemory(verifier.replay_memory),
+            desk.held_out,
+        )
+        self._queue: FairQueue[SwarmMessage] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s)
+
+    def admit(self, messages: Sequence[SwarmMessage], now_s: float, round_s: float) -> tuple[list[ScoredGroup], Counter[str]]:
+        """The groups taken in of a round's messages, in the order in which they were looked at, and the refusals by reason.
+
+        The budget accrues over the round that ends at `now_s`; what it does not cover is refused as a flood.
+        """
+        refused: Counter[str] = Counter()
+        accepted: list[ScoredGroup] = []
+        for message in messages:
+            if message.sender != self._node:
+                lost = self._queue.offer(message.sender, message, len(message.payload), now_s - round_s)
+                refused["flood"] += len(lost)
+        slices = max(1, round(round_s / _SLICE_S))
+        for number in range(slices + 1):
+            at_s = now_s - round_s + number * round_s / slices
+            while (found := self._queue.next(at_s)) is not None:
+                sender, message = found
+                scored = self._look_at(message, now_s)
+                if isinstance(scored, ScoredGroup):
+                    accepted.append(scored)
+                else:
+                    refused[scored] += 1
+                    self._queue.refund(sender, blameless=False)
+            if not len(self._queue):
+                break
+        return accepted, +refused
+
+    def _look_at(self, message: SwarmMessage, now_s: float) -> ScoredGroup | str:
+        verdict = self._border.examine(message.subject, message.payload, now_s)
+        if not isinstance(verdict, Candidate):
+            return verdict.reason.value
+        group = verdict.group
+        rewards = self._desk.score(group.task.ref, [completion.text for completion in group.completions])
+        refused = self._border.conclude(verdict, JobResult(rewards, None, None, "", 0, 0.0), now_s)
+        if refused is not None:
+            return refused.reason.value
+        same = group.model.tokenizer_hash == self._tokenizer_hash
+        return ScoredGroup(
+            group_id=verdict.group_id,
+            origin="external",
+            group=group if same else without_tokens(group),
+            rewards=rewards,
+            scored_by=self._node,
+            score_seconds=0.0,
+            scored_at=now_s,
+        )

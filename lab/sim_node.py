@@ -1,0 +1,219 @@
+"""One simulated node: the services' ledger, sampler memory, assembly and steering, fed by hand instead of by streams.
+
+Time is the simulation's. Everything a node decides is decided by the services' pure code; this file holds what their processes hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from lab.arms import PlannedNode
+from lab.local_rule import groups_to_reuse
+from lab.sim_border import SimBorder
+from lab.task_desk import TaskDesk
+from services.generator.groups import rollout_group
+from services.generator.ledger import draws_allowed
+from services.generator.engines.base import Sample, SamplingParams
+from services.generator.tasks import PromptedTask
+from services.sampler.assembly import Assembly, BatchPlan
+from services.sampler.bandit import Evaluation
+from services.sampler.composition import compose, taken_of
+from services.sampler.knowledge import knowledge_of
+from services.sampler.memory import SamplerMemory
+from services.sampler.settings import limits_of, rules_of, steering_rules_of
+from services.sampler.steering import InForce, after_batch, in_force, reconciled
+from services.trainer.intake import IntakeRules
+from services.trainer.learner import advantage_config
+from shared.keys import SigningKey
+from shared.messages import (
+    Batch,
+    BatchItem,
+    ModelIdentity,
+    RolloutGroup,
+    ScoredGroup,
+    TaskLedger,
+    TrainerPosition,
+    content_id,
+    encode,
+)
+from shared.model.loading import model_max_length
+from shared.model.tokenizer_hash import tokenizer_hash
+from shared.sampler_state import SteeringState
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroup:
+    """A group that the node sampled, with its rewards."""
+
+    group: RolloutGroup
+    rewards: list[float]
+
+    @property
+    def informative(self) -> bool:
+        """Whether its rewards differ."""
+        return len(set(self.rewards)) > 1
+
+
+class SimNode:
+    """State of one node between rounds."""
+
+    def __init__(
+        self, planned: PlannedNode, desk: TaskDesk, key: SigningKey, border: SimBorder, end_token: int, vocabulary: int
+    ) -> None:
+        config = planned.config
+        self.name, self.role, self.config, self.local = planned.name, planned.role, config, planned.local
+        self.desk, self.key, self.border = desk, key, border
+        self.params = SamplingParams(
+            temperature=config.generator.temperature,
+            top_p=config.generator.top_p,
+            top_k=config.generator.top_k,
+            max_new_tokens=config.generator.max_new_tokens,
+        )
+        self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
+        self.intake_rules = IntakeRules(
+            tokenizer=desk.tokenizer,
+            tokenizer_hash=self.identity.tokenizer_hash,
+            end_token_id=end_token,
+            vocabulary_size=vocabulary,
+            max_length=model_max_length(config.model),
+            system_prompt=config.model.system_prompt,
+            external_weight=config.trainer.external_weight,
+            advantages=advantage_config(config),
+        )
+        # Rounds go in step: when a batch is due, whoever could have sent something has sent it.
+        rules = replace(rules_of(config), shortage_wait_s=0.0)
+        self._steering_rules = steering_rules_of(config)
+        self._steering: SteeringState = reconciled(self._steering_rules, SteeringState(), 1)
+        self._assembly = Assembly(rules)
+        self._memory = SamplerMemory(limits_of(config), rules.strategy.keeps)
+        self._payloads: dict[int, ScoredGroup] = {}
+        self._seq = 0
+        self._next_draw = 0
+        self._earlier: list[tuple[int, OwnGroup]] = []
+        self.version = 0
+        self.evaluation: Evaluation | None = None
+
+    @property
+    def in_force(self) -> InForce:
+        """I, J and the strategy of the next batch."""
+        return in_force(self._steering_rules, self._steering)
+
+    def draws_allowed(self) -> int:
+        """How many task draws admission would hand out now."""
+        return draws_allowed(
+            TaskLedger(next_draw=self._next_draw),
+            groups_per_step=self.in_force.local,
+            max_staleness=self.config.sampler.max_staleness,
+            consumed_local=self._memory.consumed_local,
+            dropped_local=self._memory.dropped_local,
+        )
+
+    def next_task(self) -> tuple[int, PromptedTask]:
+        """The next draw and its task."""
+        draw = self._next_draw
+        self._next_draw += 1
+        return draw, self.desk.task(draw)
+
+    def group(self, draw: int, task: PromptedTask, samples: Sequence[Sample], now_s: float) -> RolloutGroup:
+        """The node's group of a draw."""
+        return rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
+
+    def take_own(self, own: OwnGroup, now_s: float) -> None:
+        """A scored own group reaches the sampler."""
+        self._observe(
+            ScoredGroup(
+                group_id=content_id(encode(own.group)),
+                origin="local",
+                group=own.group,
+                rewards=own.rewards,
+                scored_by=self.name,
+                score_seconds=0.0,
+                scored_at=now_s,
+            )
+        )
+
+    def take_foreign(self, scored: Sequence[ScoredGroup]) -> None:
+        """Foreign groups that the border let in reach the sampler."""
+        for each in scored:
+            self._observe(each)
+
+    def _observe(self, scored: ScoredGroup) -> None:
+        self._seq += 1
+        self._payloads[self._seq] = scored
+        self._memory.observe(self._seq, scored)
+
+    def batch(self, round_number: int, now_s: float) -> Batch | None:
+        """The next batch, or None when there is nothing to train on."""
+        position = TrainerPosition(
+            batch_number=self.version, step=self.version, policy_version=self.version, consumed_local=self._memory.consumed_local
+        )
+        plan = self._assembly.decide(
+            self._memory.local,
+            self._memory.external,
+            self._memory.next_number,
+            position,
+            now_s,
+            self._memory.heard_of,
+            knowledge_of(self._memory.own),
+            self.in_force,
+        )
+        if not isinstance(plan, BatchPlan):
+            return None
+        self._steering = after_batch(
+            self._steering_rules,
+            self._steering,
+            plan.number,
+            own=self._memory.own,
+            batch=taken_of(plan, now_s),
+            evaluation=self.evaluation,
+        )
+        chosen = (*plan.local, *plan.external)
+        payloads = {entry.seq: self._payloads[entry.seq] for entry in chosen}
+        state = self._memory.take(chosen, plan.aged, self._steering)
+        batch = compose(plan, payloads, state, now_s)
+        self._memory.advance()
+        self._forget()
+        return self._with_reused(batch, round_number, now_s)
+
+    def remember(self, round_number: int, own: Sequence[OwnGroup]) -> None:
+        """Keep this round's informative groups for `local.reuse`."""
+        if self.local.reuse:
+            oldest = round_number - self.local.reuse_rounds
+            self._earlier = [each for each in self._earlier if each[0] >= oldest]
+            self._earlier += [(round_number, group) for group in own if group.informative]
+
+    def _with_reused(self, batch: Batch, round_number: int, now_s: float) -> Batch:
+        rng = random.Random(f"reuse {self.name} {self.config.node.seed} {round_number}")
+        items = []
+        for own in groups_to_reuse(self.local, self._earlier, round_number, rng):
+            scored = ScoredGroup(
+                group_id=content_id(encode(own.group)),
+                origin="local",
+                group=own.group,
+                rewards=own.rewards,
+                scored_by=self.name,
+                score_seconds=0.0,
+                scored_at=now_s,
+            )
+            staleness = batch.number - 1 - own.group.policy_version
+            items.append(BatchItem(scored=scored, staleness=staleness, age_s=max(0.0, now_s - own.group.created_at)))
+        if not items:
+            return batch
+        return msgspec.structs.replace(batch, items=[*batch.items, *items])
+
+    def _forget(self) -> None:
+        """Let go the payloads that no pool refers to any more."""
+        held = {entry.seq for pool in (self._memory.local, self._memory.external) for entry in pool}
+        if len(self._payloads) > 2 * len(held) + 256:
+            self._payloads = {seq: self._payloads[seq] for seq in held}
+
+
+def call_seed(purpose: str, seed: int, round_number: int) -> int:
+    """Seed of one round's chance, the same in every run of that seed."""
+    digest = hashlib.sha256(f"lab/{purpose}/{seed}/{round_number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF

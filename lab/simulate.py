@@ -1,0 +1,204 @@
+"""The driver `simulate`: a whole swarm in one process, round by round, without a broker.
+
+A round, for every node: sample as many groups as admission allows under the policy of the round before, score them, share them, look
+at what others shared, make a batch, train on it, evaluate when that is due. Nodes go in step, and everything but time is the
+services' own code.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from lab.arms import PlannedRun
+from lab.cohort import Cohort, Made
+from lab.hostile import flooded, poisoned, repeated
+from lab.local_rule import groups_to_make, local_part
+from lab.records import RecordWriter
+from lab.sim_border import SimBorder, SwarmMessage, node_key, swarm_message
+from lab.sim_node import OwnGroup, SimNode, call_seed
+from lab.stacked_params import Architecture
+from lab.step_record import step_record
+from lab.task_desk import Shared, TaskDesk
+from services.generator.engines.base import SamplingParams
+from services.sampler.bandit import Evaluation
+from services.verifier.sharing_rules import is_shared
+from shared.evaluation import summarise
+from shared.messages import Batch, RolloutGroup
+from shared.model.loading import resolve_device
+
+START_S = 1_700_000_000.0
+"""Unix time at which every simulation begins."""
+
+Progress = Callable[[int], None]
+
+
+class Simulation:
+    """One run. `shared` may be kept for the next run of the same process, which then derives and scores less.
+
+    Raises (on construction) ValueError when the nodes' models cannot be simulated; the message says why.
+    """
+
+    def __init__(self, run: PlannedRun, shared: Shared | None = None) -> None:
+        self.run_plan = run
+        self._shared = shared or Shared()
+        keys = {node.name: node_key(node.name, run.seed) for node in run.nodes}
+        names = {name: key.public_key for name, key in keys.items()}
+        self.nodes: list[SimNode] = []
+        by_architecture: dict[tuple[Architecture, int], list[SimNode]] = {}
+        for planned in run.nodes:
+            desk = TaskDesk(planned.config, self._shared)
+            architecture = Architecture.of_folder(Path(planned.config.model.path))
+            end_token = int(desk.tokenizer.eos_token_id)
+            border = SimBorder(planned.config, desk, names, START_S)
+            node = SimNode(planned, desk, keys[planned.name], border, end_token, architecture.vocabulary)
+            self.nodes.append(node)
+            by_architecture.setdefault((architecture, end_token), []).append(node)
+        self.cohorts = [
+            Cohort(
+                [node for node in nodes if node.role == "honest"],
+                [node for node in nodes if node.role != "honest"],
+                end_token,
+                resolve_device(nodes[0].config.model.device),
+            )
+            for (_, end_token), nodes in by_architecture.items()
+        ]
+        self.honest = [node for node in self.nodes if node.role == "honest"]
+        for node in self.nodes:
+            if node.role == "low_quality":
+                node.params = SamplingParams(temperature=run.attack.temperature, max_new_tokens=node.params.max_new_tokens)
+        self._first_sent: dict[str, RolloutGroup] = {}
+        self.batches: dict[str, Batch | None] = {}
+        """Every honest node's batch of the newest round, for tests."""
+
+    def run(self, records: RecordWriter, progress: Progress | None = None) -> None:
+        """All rounds."""
+        self._evaluate(0, records)
+        for number in range(1, self.run_plan.rounds + 1):
+            self.round(number, records)
+            if progress is not None:
+                progress(number)
+
+    def round(self, number: int, records: RecordWriter) -> None:
+        """One round, and its records."""
+        now_s = START_S + number * self.run_plan.round_s
+        seconds: dict[str, float] = {}
+        started = time.perf_counter()
+        made = self._make(number, now_s)
+        seconds["generate"] = time.perf_counter() - started
+        own = {node.name: made.get(node.name, []) for node in self.nodes}
+        messages = [message for node in self.nodes for message in self._shared_by(node, own[node.name], number)]
+        refused: dict[str, Counter[str]] = {}
+        batches: dict[str, Batch | None] = {}
+        started = time.perf_counter()
+        for node in self.honest:
+            rng = random.Random(f"local {node.name} {self.run_plan.seed} {number}")
+            flags = [group.informative for group in own[node.name]]
+            for group in local_part(node.local, own[node.name], flags, node.in_force.local, rng):
+                node.take_own(group, now_s)
+            refused[node.name] = Counter()
+            if node.in_force.external:
+                accepted, refused[node.name] = node.border.admit(messages, now_s + 1.0, self.run_plan.round_s)
+                node.take_foreign(accepted)
+            batches[node.name] = node.batch(number, now_s + 1.0)
+            node.remember(number, own[node.name])
+        self.batches = batches
+        seconds["choose"] = time.perf_counter() - started
+        started = time.perf_counter()
+        for cohort in self.cohorts:
+            outcomes = cohort.train([batches[node.name] for node in cohort.nodes]) if cohort.nodes else []
+            for node, outcome in zip(cohort.nodes, outcomes, strict=True):
+                batch = batches[node.name]
+                node.version += batch is not None
+                records.write(
+                    "step",
+                    **step_record(
+                        number, node, own[node.name], batch, outcome, refused[node.name], now_s + 1.0, self.run_plan.round_s
+                    ),
+                )
+        seconds["train"] = time.perf_counter() - started
+        started = time.perf_counter()
+        every = self.honest[0].config.eval.every_versions
+        if number % every == 0 or number == self.run_plan.rounds:
+            self._evaluate(number, records)
+        seconds["evaluate"] = time.perf_counter() - started
+        records.write("round", round=number, seconds=seconds)
+
+    def _make(self, number: int, now_s: float) -> dict[str, list[OwnGroup]]:
+        """Every node's new groups of this round, scored by the node itself."""
+        own: dict[str, list[OwnGroup]] = {node.name: [] for node in self.nodes}
+        for turn in range(1000):
+            wanted = [(node, self._still_wanted(node, own[node.name], turn)) for node in self.nodes]
+            if not any(count for _, count in wanted):
+                break
+            seed = call_seed(f"generate-{turn}", self.run_plan.seed, number)
+            for cohort in self.cohorts:
+                for made in cohort.make([(n, count) for n, count in wanted if n in cohort.nodes or n in cohort.untrained], seed):
+                    own[made.node.name].append(self._scored(made, now_s))
+        return own
+
+    def _still_wanted(self, node: SimNode, own: Sequence[OwnGroup], turn: int) -> int:
+        if node.role != "honest" or node.local.filter == "none":
+            if turn:
+                return 0
+            return node.draws_allowed() if node.role == "honest" else node.config.sampler.local
+        return groups_to_make(node.local, node.in_force.local, [group.informative for group in own])
+
+    def _scored(self, made: Made, now_s: float) -> OwnGroup:
+        group = made.node.group(made.draw, made.task, made.samples, now_s)
+        return OwnGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
+
+    def _shared_by(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
+        """What a node puts into the swarm of the groups it made this round."""
+        if not any(each.in_force.external for each in self.honest):
+            return []
+        groups = [each.group for each in own if is_shared(node.config.verifier.share, each.rewards)]
+        attack = self.run_plan.attack
+        rng = random.Random(f"hostile {node.name} {self.run_plan.seed} {number}")
+        if node.role == "wrong":
+            groups = [poisoned(group, self._shared.answer(group.task.ref), attack, rng) for group in groups]
+        elif node.role == "duplicate" and groups:
+            first = self._first_sent.setdefault(node.name, _most_useful(own))
+            groups = [repeated(group, first, rng) for group in groups]
+        elif node.role == "flood":
+            groups = flooded(groups, attack)
+        return [swarm_message(group, node.key, node.config) for group in groups]
+
+    def _evaluate(self, number: int, records: RecordWriter) -> None:
+        started = time.perf_counter()
+        for cohort in self.cohorts:
+            if not cohort.nodes or not cohort.nodes[0].desk.held_out_prompts:
+                continue
+            answers = cohort.answers(call_seed("evaluate", self.run_plan.seed, number))
+            for node, texts in zip(cohort.nodes, answers, strict=True):
+                asked = node.desk.held_out_prompts
+                rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, texts, strict=True)]
+                report = summarise(
+                    [(each.task.ref.dataset, reward) for each, reward in zip(asked, rewards, strict=True)],
+                    node=node.name,
+                    policy_version=node.version,
+                    created_at=START_S + number * self.run_plan.round_s,
+                    seconds=0.0,
+                )
+                node.evaluation = Evaluation(version=node.version, pass_rate=report.pass_rate, n=report.n)
+                records.write(
+                    "eval",
+                    round=number,
+                    node=node.name,
+                    n=report.n,
+                    pass_rate=report.pass_rate,
+                    mean_reward=report.mean_reward,
+                    tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
+                )
+        if number == 0:
+            records.write("round", round=0, seconds={"evaluate": time.perf_counter() - started})
+
+
+def _most_useful(own: Sequence[OwnGroup]) -> RolloutGroup:
+    """A duplicating node repeats a group that a filter would let through."""
+    return next((each.group for each in own if each.informative), own[0].group)

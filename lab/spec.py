@@ -1,0 +1,188 @@
+"""What an experiment is: one TOML file, typed. A node's settings are `NodeConfig`'s own sections, so nothing is defined twice.
+
+An arm is a set of values merged over the base; a `[[nodes]]` table is a set of values merged over the arm for `count` nodes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from shared.config import TaskSpec
+
+NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
+"""Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
+
+Role = Literal["honest", "wrong", "duplicate", "flood", "low_quality"]
+Overrides = dict[str, Any]
+
+
+class SpecError(ValueError):
+    """A spec cannot be used; the message names the file, each field and what is wrong with it."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LocalRule(_Table):
+    """What a node does with its own groups before a batch is made: the controls that the paper lacks."""
+
+    filter: Literal["none", "informative_until", "informative_of_pool"] = Field(
+        "none",
+        description="none: as drawn. informative_until: draw on until I groups are informative. informative_of_pool: make `pool` "
+        "groups a round and take I - unfiltered of them, informative ones first.",
+    )
+    pool: int = Field(0, ge=0, description="Groups made a round for informative_of_pool, the unfiltered ones not counted.")
+    unfiltered: int = Field(0, ge=0, description="Of the I own groups, those taken as drawn in spite of a filter.")
+    max_groups: int = Field(256, ge=1, description="Most groups a round that informative_until makes before it goes on without.")
+    reuse: int = Field(0, ge=0, description="Informative own groups of earlier rounds that are trained on again, a round.")
+    reuse_rounds: int = Field(10, ge=1, description="How many rounds back such a group may be from.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> LocalRule:
+        if self.filter == "informative_of_pool" and not self.pool:
+            raise ValueError("filter informative_of_pool needs `pool`, the groups made a round")
+        if self.filter == "none" and self.unfiltered:
+            raise ValueError("`unfiltered` means something only with a filter")
+        return self
+
+
+class Attack(_Table):
+    """What hostile nodes do; each role reads what concerns it."""
+
+    flood_factor: int = Field(8, ge=1, description="flood: groups sent for each one that an honest node sends.")
+    temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
+    right_share: float = Field(0.5, gt=0, lt=1, description="wrong: share of a group's answers that a verifier calls right.")
+    filler_words: int = Field(12, ge=1, description="wrong: words of nonsense in front of an answer that is right.")
+
+
+class NodeGroup(_Table):
+    """Some of the swarm's nodes: how many, which role, and where they differ from the arm."""
+
+    count: int = Field(1, ge=1, le=1024)
+    role: Role = "honest"
+    tasks: list[TaskSpec] | None = Field(None, description="Sources instead of the arm's: a specialist.")
+    overrides: Overrides = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, values: Any) -> Any:
+        return _with_overrides(values)
+
+
+class Arm(_Table):
+    """One setting of the swarm, everything merged."""
+
+    nodes: list[NodeGroup]
+    rounds: int = Field(ge=1, le=1_000_000)
+    tasks: list[TaskSpec] = Field(min_length=1)
+    local: LocalRule = LocalRule()
+    attack: Attack = Attack()
+    overrides: Overrides = Field(default_factory=dict)
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        return [{"count": value}] if isinstance(value, int) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, values: Any) -> Any:
+        return _with_overrides(values)
+
+
+class Spec(_Table):
+    """An experiment. `arms` are complete; `source` is the file's own content, which the manifest keeps."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    question: str = Field("", description="What it is to answer; heads the report.")
+    seeds: list[int] = Field(min_length=1)
+    round_s: float = Field(60.0, gt=0, description="Simulated seconds a round lasts; ages of foreign groups count in them.")
+    baseline: str = Field("", description="The arm that the others are compared with; empty: the first.")
+    arms: dict[str, Arm]
+    source: dict[str, Any]
+
+    @property
+    def base_arm(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return self.baseline or next(iter(self.arms))
+
+
+def load_spec(path: Path) -> Spec:
+    """Read and check a spec.
+
+    Raises:
+        SpecError: it cannot be read, or a field is wrong.
+    """
+    try:
+        source = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"spec {path} cannot be read: {error}") from None
+    try:
+        return parse_spec(source)
+    except SpecError as error:
+        raise SpecError(f"spec {path} cannot be used:\n{error}") from None
+
+
+def parse_spec(source: Mapping[str, Any]) -> Spec:
+    """Check a spec's content.
+
+    Raises:
+        SpecError: one line a problem, `field: what is wrong`.
+    """
+    of_spec = {"name", "question", "seeds", "round_s", "baseline"}
+    base = {key: value for key, value in source.items() if key not in of_spec | {"arms"}}
+    arms = source.get("arms") or {"base": {}}
+    if not isinstance(arms, Mapping) or not all(isinstance(arm, Mapping) for arm in arms.values()):
+        raise SpecError("  arms: give each arm a table, [arms.NAME]")
+    complete: dict[str, Arm] = {}
+    problems: list[str] = []
+    for name, values in arms.items():
+        try:
+            complete[name] = Arm(**merged(base, values))
+        except ValidationError as error:
+            problems += [f"  arms.{name}.{line}" for line in _lines(error)]
+    if problems:
+        raise SpecError("\n".join(problems))
+    head = {key: source[key] for key in of_spec if key in source}
+    try:
+        spec = Spec(**head, arms=complete, source=dict(source))
+    except ValidationError as error:
+        raise SpecError("\n".join(f"  {line}" for line in _lines(error))) from None
+    if spec.baseline and spec.baseline not in spec.arms:
+        raise SpecError(f"  baseline: no arm is called {spec.baseline!r}; there are {', '.join(spec.arms)}")
+    return spec
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, table by table; lists and plain values are replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        before = result.get(key)
+        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _with_overrides(values: Any) -> Any:
+    """The node's own sections, moved into `overrides`; everything else stays where unknown names are refused."""
+    if not isinstance(values, Mapping):
+        return values
+    sections = {key: values[key] for key in NODE_SECTIONS if key in values}
+    rest = {key: value for key, value in values.items() if key not in NODE_SECTIONS}
+    return {**rest, "overrides": merged(rest.get("overrides", {}), sections)}
+
+
+def _lines(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; remove it or correct its spelling"
+        lines.append(f"{field}: {message}" if field else message)
+    return lines

@@ -1,0 +1,212 @@
+"""N learners of one architecture, step for step what `services.trainer.learner.Learner` does, in one forward and backward pass.
+
+Intake, advantages, weights, losses and the own policy's check are the services' own functions; here are only the passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.stacked_adamw import AdamWSettings, StackedAdamW
+from lab.stacked_logprobs import group_logprobs, stack_groups
+from lab.stacked_model import StackedQwen3
+from lab.stacked_params import Architecture, leaves
+from services.trainer.importance import ImportanceConfig
+from services.trainer.intake import Intake
+from services.trainer.learner import advantage_config, objective_config
+from services.trainer.own_policy import OwnPolicyRules, groups_to_check, without_absurd
+from services.trainer.rows import TokenGroup
+from services.trainer.schedule import learning_rate
+from services.trainer.update import BatchLogprobs, UpdateConfig, scored_loss, step_normaliser
+from services.trainer.update_stats import UpdateStats
+from shared.config import NodeConfig
+
+__all__ = ["StackedLearner", "StepOutcome", "advantage_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One node's step: what was trained on, one entry of statistics an update, and what the own policy found absurd."""
+
+    intake: Intake
+    stats: list[UpdateStats]
+    grad_norms: list[float]
+    moved: bool
+    absurd: int
+
+
+class StackedLearner:
+    """Policies and optimisers of N nodes. `flat` is (N, parameters); the nodes' configurations may differ in all but the model."""
+
+    def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
+        self.model = StackedQwen3(architecture, flat.device)
+        self.flat = flat.clone()
+        self._trainers = [config.trainer for config in configs]
+        self._update_configs = [_update_config(config) for config in configs]
+        self._own_policy = [
+            OwnPolicyRules(fraction=trainer.policy_check_fraction, min_logprob=trainer.min_foreign_logprob)
+            for trainer in self._trainers
+        ]
+        self._optimiser = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
+        self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None
+
+    @torch.no_grad()
+    def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
+        """`batch_logprobs` of every node for its own groups, all of them, under its policy as it is now (or the base policy)."""
+        wanted = [list(range(len(of_node))) for of_node in groups]
+        return self._logprobs(groups, wanted, base=base)
+
+    def step(self, intakes: Sequence[Intake | None], steps: Sequence[int], batch_seeds: Sequence[int]) -> list[StepOutcome | None]:
+        """Train each node on its intake; None: that node has no batch. `steps`: the batches' numbers."""
+        checked = self._drop_absurd(intakes, batch_seeds)
+        groups: list[list[TokenGroup]] = [list(intake.groups) if intake else [] for intake, _ in checked]
+        wanted = [
+            [number for number, group in enumerate(of_node) if config.takes_part(group)]
+            for of_node, config in zip(groups, self._update_configs, strict=True)
+        ]
+        active = [intake is not None and bool(numbers) for (intake, _), numbers in zip(checked, wanted, strict=True)]
+        proximal = self._proximal(groups, wanted)
+        reference = self._reference(groups, wanted)
+        stats: list[list[UpdateStats]] = [[] for _ in groups]
+        norms: list[list[float]] = [[] for _ in groups]
+        moved = [False] * len(groups)
+        for update in range(max(trainer.updates_per_batch for trainer in self._trainers)):
+            takes = [on and update < trainer.updates_per_batch for on, trainer in zip(active, self._trainers, strict=True)]
+            if not any(takes):
+                break
+            part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
+            of_update = self._accumulate(groups, part, proximal, reference)
+            rates = [self._rate(node, steps[node]) if on else None for node, on in enumerate(takes)]
+            gradient, node_stats = of_update
+            outcome = self._optimiser.step(self.flat, gradient, rates)
+            for node, on in enumerate(takes):
+                if on:
+                    stats[node].append(node_stats[node])
+                    norms[node].append(outcome[node][0])
+                    moved[node] = moved[node] or outcome[node][1]
+                    active[node] = outcome[node][1]
+        return [
+            None if intake is None else StepOutcome(intake, stats[node], norms[node], moved[node], absurd)
+            for node, (intake, absurd) in enumerate(checked)
+        ]
+
+    def _accumulate(
+        self,
+        groups: Sequence[Sequence[TokenGroup]],
+        wanted: Sequence[Sequence[int]],
+        proximal: Sequence[BatchLogprobs | None],
+        reference: Sequence[BatchLogprobs | None],
+    ) -> tuple[Tensor, list[UpdateStats]]:
+        """The gradients (N, parameters) of one update, and its statistics."""
+        trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, self.flat).items()}
+        stacked = stack_groups(groups, wanted, self.flat.device)
+        scored = group_logprobs(self.model, trained, stacked, [config.temperature for config in self._update_configs])
+        total = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+        stats = []
+        for node, config in enumerate(self._update_configs):
+            rows, numbers = stacked.rows[node], wanted[node]
+            if not numbers:
+                stats.append(UpdateStats.nothing())
+                continue
+            normaliser = step_normaliser(groups[node], config)
+            loss, sums = scored_loss(groups[node], rows, scored[node], config, normaliser, proximal[node], reference[node])
+            total = total + loss
+            stats.append(
+                UpdateStats.of(
+                    sums,
+                    groups=len(numbers),
+                    groups_left_out=len(groups[node]) - len(numbers),
+                    sequences=len(rows.sequences),
+                    micro_batches=1,
+                    padded_tokens=stacked.padded_tokens // len(groups),
+                )
+            )
+        gradients = torch.autograd.grad(total, list(trained.values()))
+        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1), stats
+
+    def _logprobs(
+        self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
+    ) -> list[BatchLogprobs]:
+        found: list[BatchLogprobs] = [[[torch.empty(0)] * len(group.completions) for group in of_node] for of_node in groups]
+        if not any(wanted):
+            return found
+        flat = self._base if base and self._base is not None else self.flat
+        stacked = stack_groups(groups, wanted, self.flat.device)
+        scored = group_logprobs(
+            self.model, leaves(self.model.architecture, flat), stacked, [config.temperature for config in self._update_configs]
+        )
+        for node, rows in enumerate(stacked.rows):
+            of_rows = scored[node].logprobs.cpu()
+            for row, (group, completion) in enumerate(rows.sequences):
+                found[node][group][completion] = of_rows[row, : len(groups[node][group].completions[completion])]
+        return found
+
+    @torch.no_grad()
+    def _proximal(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
+        several = [trainer.updates_per_batch > 1 for trainer in self._trainers]
+        if not any(several):
+            return [None] * len(groups)
+        part = [numbers if on else [] for numbers, on in zip(wanted, several, strict=True)]
+        found = self._logprobs(groups, part, base=False)
+        return [of_node if on else None for of_node, on in zip(found, several, strict=True)]
+
+    @torch.no_grad()
+    def _reference(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
+        if self._base is None:
+            return [None] * len(groups)
+        needs = [config.objective.needs_reference for config in self._update_configs]
+        part = [numbers if on else [] for numbers, on in zip(wanted, needs, strict=True)]
+        found = self._logprobs(groups, part, base=True)
+        return [of_node if on else None for of_node, on in zip(found, needs, strict=True)]
+
+    @torch.no_grad()
+    def _drop_absurd(self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]) -> list[tuple[Intake | None, int]]:
+        checks = [
+            groups_to_check(intake, config, rules, seed) if intake is not None and rules.fraction else []
+            for intake, config, rules, seed in zip(intakes, self._update_configs, self._own_policy, batch_seeds, strict=True)
+        ]
+        if not any(checks):
+            return [(intake, 0) for intake in intakes]
+        found = self._logprobs([intake.groups if intake else [] for intake in intakes], checks, base=False)
+        left: list[tuple[Intake | None, int]] = []
+        for intake, numbers, logprobs, rules in zip(intakes, checks, found, self._own_policy, strict=True):
+            if intake is None or not numbers:
+                left.append((intake, 0))
+                continue
+            rest, dropped = without_absurd(intake, numbers, [logprobs[number] for number in numbers], rules)
+            left.append((rest, sum(Counter(dropped).values())))
+        return left
+
+    def _rate(self, node: int, step: int) -> float:
+        trainer = self._trainers[node]
+        return learning_rate(
+            step,
+            peak=trainer.learning_rate,
+            warmup_steps=trainer.warmup_steps,
+            kind=trainer.schedule,
+            end_step=trainer.schedule_steps or trainer.max_steps,
+        )
+
+
+def _update_config(config: NodeConfig) -> UpdateConfig:
+    return UpdateConfig(
+        objective=objective_config(config),
+        importance=ImportanceConfig(cap=config.trainer.importance_cap, sequence_bounds=config.trainer.sequence_mask),
+        temperature=config.generator.temperature,
+    )
+
+
+def _adamw_settings(config: NodeConfig) -> AdamWSettings:
+    trainer = config.trainer
+    return AdamWSettings(
+        betas=trainer.betas,
+        eps=trainer.adam_eps,
+        weight_decay=trainer.weight_decay,
+        grad_clip=trainer.grad_clip or math.inf,
+    )

@@ -1,0 +1,134 @@
+"""Tasks and their scores for a simulated swarm: the services' own derivation and verifiers, in this process, each done once.
+
+Only what this process sampled itself is scored here; answers that somebody else wrote belong in the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from services.generator.tasks import PromptedTask, Prompter
+from shared.config import NodeConfig
+from shared.messages import TaskRef
+from shared.model.loading import load_tokenizer, model_max_length
+from shared.tasks import HeldOut, held_out_tasks
+from shared.tasks.derive import Item, derive_item
+from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import VerifierChoice
+
+_MOST_ITEMS = 20_000
+_MOST_TEXTS = 500_000
+
+
+class TaskDesk:
+    """One node's source of tasks, and its verifier. Nodes of equal configuration share what is expensive through `Shared`."""
+
+    def __init__(self, config: NodeConfig, shared: Shared) -> None:
+        self.tokenizer = shared.tokenizer(config)
+        held_out = shared.held_out(config)
+        self._prompter = Prompter(config, self.tokenizer, model_max_length(config.model), held_out)
+        self._verifiers = VerifierChoice(config.tasks)
+        self._shared = shared
+        self.held_out = held_out
+        self.held_out_prompts = self._prompter.held_out(held_out.tasks)
+        self.datasets = {task.dataset for task in config.tasks}
+
+    def task(self, draw: int) -> PromptedTask:
+        """The task of a draw of this node."""
+        return self._prompter.for_draw(draw)
+
+    def score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
+        """Rewards of texts, by this node's verifier."""
+        return self._shared.score(ref, self._verifiers.name_for(ref), texts)
+
+
+class Shared:
+    """What all nodes of a process share: tokenizers, held-out sets, derived items, scores. None of it depends on a node."""
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[str, Any] = {}
+        self._held_out: dict[tuple[str, int], HeldOut] = {}
+        self._items: OrderedDict[TaskRef, Item] = OrderedDict()
+        self._scores: OrderedDict[tuple[TaskRef, str, str], float] = OrderedDict()
+
+    def tokenizer(self, config: NodeConfig) -> Any:
+        """The node's tokenizer, which remembers what it encoded."""
+        path = config.model.path
+        if path not in self._tokenizers:
+            self._tokenizers[path] = RememberingTokenizer(load_tokenizer(config.model))
+        return self._tokenizers[path]
+
+    def held_out(self, config: NodeConfig) -> HeldOut:
+        """The questions that must not be trained on."""
+        key = ("\n".join(task.model_dump_json() for task in config.tasks), config.eval.tasks)
+        if key not in self._held_out:
+            self._held_out[key] = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+        return self._held_out[key]
+
+    def score(self, ref: TaskRef, verifier: str, texts: Sequence[str]) -> list[float]:
+        """Rewards; each different text of a task is judged once."""
+        unknown = [text for text in dict.fromkeys(texts) if (ref, verifier, text) not in self._scores]
+        if unknown:
+            for text, reward in zip(unknown, score_texts(self._item(ref), verifier, unknown), strict=True):
+                self._scores[(ref, verifier, text)] = reward
+        rewards = [self._scores[(ref, verifier, text)] for text in texts]
+        while len(self._scores) > _MOST_TEXTS:
+            self._scores.popitem(last=False)
+        return rewards
+
+    def answer(self, ref: TaskRef) -> str:
+        """A right answer, which a hostile node may look up as anyone can."""
+        item = self._item(ref)
+        answer = item.task.answer if item.task.answer is not None else item.entry["metadata"].get("example_answer", "")
+        return str(answer)
+
+    def _item(self, ref: TaskRef) -> Item:
+        if ref not in self._items:
+            self._items[ref] = derive_item(ref)
+            while len(self._items) > _MOST_ITEMS:
+                self._items.popitem(last=False)
+        return self._items[ref]
+
+
+class RememberingTokenizer:
+    """A tokenizer that encodes each text once; everything else is the tokenizer's own."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._templates: dict[str, list[int]] = {}
+        self._encoded: dict[tuple[str, bool], dict[str, list[int]]] = {}
+        self._decoded: dict[tuple[int, ...], str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """`input_ids` of a text."""
+        key = (text, add_special_tokens)
+        if key not in self._encoded:
+            _make_room(self._encoded)
+            self._encoded[key] = {"input_ids": list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])}
+        return self._encoded[key]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int]:
+        """Token ids of a conversation."""
+        key = "\x00".join(f"{message['role']}\x01{message['content']}" for message in messages) + repr(sorted(settings.items()))
+        if key not in self._templates:
+            _make_room(self._templates)
+            self._templates[key] = list(self._tokenizer.apply_chat_template(messages, **settings))
+        return self._templates[key]
+
+    def decode(self, token_ids: Sequence[int], **settings: Any) -> str:
+        """Text of token ids."""
+        key = (*token_ids, *(hash(item) for item in sorted(settings.items())))
+        if key not in self._decoded:
+            _make_room(self._decoded)
+            self._decoded[key] = str(self._tokenizer.decode(list(token_ids), **settings))
+        return self._decoded[key]
+
+
+def _make_room(remembered: dict[Any, Any]) -> None:
+    if len(remembered) >= _MOST_TEXTS:
+        remembered.clear()

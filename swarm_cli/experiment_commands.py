@@ -1,0 +1,97 @@
+"""`swarm experiment`: run what a spec describes, report what its records say, build the models it starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+
+experiment_app = typer.Typer(name="experiment", help="Run experiments and report on their records.", no_args_is_help=True)
+
+RESULTS = Path("experiments/results")
+
+
+@experiment_app.command()
+def run(
+    spec_file: Annotated[Path, typer.Argument(help="The experiment's TOML file.", metavar="SPEC")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
+    arms: Annotated[str, typer.Option(help="Only these arms, separated by commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="These seeds instead of the spec's, separated by commas.")] = "",
+    driver: Annotated[str, typer.Option(help="simulate: one process; services: the real ones over NATS.")] = "simulate",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs side by side, one process each (simulate).")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads of each run (simulate).")] = 1,
+) -> None:
+    """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts again."""
+    from lab.jobs import make_runs
+    from lab.runs import runs_to_make, write_manifest
+    from lab.spec import SpecError, load_spec
+
+    chosen = _driver(driver)
+    try:
+        spec = load_spec(spec_file)
+        folder = out or RESULTS / spec.name
+        todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
+        write_manifest(folder, spec, chosen)
+        note(f"{len(todo)} runs to make in {folder}")
+        if chosen == "simulate":
+            make_runs(spec, todo, jobs, note, threads)
+        else:
+            from lab.services_driver import make_services_runs
+
+            make_services_runs(spec, todo, note)
+    except (SpecError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    typer.echo(str(folder))
+
+
+@experiment_app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder that `experiment run` wrote.", metavar="DIR")],
+    out: Annotated[Path | None, typer.Option(help="Folder of tables and plots.  [default: DIR/report]")] = None,
+) -> None:
+    """Make tables (Markdown, JSON) and plots (PNG) from the raw records."""
+    from lab.report import write_report
+    from lab.spec import SpecError
+
+    try:
+        written = write_report(results, out or results / "report")
+    except (SpecError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    for file in written:
+        typer.echo(str(file))
+
+
+@experiment_app.command()
+def model(
+    spec_file: Annotated[Path, typer.Argument(help="Build spec of a base policy, experiments/models/*.toml.", metavar="SPEC")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write.  [default: the spec's path without .toml]")] = None,
+) -> None:
+    """Build a base policy for experiments, unless it is there already."""
+    from lab.base_models import build_experiment_base
+
+    try:
+        folder = build_experiment_base(spec_file, out or spec_file.with_suffix(""))
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    typer.echo(str(folder))
+
+
+def _driver(name: str) -> Literal["simulate", "services"]:
+    if name == "simulate" or name == "services":
+        return name  # type: ignore[return-value]
+    raise CommandError(f"no driver is called {name!r}: use simulate or services")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError:
+        raise CommandError(f"--seeds {text}: give whole numbers, separated by commas") from None
