@@ -14,7 +14,7 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="3m",
         severity=Severity.CRITICAL,
-        summary="NATS server {{ $labels.instance }} is down or not healthy {{ $labels.value }}",
+        summary="NATS server {{ $labels.instance }} is down or not healthy{{ with $labels.value }} ({{ . }}){{ end }}",
         description="The NATS server at {{ $labels.instance }} does not say that it is healthy ({{ if $labels.value }}{{ "
         "$labels.value }}{{ else }}its exporter does not answer{{ end }}). "
         "Of three servers one may be away; with two away streams take nothing.",

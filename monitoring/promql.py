@@ -1,0 +1,36 @@
+"""Which metrics an expression of PromQL reads: enough of its grammar to keep rules and panels honest about names."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = frozenset(
+    {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool", "inf", "nan"}
+)
+"""No metric is called so."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_MATCHERS = re.compile(r"\{[^{}]*\}")
+_RANGE = re.compile(r"\[[^\]]*\]")
+_LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*\)")
+_NAME = re.compile(r"(?<![\w:.$])[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()")
+_DURATION = re.compile(r"\b\d+(?:ms|[smhdwy])\b")
+_HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
+
+
+def metrics_of(expr: str) -> set[str]:
+    """Names of the series that `expr` selects, parts of histograms under their own names.
+
+    Example: `sum by (node) (rate(a_total{job="x"}[5m])) > b` reads `a_total` and `b`.
+    """
+    bare = _STRING.sub('""', expr)
+    for pattern in (_MATCHERS, _RANGE, _LABELS, _DURATION):
+        bare = pattern.sub(" ", bare)
+    return {name for name in _NAME.findall(bare) if name.lower() not in _WORDS}
+
+
+def family_of(series: str) -> str:
+    """A histogram's name for the name of one of its parts; others stay."""
+    for part in _HISTOGRAM_PARTS:
+        if series.endswith(part):
+            return series.removesuffix(part)
+    return series

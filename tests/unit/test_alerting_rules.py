@@ -1,0 +1,167 @@
+"""Rules, without Prometheus: names, severities, runbooks, tests, and that every metric they or a panel read exists."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.foreign_metrics import FOREIGN
+from monitoring.metrics_doc import ROLES, full_name, role_families
+from monitoring.promql import family_of, metrics_of
+from monitoring.render import rendered, stale
+from monitoring.rules import GROUPS, alerts, records
+from monitoring.rules.base import Severity
+from shared.config import NodeConfig
+from swarm_cli.app import app
+
+REPO = Path(__file__).resolve().parents[2]
+RUNBOOKS = REPO / "docs" / "runbooks"
+RULE_TESTS = REPO / "tests" / "monitoring" / "rules"
+ALWAYS_FIRES = "Watchdog"
+SECTIONS = ("## What it means", "## How to check", "## How to mend")
+
+
+def _exported() -> set[str]:
+    return {full_name(family) for role in ROLES for family in role_families(role)}
+
+
+@functools.cache
+def _program() -> Any:
+    return get_command(app)
+
+
+def _expressions() -> list[tuple[str, str]]:
+    found = [(alert.name, alert.expr) for alert in alerts()] + [(record.name, record.expr) for record in records()]
+    for dashboard in DASHBOARDS.values():
+        found += [(f"{dashboard.title}/{panel.title}", query.expr) for panel in dashboard.panels() for query in panel.queries]
+    return found
+
+
+def test_the_checked_in_files_are_what_the_code_renders() -> None:
+    assert stale() == [], "run `python -m monitoring render` and commit what it writes"
+
+
+def test_every_metric_that_a_rule_or_panel_reads_is_exported_or_recorded() -> None:
+    known = _exported() | FOREIGN.keys() | {record.name for record in records()}
+    unknown = {
+        (where, name)
+        for where, expr in _expressions()
+        for name in metrics_of(expr)
+        if name not in known and family_of(name) not in known
+    }
+    assert not unknown
+
+
+def test_no_recorded_series_and_no_foreign_name_is_kept_for_nobody() -> None:
+    read = {name for _, expr in _expressions() for name in metrics_of(expr)}
+    read |= {family_of(name) for name in read}
+    assert {record.name for record in records()} - read == set()
+    assert FOREIGN.keys() - read == set()
+
+
+def test_recorded_names_say_level_metric_and_operations() -> None:
+    names = [record.name for record in records()]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"node:swarm_[a-z_]+:[a-z0-9_]+", name), name
+
+
+def test_alerts_are_named_like_symptoms_and_say_what_a_person_needs() -> None:
+    for alert in alerts():
+        assert re.fullmatch(r"(Swarm|Nats)[A-Z][A-Za-z]+|TargetDown|Watchdog", alert.name)
+        written = alert.as_object("https://example.org/runbooks/")
+        assert written["annotations"]["runbook_url"] == f"https://example.org/runbooks/{alert.name}.md"
+        assert written["labels"]["severity"] in set(Severity)
+        if alert.name != ALWAYS_FIRES:
+            assert "{{ $labels." in alert.summary, f"{alert.name}: which one?"
+            waits = bool(alert.hold) or re.search(r"\[\d+[mhd]\]", alert.expr)
+            assert waits, f"{alert.name} fires on a single bad scrape"
+        assert alert.dashboard.startswith(tuple(f"/d/{dashboard.uid}" for dashboard in DASHBOARDS.values()))
+
+
+def test_one_name_twice_is_one_alert_at_two_severities() -> None:
+    seen: set[tuple[str, str]] = set()
+    for alert in alerts():
+        assert (alert.name, alert.severity) not in seen
+        seen.add((alert.name, alert.severity))
+    assert len({group.name for group in GROUPS}) == len(GROUPS)
+
+
+def test_every_alert_has_a_runbook_page_and_every_page_an_alert() -> None:
+    names = {alert.name for alert in alerts()}
+    pages = {page.stem for page in RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == names
+    for name in sorted(names):
+        text = (RUNBOOKS / f"{name}.md").read_text()
+        assert text.startswith(f"# {name}\n")
+        for section in SECTIONS:
+            assert section in text, f"{name}: no section {section!r}"
+        assert f"({name}.md)" in (RUNBOOKS / "README.md").read_text(), f"{name} is not in the list of runbooks"
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_command_and_setting_of_a_runbook_exists(page: Path) -> None:
+    text = page.read_text()
+    code = re.findall(r"`+([^`]+)`+", text)
+    for line in (span for span in code if span.startswith("swarm ")):
+        command = _program()
+        for word in line.split()[1:]:
+            if word.startswith("--"):
+                assert word in ["--help", *(option for each in command.params for option in each.opts)], (
+                    f"`{line}`: no option {word}"
+                )
+            elif getattr(command, "commands", None) and word != "...":
+                assert word in command.commands, f"`{line}`: no command {word}"
+                command = command.commands[word]
+    for section, field in re.findall(rf"`({'|'.join(NodeConfig.model_fields)})\.(?!jsonl)([a-z_]+)(?:`| =)", text):
+        default = NodeConfig.model_fields[section].get_default(call_default_factory=True)
+        assert field in type(default).model_fields, f"there is no setting {section}.{field}"
+    titles = {panel.title for dashboard in DASHBOARDS.values() for panel in dashboard.panels()}
+    assert set(re.findall(r'"([A-Z][^"]+)"', re.sub(r"`+[^`]+`+", "", text))) <= titles, "a panel that is on no dashboard"
+
+
+def test_every_log_event_that_a_runbook_names_is_written_somewhere() -> None:
+    code = "\n".join(file.read_text() for folder in ("services", "shared") for file in (REPO / folder).rglob("*.py"))
+    logged = set(re.findall(r'\.(?:debug|info|warning|error|exception)\(\s*"([a-z_]+)"', code))
+    for page in RUNBOOKS.glob("*.md"):
+        for line in (line for line in page.read_text().splitlines() if re.search(r"\blogs?\b", line, re.IGNORECASE)):
+            for event in re.findall(r"`([a-z]+_[a-z_]+)`", line):
+                reasons = {"slow_consumer"}
+                assert event in logged | reasons, f"{page.name}: nothing logs {event}"
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    files = {file.name.removesuffix(".test.yaml") for file in RULE_TESTS.glob("*.test.yaml")}
+    assert files == {alert.name for alert in alerts()}
+    for name in files:
+        cases = [
+            case["exp_alerts"]
+            for test in yaml.safe_load((RULE_TESTS / f"{name}.test.yaml").read_text())["tests"]
+            for case in test["alert_rule_test"]
+            if case["alertname"] == name
+        ]
+        assert any(cases), f"{name} never fires in its tests"
+        assert name == ALWAYS_FIRES or not all(cases), f"{name} always fires in its tests"
+
+
+def test_the_operator_s_object_holds_the_same_groups_as_the_rule_file() -> None:
+    by_name = {path.name: yaml.safe_load(text) for path, text in rendered().items() if path.suffix == ".yaml"}
+    assert by_name["prometheus-rule.yaml"]["spec"]["groups"] == by_name["swarm.yaml"]["groups"]
+
+
+def test_metrics_are_found_in_expressions() -> None:
+    assert metrics_of(
+        'sum by (node, le) (rate(a_bucket{b="c{d}"}[$__rate_interval])) > on (job) group_left (x) n:d:e offset 10m'
+    ) == {
+        "a_bucket",
+        "n:d:e",
+    }
+    assert metrics_of("time() - max by (node) (x_seconds > 0) or vector(1) < 5 * 1e9") == {"x_seconds"}
+    assert family_of("a_bucket") == family_of("a_sum") == "a"
