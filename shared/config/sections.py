@@ -60,6 +60,12 @@ class NatsSection(Section):
         True, description="False: services only look whether streams are there; `swarm nats init` makes them, as the operator."
     )
 
+    @field_validator("replicas", "swarm_replicas", mode="before")
+    @classmethod
+    def _number_from_the_environment(cls, value: Any) -> Any:
+        # The environment holds text, which pydantic takes for no member of a Literal of numbers.
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
     @field_validator("swarm_url", mode="before")
     @classmethod
     def _none_means_alone(cls, value: Any) -> Any:

@@ -22,6 +22,16 @@ def test_environment_wins_over_the_file_and_overrides_over_both(tmp_path: Path, 
     assert (config.trainer.learning_rate, config.trainer.grad_clip) == (3e-4, 0.5)
 
 
+def test_the_number_of_copies_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NATS__REPLICAS", "3")
+    monkeypatch.setenv("SWARM_NATS__SWARM_REPLICAS", "5")
+    config = load_config(overrides={"tasks": [{"dataset": "gcd"}]})
+    assert (config.nats.replicas, config.nats.swarm_replicas) == (3, 5)
+    monkeypatch.setenv("SWARM_NATS__REPLICAS", "2")
+    with pytest.raises(ConfigError, match="nats.replicas: Input should be 1, 3 or 5"):
+        load_config(overrides={"tasks": [{"dataset": "gcd"}]})
+
+
 def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
     one = load_config(None, {"tasks": [{"dataset": "gcd", "config": {"min_value": 1, "max_value": 2}}]})
     other = load_config(None, {"tasks": [{"dataset": "gcd", "config": {"max_value": 2, "min_value": 1}}]})
