@@ -14,7 +14,6 @@ from shared.wire import Count, Message, Reward, ShortText
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events weigh less."""
 Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
-_Levels = Annotated[list[Reward], Meta(max_length=64)]
 
 
 class SourceRecord(Message, frozen=True, kw_only=True):
@@ -68,6 +67,13 @@ class BanditState(Message, frozen=True, kw_only=True):
     scale_weight: Discounted = 0.0
 
 
+class Level(Message, frozen=True, kw_only=True):
+    """A smoothed value and the best that is remembered of it."""
+
+    now: Reward
+    best: Reward
+
+
 class SharingState(Message, frozen=True, kw_only=True):
     """Memory of the controller that moves J (`services.sampler.sharing`), which is also where its words are explained."""
 
@@ -84,8 +90,8 @@ class SharingState(Message, frozen=True, kw_only=True):
     external_taken: Count = 0
     age_sum_s: Discounted = 0.0
     informative: Reward | None = None
-    reward_levels: _Levels = []
-    held_out_levels: _Levels = []
+    reward: Level | None = None
+    held_out: Level | None = None
     held_out_version: Count | None = None
     why: ShortText = ""
 

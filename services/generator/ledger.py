@@ -9,9 +9,7 @@ Admission (after AReaL's staleness manager): with I own groups a step, bound S o
 trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added back
 (`dropped_local`), or they would be waited for for ever.
 
-Where I moves (`sampler.adapt`), it is that of the next batch, which the sampler announces with every batch. After it has become
-smaller more is out than the rule would now allow: nothing new is started for a while, and the sampler takes what is out first.
-Nobody waits for ever: when every batch there is has been trained on, (S + 1) * I >= I groups are allowed beyond what they consumed.
+Where I moves (`sampler.adapt`), what counts is what the batches there are did take: `consumed_with_moving_i`.
 
 Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and while it trains 4..7
 wait for batch 2, which trains on version 1: staleness 1. After version 1 is published draws 8..11 may start.
@@ -19,13 +17,23 @@ wait for batch 2, which trains on version 1: staleness 1. After version 1 is pub
 
 from __future__ import annotations
 
-from shared.messages import DrawLease, TaskLedger
+from shared.messages import DrawLease, SamplerPosition, TaskLedger
 
 
 def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int) -> int:
     """How many more draws may be handed out now (never negative)."""
     limit = (max_staleness + 1) * groups_per_step + consumed_local + dropped_local
     return max(0, limit - ledger.next_draw)
+
+
+def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
+    """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the sampler announced.
+
+    With m batches built that took C own groups, draws up to C + (max_staleness + 1 + version - m) * I can be used in time: those
+    batches have what they have, and every later one that policy `version` is fresh enough for takes I. Nobody waits for ever: once
+    all m are trained on, (max_staleness + 1) * I >= I are allowed beyond what they consumed.
+    """
+    return position.consumed_local + (version - position.batch_number) * groups_per_step
 
 
 def claim(

@@ -17,6 +17,7 @@ from services.generator.engines.base import Engine, EngineError, SamplingParams
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
 from services.generator.groups import call_seed, rollout_group
+from services.generator.ledger import consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import Prompter
 from shared.config import NodeConfig
@@ -139,10 +140,14 @@ class GeneratorService:
     async def _claim(self) -> DrawLease | None:
         pointer = self._follower.pointer
         sampler = self._config.sampler
-        trained_on = pointer.consumed_local if pointer else 0
+        groups_per_step, trained_on = sampler.local, pointer.consumed_local if pointer else 0
+        if self._sampler.local is not None:
+            groups_per_step = self._sampler.local
+            version = pointer.version if pointer else 0
+            trained_on = consumed_with_moving_i(self._sampler, groups_per_step=groups_per_step, version=version)
         lease = await self._draws.claim(
             self._config.generator.groups_per_call,
-            groups_per_step=sampler.local if self._sampler.local is None else self._sampler.local,
+            groups_per_step=groups_per_step,
             max_staleness=sampler.max_staleness,
             consumed_local=trained_on if self._trains else _NO_TRAINER,
             dropped_local=self._sampler.dropped_local,

@@ -6,10 +6,11 @@ Once in `period_batches` batches it looks at what the period showed and sets J f
   groups teach by themselves and sharing only makes the policy follow others: J goes to 0. At `few_informative` or less J goes to
   its maximum; between the two it is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
   half of itself at most.
-* **Harm.** The own groups' mean reward and the held-out pass rate, each smoothed, must not fall below the best of their last
-  `_MEMORY` values by more than `_STANDARD_ERRORS` standard errors. When one does while external groups were trained on, in a slow
-  decline or in an oscillation, the ceiling of J is halved, down to 0: ordinary RL. It rises again by 1 after `patience` calm
-  periods, and each fall doubles the patience, so that sharing that hurts is tried ever more seldom.
+* **Harm.** The own groups' mean reward and the held-out pass rate, each smoothed, must not lie below the best of late by more than
+  `_STANDARD_ERRORS` standard errors. While one does and external groups are trained on, in a slow decline or in an oscillation, the
+  ceiling of J is halved every period, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut
+  doubles the patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise
+  slower without ever making it a fall.
 * **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
   mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
 
@@ -20,19 +21,19 @@ generator has out by then is used before anything else (`assembly`), not thrown 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from services.sampler.bandit import Evaluation
-from shared.sampler_state import OwnRecord, SharingState
+from shared.sampler_state import Level, OwnRecord, SharingState
 
 _SMOOTHING = 0.5
 """Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one period's."""
 _STANDARD_ERRORS = 2.5
-"""Against the best of eight smoothed values, noise alone falls that far about once in a hundred periods."""
-_MEMORY = 8
+"""Against the best of some ten smoothed values, noise alone falls that far about once in a hundred periods."""
+_FORGETTING = 0.1
+"""Part of the way from the best to the present that a period forgets: a fall is held against sharing for some ten periods."""
 _FIRST_PATIENCE = 2
 _MOST_PATIENCE = 64
 
@@ -116,8 +117,8 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
     # A period in which all groups came out alike says nothing of the noise: one of them could have come out otherwise.
     error = math.sqrt((variance + 0.25 / groups) / groups)
-    levels, fell = _level(state.reward_levels, mean, error)
-    return replace(state, reward_levels=levels), fell
+    level, fell = _level(state.reward, mean, error)
+    return replace(state, reward=level), fell
 
 
 def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, bool]:
@@ -128,16 +129,16 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
     ):
         return state, False
     rate = evaluation.pass_rate
-    levels, fell = _level(state.held_out_levels, rate, math.sqrt(max(rate * (1.0 - rate), 1.0 / evaluation.n) / evaluation.n))
-    return replace(state, held_out_levels=levels, held_out_version=evaluation.version), fell
+    level, fell = _level(state.held_out, rate, math.sqrt(max(rate * (1.0 - rate), 1.0 / evaluation.n) / evaluation.n))
+    return replace(state, held_out=level, held_out_version=evaluation.version), fell
 
 
-def _level(levels: Sequence[float], value: float, error: float) -> tuple[list[float], bool]:
-    """The smoothed values with one more, and whether it lies below the best of them by more than noise explains."""
-    smoothed = value if not levels else levels[-1] + _SMOOTHING * (value - levels[-1])
-    smoothed = min(1.0, max(0.0, smoothed))
-    fell = bool(levels) and max(levels) - smoothed > _STANDARD_ERRORS * error
-    return ([smoothed] if fell else [*levels, smoothed][-_MEMORY:]), fell
+def _level(before: Level | None, value: float, error: float) -> tuple[Level, bool]:
+    """The value taken into account, and whether the smoothed one lies below the best by more than noise explains."""
+    now = value if before is None else before.now + _SMOOTHING * (value - before.now)
+    now = min(1.0, max(0.0, now))
+    best = now if before is None else max(now, before.best - _FORGETTING * (before.best - now))
+    return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 
 
 def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, reward_fell: bool, held_out_fell: bool) -> SharingState:

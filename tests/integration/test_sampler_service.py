@@ -14,11 +14,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.sampler.service import SamplerService
 from shared.config import NodeConfig
-from shared.messages import Batch, SamplerPosition, TrainerPosition, decode, encode
+from shared.messages import Batch, EvalReport, SamplerPosition, TrainerPosition, decode, encode
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.streams import ensure_node_streams
 from shared.subjects import (
+    EVAL_KEY,
     SAMPLER_KEY,
     TRAINER_KEY,
     node_batches_stream,
@@ -50,6 +51,7 @@ class Node:
         self.transport, self.config, self.clock = transport, config, clock
         self.id = config.node.id
         self._task: asyncio.Task[None] | None = None
+        self.scored_so_far = 0
 
     def start(self) -> ServiceContext:
         self.context = ServiceContext(
@@ -83,12 +85,31 @@ class Node:
                 node_scored(self.id), encode(scored), stream=node_scored_stream(self.id), message_id=scored.group_id
             )
 
+            self.scored_so_far += 1
+
     async def publish_external(self, *draws: int, **settings: Any) -> None:
         await self.publish(*draws, node="beta", origin="external", **settings)
 
     async def train_to(self, number: int) -> None:
         position = TrainerPosition(batch_number=number, step=number, policy_version=number, consumed_local=0)
         await self.transport.kv_put(node_bucket(self.id), TRAINER_KEY, encode(position))
+
+    async def evaluate(self, version: int, rate: float) -> None:
+        """A held-out result, known to the sampler before anything that is published afterwards is used."""
+        report = EvalReport(
+            node=self.id, policy_version=version, created_at=1.0, n=100, pass_rate=rate, mean_reward=rate, per_task={}, seconds=1.0
+        )
+        await self.transport.kv_put(node_bucket(self.id), EVAL_KEY, encode(report))
+        await asyncio.sleep(0.7)  # longer than the poll behind the watch
+
+    async def settle(self, groups: int) -> None:
+        """Until all groups published so far are consumed, dropped or in a pool."""
+
+        async def read() -> bool:
+            return (await self.transport.stream_state(node_scored_stream(self.id))).last_seq >= groups
+
+        await until(read)
+        await asyncio.sleep(0.1)
 
     async def raw_batches(self) -> list[bytes]:
         messages = await self.transport.read(node_batches_stream(self.id), 1, 1000)
@@ -292,3 +313,43 @@ async def test_the_sampler_outlives_a_killed_server(nats_server: Callable[..., N
         await node.publish(2, 3, version=1)
         await node.train_to(1)
         assert (await node.batches(2))[1].number == 2
+
+
+async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_the_same_batches(
+    nats_server: Callable[..., NatsServer],
+) -> None:
+    """Strategy and J move here with what the node's own groups and held-out results show; both travel in the newest batch."""
+    steering = {
+        "strategy": "bandit", "bandit_arms": ["learnability", "balanced"], "adapt": "adaptive", "adapt_period": 2,
+        "adapt_min_local": 1, "local": 2, "external": 2, "max_staleness": 3, "shortage_wait_s": 0.0,
+    }  # fmt: skip
+    logs, steps = [], 14
+    for kills in (False, True):
+        async with a_node(nats_server().url, "alpha", **steering) as node:
+            for number in range(1, steps + 1):
+                # First own groups teach and J falls, then they do not and J comes back; their mean reward stays.
+                rewards = (0.0, 1.0) if number <= 6 else (0.5, 0.5)
+                await node.publish(*range(10 * number, 10 * number + 4), version=number - 1, rewards=rewards)
+                await node.publish_external(*range(10 * number, 10 * number + 4))
+                if number % 4 == 0:
+                    await node.evaluate(number, 0.1 + 0.02 * number)
+                await node.settle(node.scored_so_far)
+                if kills and number % 3 == 0:
+                    await node.kill()
+                if number == 1 or (kills and number % 3 == 0):
+                    node.start()
+                await node.train_to(number - 1)
+                await node.batches(number)
+            logs.append(await node.raw_batches())
+            batches = await node.batches(steps)
+            told = await node.reported()
+            assert told is not None and told.local is not None
+            assert told.local + node.context.status.get("wanted_external") == 4
+    assert logs[0] == logs[1]
+    moved = [batch.wanted_external for batch in batches]
+    assert moved[0] == 2 and 0 in moved and moved[-1] > 0, moved
+    assert all(batch.wanted_local + batch.wanted_external == 4 for batch in batches)
+    assert {batch.strategy.split(",")[0] for batch in batches} <= {"bandit: learnability", "bandit: balanced"}
+    last = batches[-1].state
+    assert last.own.groups == 4 * steps and last.steering.bandit is not None and last.steering.bandit.version == 12
+    assert [len(batch.items) for batch in batches] == [4] * steps
