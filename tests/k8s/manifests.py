@@ -181,3 +181,26 @@ def selected(selector: Object, labels: dict[str, str]) -> bool:
         if not holds:
             return False
     return True
+
+
+def services(objects: Iterable[Object]) -> Iterator[tuple[Object, Object]]:
+    """Workloads of the four roles, with the container of the service."""
+    for workload in workloads(objects):
+        if role_of(workload) in ROLES:
+            yield workload, pod_of(workload)["containers"][0]
+
+
+def nats_files(objects: Iterable[Object]) -> dict[str, str]:
+    """The NATS server's configuration files."""
+    volumes = pod_of(find(objects, "StatefulSet", "nats"))["volumes"]
+    config = next(each for each in volumes if each["name"] == "config")
+    files: dict[str, str] = find(objects, "ConfigMap", config["configMap"]["name"])["data"]
+    return files
+
+
+def amount(quantity: str) -> float:
+    """A Kubernetes quantity as a number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m|Ki|Mi|Gi|Ti|K|M|G|T)?", quantity)
+    assert found is not None, quantity
+    units = {None: 1.0, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+    return float(found[1]) * units[found[2]]
