@@ -26,8 +26,10 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""All that a worker inherits, apart from `PYTHONPATH`, where a user's own verifier may lie. The hash seed is fixed because some
-datasets iterate over sets."""
+"""All that a worker inherits, apart from `_PASSED_ON`. The hash seed is fixed because some datasets iterate over sets."""
+
+_PASSED_ON = ("PYTHONPATH", "MPLCONFIGDIR")
+"""Where a user's own verifier may lie; a folder for a library of reasoning-gym, which does not start without one."""
 
 
 class WorkerLost(Exception):
@@ -71,7 +73,7 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=CHUNK_BYTES,
-                env=_ENVIRONMENT | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+                env=_ENVIRONMENT | {name: os.environ[name] for name in _PASSED_ON if name in os.environ},
                 cwd=Path(shared.__file__).parent.parent,
                 pass_fds=[file.fileno()],
                 start_new_session=True,
