@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,8 @@ class PlannedRun:
     attack: Attack
 
 
-def plan_run(spec: Spec, arm_name: str, seed: int) -> PlannedRun:
-    """The run of one arm and seed.
+def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str] | None = None) -> PlannedRun:
+    """The run of one arm and seed. `name_of` gives the node at a place its name, on which its task draws depend.
 
     Raises:
         SpecError: a node's configuration cannot be used, or the arm's rules do not fit each other.
@@ -47,7 +48,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int) -> PlannedRun:
     nodes: list[PlannedNode] = []
     for group in arm.nodes:
         for _ in range(group.count):
-            name = f"{NODE_PREFIX}{len(nodes):02d}"
+            name = name_of(len(nodes)) if name_of else f"{NODE_PREFIX}{len(nodes):02d}"
             values = merged(arm.overrides, group.overrides)
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]

@@ -1,12 +1,13 @@
-"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, under a tokenizer that spells phrases as one token.
+"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer that knows whole phrases.
 
-A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of `BasePolicyRecipe`. Datasets without a
-reference answer are supervised on the example that their metadata gives.
+A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of `BasePolicyRecipe`, and may name another
+spec to `start` from: its tasks, tokenizer and weights are then taken, and the supervised training goes on with other shares of right
+answers, so that policies of different skill come from one. Datasets without a reference answer are supervised on the example that
+their metadata gives.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -14,10 +15,11 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import reasoning_gym
-from transformers import PreTrainedTokenizerFast
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from lab.phrases import fixed_phrases
 from shared.model.base_policy import (
@@ -29,7 +31,9 @@ from shared.model.base_policy import (
     supervise,
     write_policy,
 )
+from shared.config.sections import ModelSection
 from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
+from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.model.tokenizer import train_tokenizer
 from shared.tasks.held_out import HeldOut
 
@@ -41,9 +45,13 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
         ValueError: the spec is not usable, or a dataset has too few questions.
         FileExistsError: `out` holds files of something else.
     """
-    tasks = load_demo_tasks(spec)
+    start = _start(spec)
+    tasks = load_demo_tasks(start or spec)
     recipe = _recipe(spec)
     record = policy_record(tasks, recipe) | {"tokenizer": "phrases"}
+    if start is not None:
+        first = build_experiment_base(start, start.with_suffix(""), show_progress=show_progress)
+        record["start"] = read_record(first)
     if is_built(out) and read_record(out) == record:
         return out
     if out.exists() and any(out.iterdir()) and read_record(out) is None:
@@ -53,8 +61,13 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
             raise ValueError(f"{spec}: {task.dataset}: no questions are left beside the held-out set: widen its config")
-    tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
-    model = new_model(recipe, tokenizer)
+    if start is None:
+        tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
+        model = new_model(recipe, tokenizer)
+    else:
+        section = ModelSection(path=str(first))
+        tokenizer = load_tokenizer(section)
+        model = cast(Qwen3ForCausalLM, load_causal_lm(section, dtype=torch.float32, device=torch.device("cpu")))
     supervise(model, tokenizer, pools, [task.weight for task in tasks], recipe, show_progress=show_progress)
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -98,10 +111,15 @@ def _examples(task: DemoTask, position: int, attempts: int, held_out: HeldOut) -
             yield Example(task.dataset, question, str(answer))
 
 
+def _start(spec: Path) -> Path | None:
+    name = tomllib.loads(spec.read_text(encoding="utf-8")).get("start")
+    return None if name is None else spec.parent / f"{name}.toml"
+
+
 def _recipe(spec: Path) -> BasePolicyRecipe:
     values = tomllib.loads(spec.read_text(encoding="utf-8")).get("recipe", {})
     try:
         return replace(BasePolicyRecipe(), **values)
     except TypeError as error:
-        known = ", ".join(json.loads(json.dumps(sorted(BasePolicyRecipe.__dataclass_fields__))))
+        known = ", ".join(sorted(BasePolicyRecipe.__dataclass_fields__))
         raise ValueError(f"{spec}: [recipe]: {error}: fields are {known}") from None

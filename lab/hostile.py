@@ -1,8 +1,8 @@
 """Groups that hostile nodes send: well-formed, of allowed tasks, and harmful. Chance is an argument.
 
 Rewards never travel, so a lie about them is no attack. What is left is text: right answers wrapped in nonsense, which a verifier
-calls right and training makes likelier (`wrong`); the same experience again and again (`duplicate`); so much of it that nothing else
-is drawn (`flood`); and answers of a policy that is no good (`low_quality`).
+calls right and training makes likelier (`wrong`); the same experience again and again (`duplicate`); so much of it that nothing
+else is drawn (`flood`); and answers of a policy that is no good (`low_quality`).
 """
 
 from __future__ import annotations

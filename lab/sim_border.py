@@ -1,6 +1,6 @@
 """A simulated node's border: the services' own fair queue and checks over the very bytes that would cross the swarm plane.
 
-Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here every text is this process's own.
+Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here all text is this process's own.
 """
 
 from __future__ import annotations

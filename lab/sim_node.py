@@ -1,6 +1,6 @@
 """One simulated node: the services' ledger, sampler memory, assembly and steering, fed by hand instead of by streams.
 
-Time is the simulation's. Everything a node decides is decided by the services' pure code; this file holds what their processes hold.
+Time is the simulation's. Everything a node decides is decided by the services' pure code; this file holds what the processes hold.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lab.arms import PlannedNode
 from lab.local_rule import groups_to_reuse
 from lab.sim_border import SimBorder
 from lab.task_desk import TaskDesk
+from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import rollout_group
 from services.generator.ledger import draws_allowed
-from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.bandit import Evaluation

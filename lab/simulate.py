@@ -1,8 +1,8 @@
 """The driver `simulate`: a whole swarm in one process, round by round, without a broker.
 
-A round, for every node: sample as many groups as admission allows under the policy of the round before, score them, share them, look
-at what others shared, make a batch, train on it, evaluate when that is due. Nodes go in step, and everything but time is the
-services' own code.
+A round, for every node: sample as many groups as admission allows under the policy of the round before, score them, share them,
+look at what others shared, make a batch, train on it, evaluate when that is due. Nodes go in step, and everything but time is
+the services' own code.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from lab.arms import PlannedRun
 from lab.cohort import Cohort, Made

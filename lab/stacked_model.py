@@ -1,8 +1,8 @@
 """The forward pass of Qwen3 over a node axis: N policies, each over its own tokens, in batched matrix products.
 
-Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most tokens any node has. Only attention
-sees rows: prompts as `(N x G, P)`, completions as `(N x G, L, C)` behind the keys and values of their prompt, which are computed once
-for all L. Prompts and completions are right-padded; what is padding is never looked at.
+Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most tokens any node has. Only
+attention sees rows: prompts as `(N x G, P)`, completions as `(N x G, L, C)` behind the keys and values of their prompt, which are
+computed once for all L. Prompts and completions are right-padded; what is padding is never looked at.
 """
 
 from __future__ import annotations

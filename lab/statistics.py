@@ -63,7 +63,7 @@ def paired_differences(values: dict[int, float], baseline: dict[int, float]) -> 
 
 
 def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[float]:
-    """`values / baseline` of the seeds that both have; empty when a baseline is not positive, because a ratio then means nothing."""
+    """`values / baseline` of the seeds that both have; empty when a baseline is not positive: a ratio then means nothing."""
     seeds = sorted(values.keys() & baseline.keys())
     if any(baseline[seed] <= 0.0 for seed in seeds):
         return []

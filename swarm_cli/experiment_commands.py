@@ -40,9 +40,9 @@ def run(
         if chosen == "simulate":
             make_runs(spec, todo, jobs, note, threads)
         else:
-            from lab.services_driver import make_services_runs
+            from swarm_cli.experiment_services import make_services_runs
 
-            make_services_runs(spec, todo, note)
+            make_services_runs(spec, todo)
     except (SpecError, ValueError) as error:
         raise CommandError(str(error)) from None
     typer.echo(str(folder))

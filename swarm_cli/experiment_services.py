@@ -1,0 +1,102 @@
+"""The driver `services`: an experiment's runs as real swarms on this machine, from the lines that `swarm up` runs.
+
+Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`) is removed when its records are made.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from lab.arms import PlannedRun, plan_run
+from lab.records import RecordWriter
+from lab.runs import RunFolder
+from lab.services_records import check_services_run, collect
+from lab.spec import Spec
+from shared.config import NodeConfig
+from shared.config.load import CONFIG_FILE_VARIABLE, ENV_PREFIX
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+from swarm_cli.launch import run_lines
+from swarm_cli.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
+from swarm_cli.toml_view import config_toml
+
+
+def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
+    """Make every run, one after another.
+
+    Raises:
+        SpecError: a run that only a simulation can do.
+        CommandError: a swarm ended before its nodes had taken their steps.
+    """
+    planned = [(folder, plan_run(spec, folder.arm, folder.seed, node_name)) for folder in folders]
+    for _, run in planned:
+        check_services_run(run)
+    for number, (folder, run) in enumerate(planned, start=1):
+        note(f"[{number}/{len(planned)}] {folder.arm} seed {folder.seed} begins")
+        started = time.monotonic()
+        _make(run, folder)
+        folder.finish(run.rounds, time.monotonic() - started)
+
+
+def _make(run: PlannedRun, folder: RunFolder) -> None:
+    work = (folder.path / "services").absolute()
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    layout = Layout(len(run.nodes), *_free_ports(len(run.nodes)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    run_name = run.nodes[0].config.node.run
+    environment |= {"SWARM_NODE__RUN": run_name, "SWARM_NODE__VAR_DIR": str(work)}
+    outcome = run_lines(with_own_configs(process_lines(layout), write_configs(run, work)), environment)
+    run_dir = work / "runs" / run_name
+    if outcome.code != 0:
+        raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: logs are in {run_dir}")
+    writer = RecordWriter(folder.records)
+    try:
+        collect(run, run_dir, writer)
+    finally:
+        writer.close()
+    shutil.rmtree(work)
+
+
+def write_configs(run: PlannedRun, work: Path) -> dict[str, Path]:
+    """Write each node's configuration, with the run's length as `trainer.max_steps`, and return the files by node."""
+    files = {}
+    for node in run.nodes:
+        values = node.config.model_dump()
+        values["trainer"]["max_steps"] = run.rounds
+        files[node.name] = work / f"{node.name}.toml"
+        config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
+        files[node.name].write_text(config_toml(config), encoding="utf-8")
+    return files
+
+
+def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str, str]:
+    """The lines of `swarm up`, each told its own node's configuration; the progress view reads the first's."""
+    first = next(iter(files.values()))
+    told = {}
+    for name, line in lines.items():
+        file = files.get(name.rpartition("-")[0], first)
+        told[name] = f"export {CONFIG_FILE_VARIABLE}={shlex.quote(str(file))}; {line}"
+    return told
+
+
+def _free_ports(nodes: int) -> tuple[int, int]:
+    """A free port for the NATS server, and the first of a row of free ones for the nodes."""
+    for base in range(21_000, 60_000, 100):
+        wanted = [base, *range(base + 1, base + 1 + PORTS_PER_NODE * nodes)]
+        with ExitStack() as held:
+            try:
+                for port in wanted:
+                    probe = held.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base, base + 1
+    raise CommandError("no row of free ports was found between 21000 and 60000: end what holds them")

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.sampling import sample
+from lab.stacked_model import StackedQwen3
+from lab.stacked_params import leaves, load_stack
+from services.generator.engines.base import SamplingParams
+from services.generator.engines.decoding import processed_logprobs, sample_completions, score_completions
+from tests.lab.tiny_swarm import END, spread_out, tiny_qwen3, transformers_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3(tmp_path_factory.mktemp("qwen3") / "model")
+
+
+def prompts(counts: tuple[int, ...]) -> list[list[list[int]]]:
+    generator = torch.Generator().manual_seed(2)
+
+    def prompt() -> list[int]:
+        length = int(torch.randint(2, 20, (), generator=generator))
+        return torch.randint(256, (length,), generator=generator).tolist()
+
+    return [[prompt() for _ in range(count)] for count in counts]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=9), SamplingParams(0.7, 0.9, 20, 9)], ids=["plain", "cut off"])
+def test_reported_logprobs_are_those_of_each_nodes_own_model(folder: Path, params: SamplingParams) -> None:
+    architecture, flat = load_stack([folder] * 3, torch.device("cpu"))
+    flat = spread_out(architecture, flat)
+    asked = prompts((3, 5, 1))
+    generator = torch.Generator().manual_seed(0)
+    model = StackedQwen3(architecture, torch.device("cpu"))
+    found = sample(model, leaves(architecture, flat), asked, 4, params, end_token=END, generator=generator)
+    for node, of_node in enumerate(found):
+        reference = transformers_model(folder, architecture, flat[node])
+        assert [len(answers) for answers in of_node] == [4] * len(asked[node])
+        for prompt, answers in zip(asked[node], of_node, strict=True):
+            for answer in answers:
+                (expected,) = score_completions(reference, [prompt], [answer.token_ids], params)
+                assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+                assert answer.ended == (answer.token_ids[-1] == END)
+                assert END not in answer.token_ids[:-1]
+                assert answer.ended or len(answer.token_ids) == params.max_new_tokens
+
+
+def test_greedy_answers_are_the_engines(folder: Path) -> None:
+    architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
+    # The end token is made likely, so that answers end at different lengths and prompts leave the batch.
+    flat = spread_out(architecture, flat, noise=0.05)
+    views = leaves(architecture, flat)
+    views["embed"][:, END] *= 3.0
+    asked = prompts((12, 7))
+    params = SamplingParams(temperature=0.0, max_new_tokens=16)
+    model = StackedQwen3(architecture, torch.device("cpu"))
+    found = sample(model, views, asked, 1, params, end_token=END, generator=torch.Generator().manual_seed(0))
+    lengths = set()
+    for node, of_node in enumerate(found):
+        rows = sample_completions(
+            transformers_model(folder, architecture, flat[node]),
+            asked[node],
+            1,
+            params,
+            [16] * len(asked[node]),
+            generator=torch.Generator(),
+            end_token_ids=[END],
+            pad_token_id=257,
+            keep_on=lambda: None,
+        )
+        assert [answer.token_ids for (answer,) in of_node] == [row.token_ids for row in rows]
+        lengths |= {len(row.token_ids) for row in rows}
+    assert len(lengths) > 1
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says(folder: Path) -> None:
+    architecture, flat = load_stack([folder], torch.device("cpu"))
+    asked, count = prompts((2,)), 4000
+    params = SamplingParams(temperature=0.5, max_new_tokens=1)
+    model = StackedQwen3(architecture, torch.device("cpu"))
+    found = sample(
+        model, leaves(architecture, flat), asked, count, params, end_token=END, generator=torch.Generator().manual_seed(1)
+    )
+    reference = transformers_model(folder, architecture, flat[0])
+    for prompt, answers in zip(asked[0], found[0], strict=True):
+        with torch.no_grad():
+            expected = processed_logprobs(reference(torch.tensor([prompt])).logits[0, -1], params).exp().double()
+        drawn = torch.bincount(torch.tensor([answer.token_ids[0] for answer in answers]), minlength=len(expected)) / count
+        # Five standard deviations: one test in a thousand runs of the whole vocabulary would fail by chance, and the seed is fixed.
+        allowed = 5 * (expected * (1 - expected) / count).sqrt() + 2 / count
+        assert bool(((drawn - expected).abs() <= allowed).all())
+
+
+def test_the_same_seed_gives_the_same_answers(folder: Path) -> None:
+    architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
+    model, asked = StackedQwen3(architecture, torch.device("cpu")), prompts((3, 2))
+
+    def answers(seed: int) -> object:
+        generator = torch.Generator().manual_seed(seed)
+        return sample(
+            model, leaves(architecture, flat), asked, 3, SamplingParams(max_new_tokens=6), end_token=END, generator=generator
+        )
+
+    assert answers(4) == answers(4)
+    assert answers(4) != answers(5)
