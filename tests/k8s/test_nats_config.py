@@ -1,0 +1,187 @@
+"""The rendered NATS configuration, given to the real server: valid, equal to the embedded server's where it must be, and a cluster of
+three with TLS in which a role may do its own work and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from shared.streams import ensure_node_streams
+from shared.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
+from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
+from shared.transport.connect import connect
+from tests.k8s.manifests import K8S, VARIANTS, Object, environment, find, nats_files, pod_of, render
+from tests.nats_server import find_binary, free_port
+from tests.secured_server import make_certificates, swarm
+
+START_TIMEOUT_S = 30.0
+NODES = ("alpha", "beta", "gamma")
+
+
+def configuration(objects: tuple[Object, ...], folder: Path) -> tuple[Path, dict[str, str]]:
+    """The files as the pod has them, under `folder` instead of `/`, and the server's environment. Secrets are the test's to write."""
+    (folder / "etc/nats").mkdir(parents=True)
+    for name in ("data", "run/nats"):
+        (folder / name).mkdir(parents=True)
+    for name, text in nats_files(objects).items():
+        for path in ("/data", "/run/nats", "/etc/nats-tls"):
+            text = text.replace(f": {path}", f": {folder}{path}")
+        (folder / "etc/nats" / name).write_text(text)
+    container = pod_of(find(objects, "StatefulSet", "nats"))["containers"][0]
+    told = {name: value or "nats-0" for name, value in environment(objects, container).items()}
+    return folder / "etc/nats/nats.conf", told
+
+
+def secrets(folder: Path, keys: Path) -> None:
+    """Secrets nats-server-tls and nats-accounts, made by the commands of docs/operations.md."""
+    (folder / "etc/nats-accounts").mkdir()
+    (folder / "etc/nats-tls").mkdir()
+    accounts = swarm("nats", "config", "--accounts-only", "--plane", "both", "--nodes", ",".join(NODES), "--folder", str(keys))
+    (folder / "etc/nats-accounts/accounts.conf").write_text(accounts)
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        shutil.copy(keys / name, folder / "etc/nats-tls" / name)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    swarm("nats", "keys", *NODES, "operator", "--folder", str(folder))
+    for made, name in zip(make_certificates(folder / "made"), ("ca.crt", "tls.crt", "tls.key"), strict=True):
+        shutil.copy(made, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if name in {"single-box", "cluster", "cluster-without-tls", "cluster-one-server"}]
+)
+def test_the_server_takes_its_configuration(variant: str, tmp_path: Path, keys: Path) -> None:
+    objects = render(variant)
+    file, told = configuration(objects, tmp_path)
+    if "nats-accounts" in (tmp_path / "etc/nats/clients.conf").read_text().partition("include")[2]:
+        secrets(tmp_path, keys)
+    done = subprocess.run(
+        [find_binary(), "-t", "-c", str(file)], env=os.environ | told, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0 and "is valid" in done.stderr, done.stderr
+
+
+def test_what_the_embedded_server_and_this_one_say_both_is_the_same() -> None:
+    here = (K8S / "base/nats/nats.conf").read_text()
+    there = (K8S.parent / "config/nats.conf").read_text()
+    for name in ("max_payload", "max_pending", "sync_interval", "js_ack_fc_v2"):
+        values = [re.findall(rf"^\s*{name}: (\S+)$", text, re.MULTILINE) for text in (here, there)]
+        assert values[0] == values[1] != [], name
+
+
+@dataclass
+class Server:
+    """One of the cluster's servers, as its pod runs it."""
+
+    folder: Path
+    command: list[str]
+    environment: dict[str, str]
+    port: int
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=os.environ | self.environment, stdout=log, stderr=log)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[list[Server]]:
+    """Three servers of the cluster overlay on this machine: other ports and folders, all else as rendered."""
+    objects = render("cluster")
+    ports = {(index, port): free_port() for index in range(3) for port in (4222, 6222, 8222)}
+    servers = []
+    for index in range(3):
+        folder = tmp_path_factory.mktemp(f"nats-{index}")
+        file, told = configuration(objects, folder)
+        secrets(folder, keys)
+        for path in (folder / "etc/nats").iterdir():
+            text = path.read_text().replace("0.0.0.0", "127.0.0.1")
+            for other in range(3):
+                text = text.replace(f"nats-{other}.nats-headless:6222", f"127.0.0.1:{ports[other, 6222]}")
+            for port in (4222, 8222):
+                text = text.replace(f": {port}\n", f": {ports[index, port]}\n").replace(f":{port}\n", f":{ports[index, port]}\n")
+            path.write_text(text.replace("port: 6222", f"host: 127.0.0.1\n  port: {ports[index, 6222]}"))
+        told |= {"POD_NAME": f"nats-{index}", "NATS_MAX_FILE_STORE": "90GB"}
+        servers.append(Server(folder, [find_binary(), "--config", str(file)], told, ports[index, 4222]))
+    for server in servers:
+        server.start()
+    yield servers
+    for server in servers:
+        if server.process is not None:
+            server.process.kill()
+            server.process.wait()
+
+
+async def as_user(servers: list[Server], keys: Path, node: str, role: str, key: str, timeout_s: float = 10.0) -> Transport:
+    return await connect(
+        ",".join(f"tls://127.0.0.1:{server.port}" for server in servers),
+        name=f"{node}-{role}",
+        timeout_s=timeout_s,
+        key_file=str(keys / key) if key else None,
+        ca_file=str(keys / "ca.crt"),
+        inbox_prefix=f"_INBOX_{node}.{role}",
+    )
+
+
+async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_and_each_role_to_its_own(
+    cluster: list[Server], keys: Path
+) -> None:
+    operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            await ensure_node_streams(operator, "alpha", replicas=3)
+            break
+        except TransportError:
+            assert time.monotonic() < deadline, cluster[0].log[-3000:]
+    generator = await as_user(cluster, keys, "alpha", "generator", "alpha/generator.nk")
+    stored = await generator.publish(node_rollouts("alpha"), b"group", stream=node_rollouts_stream("alpha"), message_id="draw-0")
+    assert stored.seq == 1
+    with pytest.raises(TransportError):
+        await generator.publish(node_scored("alpha"), b"forged", stream=node_scored_stream("alpha"), message_id="1", timeout_s=1.0)
+    other = await as_user(cluster, keys, "beta", "generator", "beta/generator.nk")
+    with pytest.raises(TransportError):
+        await other.publish(node_rollouts("alpha"), b"group", stream=node_rollouts_stream("alpha"), message_id="1", timeout_s=1.0)
+    with pytest.raises((AccessDenied, NotConnected)):
+        await as_user(cluster, keys, "alpha", "stranger", "", timeout_s=3.0)
+    for transport in (operator, generator, other):
+        await transport.close()
+
+
+async def test_a_server_in_lame_duck_mode_ends_by_itself_within_the_pods_grace_period_and_nothing_is_lost(
+    cluster: list[Server], keys: Path
+) -> None:
+    """The preStop command as written, and the signal that follows it at once."""
+    nats = find(render("cluster"), "StatefulSet", "nats")
+    leaving = cluster[2]
+    assert leaving.process is not None
+    operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
+    generator = await as_user([leaving], keys, "alpha", "generator", "alpha/generator.nk")
+    _, flag, told = pod_of(nats)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    started = time.monotonic()
+    subprocess.run([find_binary(), flag, told.replace("=/", f"={leaving.folder}/")], check=True, timeout=10)
+    leaving.process.send_signal(signal.SIGTERM)
+    leaving.process.wait(timeout=pod_of(nats)["terminationGracePeriodSeconds"])
+    assert "lame duck" in leaving.log
+    print(f"ended {time.monotonic() - started:.1f} s after preStop")
+    state = await operator.stream_state(node_rollouts_stream("alpha"))
+    assert state.messages == 1
+    await generator.close()
+    await operator.close()
