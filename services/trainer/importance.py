@@ -18,11 +18,14 @@ class ImportanceConfig:
 
     sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep all.
     log_ratio_bound: log weights are clamped to +- this before exp.
+    unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken to have had, in nats; such a token
+    then weighs `min(1, exp(proximal - this))`, so that text which only another policy would write cannot push hard. None: 1.
     """
 
     cap: float | None = 2.0
     sequence_bounds: tuple[float, float] | None = None
     log_ratio_bound: float = 20.0
+    unknown_behaviour_logprob: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse bounds that would drop everything."""
@@ -32,6 +35,8 @@ class ImportanceConfig:
             low, high = self.sequence_bounds
             if not 0.0 <= low < 1.0 < high:
                 raise ValueError(f"sequence_bounds are {self.sequence_bounds}: need 0 <= low < 1 < high")
+        if self.unknown_behaviour_logprob is not None and not self.unknown_behaviour_logprob <= 0.0:
+            raise ValueError(f"unknown_behaviour_logprob is {self.unknown_behaviour_logprob}: a logprob is 0 or less")
         if not self.log_ratio_bound > 0.0:
             raise ValueError(f"log_ratio_bound is {self.log_ratio_bound}: it must be more than 0")
 
@@ -62,7 +67,8 @@ def importance_weights(
     """Weights `min(exp(proximal - behaviour), cap)` per token, detached.
 
     proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without (another tokenizer
-    sampled it) is trained as if the proximal policy had sampled it, weight 1. mask: (N, T) bool, completion tokens.
+    sampled it) is trained as if the proximal policy had sampled it, weight 1, or less by `unknown_behaviour_logprob`.
+    mask: (N, T) bool, completion tokens.
     A token whose behaviour logprob is not finite is dropped, because nothing says how likely it was.
     """
     proximal = proximal_logprobs.detach()
@@ -84,6 +90,9 @@ def importance_weights(
     if config.cap is not None:
         truncated = known & (weight > config.cap)
         capped = weight.clamp(max=config.cap)
+    if config.unknown_behaviour_logprob is not None:
+        assumed = (proximal - config.unknown_behaviour_logprob).clamp(-config.log_ratio_bound, 0.0).exp()
+        capped = torch.where(mask & ~has_behaviour.unsqueeze(1), assumed, capped)
     return ImportanceWeights(
         weights=capped.masked_fill(~mask, 0.0),
         keep=keep,

@@ -88,7 +88,11 @@ class Learner:
         )
         self.update_config = UpdateConfig(
             objective=objective_config(config),
-            importance=ImportanceConfig(cap=trainer.importance_cap, sequence_bounds=trainer.sequence_mask),
+            importance=ImportanceConfig(
+                cap=trainer.importance_cap,
+                sequence_bounds=trainer.sequence_mask,
+                unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
+            ),
             temperature=config.generator.temperature,
             budget_tokens=trainer.token_budget,
             shared_prompt=self._shares_prompts(),

@@ -274,6 +274,11 @@ class TrainerSection(Section):
     cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
     importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
+    unknown_behaviour_logprob: float | None = Field(
+        None,
+        le=0,
+        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1.",
+    )
     policy_check_fraction: float = Field(
         0.0, ge=0, le=1, description="Part of the foreign groups whose answers must not be absurd to the own policy; 0: off."
     )

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.generator.ledger import claim, draws_allowed, finish, release_own, renew
-from shared.messages import TaskLedger
+from services.generator.ledger import claim, consumed_with_moving_i, draws_allowed, finish, release_own, renew
+from shared.messages import SamplerPosition, TaskLedger
 
 
 def test_admission_follows_the_worked_example_of_the_module() -> None:
@@ -35,6 +35,30 @@ def test_admission_is_areals_capacity(next_draw: int, per_step: int, staleness: 
         dropped_local=0,
     )
     assert allowed == max(0, (staleness + version + 1) * per_step - next_draw)
+
+
+@given(st.integers(1, 64), st.integers(0, 16), st.integers(0, 100), st.integers(0, 20), st.integers(0, 10_000), st.integers(0, 50))
+def test_where_i_has_not_moved_the_rule_for_a_moving_i_is_the_same(
+    per_step: int, staleness: int, version: int, ahead: int, next_draw: int, dropped: int
+) -> None:
+    built = version + ahead
+    position = SamplerPosition(batch_number=built, consumed_local=built * per_step, dropped_local=dropped, local=per_step)
+    moving = consumed_with_moving_i(position, groups_per_step=per_step, version=version)
+    rule_ = {"groups_per_step": per_step, "max_staleness": staleness, "dropped_local": dropped}
+    ledger = TaskLedger(next_draw=next_draw)
+    assert draws_allowed(ledger, consumed_local=moving, **rule_) == draws_allowed(
+        ledger, consumed_local=version * per_step, **rule_
+    )
+
+
+def test_after_i_has_grown_only_what_the_next_batches_can_still_use_is_admitted() -> None:
+    # Batch 5 took 2 and is not trained on yet; the next one takes 6. With S = 0 nothing made by version 4 could serve it.
+    position = SamplerPosition(batch_number=5, consumed_local=10, dropped_local=0, local=6)
+    rule_ = {"groups_per_step": 6, "dropped_local": 0}
+    before = consumed_with_moving_i(position, groups_per_step=6, version=4)
+    assert draws_allowed(TaskLedger(next_draw=10), max_staleness=0, consumed_local=before, **rule_) == 0
+    after = consumed_with_moving_i(position, groups_per_step=6, version=5)
+    assert draws_allowed(TaskLedger(next_draw=10), max_staleness=0, consumed_local=after, **rule_) == 6
 
 
 def test_a_lease_that_ran_out_is_handed_out_again_before_anything_new() -> None:
