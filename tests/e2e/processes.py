@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +75,17 @@ class NodeProcesses:
         """What a role has printed so far."""
         file = self._logs / f"{self.node}-{role}.log"
         return file.read_text() if file.exists() else ""
+
+    def events(self, role: str, event: str) -> list[dict[str, Any]]:
+        """What a role has written of `event` into its log in the run's folder."""
+        return [line for line in _lines(self.run_dir / f"{role}.log") if line["event"] == event]
+
+    def metrics(self, role: str) -> str:
+        """What a role answers on `/metrics` now."""
+        port = self.events(role, "started")[-1]["http_port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
 
     def steps(self) -> list[dict[str, Any]]:
         """Lines of `metrics.jsonl`."""

@@ -5,7 +5,9 @@ One swarm serves all tests of this file, because on two cores most of the time g
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from monitoring.metrics_doc import full_name, role_families
+from shared.messages import ScoredGroup, decode
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
+from shared.subjects import node_scored_stream
+from shared.transport.connect import connect
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.nats_server import NatsServer
 
@@ -43,6 +49,8 @@ threads = 1
 max_steps = {steps}
 """
 STEPS = 16
+CONDITIONAL = {"swarm_trainer_external_logprob_nats"}
+"""Metrics that have a value only with a configuration that this swarm does not have."""
 START_S = 150.0
 
 
@@ -175,6 +183,61 @@ def test_status_shows_every_node_and_every_service(swarm: Swarm) -> None:
         assert node.node in shown
     for role in ROLES:
         assert role in shown
+
+
+def test_one_rollout_id_leads_through_the_logs_of_all_four_services_and_of_another_node(swarm: Swarm) -> None:
+    node = swarm.beta
+    trained = {rollout_id: step for step in node.events("trainer", "step") for rollout_id in step["rollout_ids"]}
+    batched = {rollout_id for batch in node.events("sampler", "batch") for rollout_id in batch["rollout_ids"]}
+    own = {line["rollout_id"]: line for line in node.events("generator", "rollouts_published")}
+    scored = {line["rollout_id"]: line for line in node.events("verifier", "rollouts_scored")}
+    accepted = {line["rollout_id"]: line for line in node.events("verifier", "foreign_rollouts_accepted")}
+    followed = trained.keys() & batched & own.keys() & scored.keys()
+    assert len(followed) > STEPS, "most of a node's own groups can be followed from the generator to the trainer"
+    for rollout_id in followed:
+        first, second, last = own[rollout_id], scored[rollout_id], trained[rollout_id]
+        assert first["node"] == second["node"] == last["node"] == node.node
+        assert first["task"] == second["task"] and first["task"] in last["tasks"]
+        assert first["policy_version"] == second["policy_version"] < last["policy_version"]
+        assert first["stream_seq"] >= 1 and second["stream_seq"] >= 1 and last["stream_seq"] == last["batch"]
+    shared = {line["shared_rollout_id"] for other in swarm.nodes for line in other.events("verifier", "rollouts_shared")}
+    assert shared & accepted.keys() & trained.keys(), "another node's group can be followed into this one's trainer"
+    assert max(len(json.dumps(line)) for line in trained.values()) < 1024
+
+
+def test_every_metric_of_the_catalogue_is_exported_with_a_value(swarm: Swarm) -> None:
+    for role in ROLES:
+        shown = swarm.beta.metrics(role)
+        with_value = {line.split("{")[0].split(" ")[0] for line in shown.splitlines() if not line.startswith("#")}
+        for family in role_families(role):
+            name = full_name(family)
+            wanted = f"{name}_count" if family.type == "histogram" else name
+            assert f"# TYPE {name} {family.type}" in shown, f"{role}: {name}"
+            assert wanted in with_value or name in CONDITIONAL, f"{role}: {wanted}"
+    assert "swarm_trainer_steps_total 0.0" not in swarm.beta.metrics("trainer")
+    assert 'swarm_nats_connected{plane="swarm"} 1.0' in swarm.beta.metrics("verifier")
+    assert 'swarm_nats_connected{plane="swarm"}' not in swarm.hermit.metrics("verifier")
+
+
+def test_no_log_holds_a_completion(swarm: Swarm) -> None:
+    texts = asyncio.run(_completions(swarm.server.url, "alpha"))
+    # The policy answers with numbers; only rows of them cannot stand in a line for another reason.
+    telling = {text for text in texts if re.fullmatch(r"\d+( \d+){2,}", text)}
+    assert len(telling) > 10
+    logs = [file for node in swarm.nodes for file in node.run_dir.glob("*.log")]
+    assert len(logs) == len(swarm.nodes) * len(ROLES)
+    for log in [*(file.read_text() for file in logs), *(node.log(role) for node in swarm.nodes for role in ROLES)]:
+        assert not [text for text in telling if text in log or json.dumps(text)[1:-1] in log]
+
+
+async def _completions(url: str, node: str) -> list[str]:
+    transport = await connect(url, name="test")
+    try:
+        messages = await transport.read(node_scored_stream(node), 1, 256)
+        groups = [decode(await transport.payload(message), ScoredGroup) for message in messages]
+    finally:
+        await transport.close()
+    return [completion.text for scored in groups for completion in scored.group.completions]
 
 
 def test_every_service_ends_with_code_0_on_sigterm(swarm: Swarm) -> None:
