@@ -1,8 +1,9 @@
-"""The rendered NATS configuration, given to the real server: valid, equal to the embedded server's where it must be, and a cluster of
-three with TLS in which a role may do its own work and nothing else."""
+"""The rendered NATS configuration, given to the real server: valid, equal to the embedded server's where it must be, and a cluster
+of three with TLS in which a role may do its own work and nothing else."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from shared.streams import ensure_node_streams
 from shared.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
-from tests.k8s.manifests import K8S, VARIANTS, Object, environment, find, nats_files, pod_of, render
+from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
 from tests.nats_server import find_binary, free_port
 from tests.secured_server import make_certificates, swarm
 
@@ -28,7 +29,7 @@ NODES = ("alpha", "beta", "gamma")
 
 
 def configuration(objects: tuple[Object, ...], folder: Path) -> tuple[Path, dict[str, str]]:
-    """The files as the pod has them, under `folder` instead of `/`, and the server's environment. Secrets are the test's to write."""
+    """The files as the pod has them, under `folder` instead of `/`, and the server's environment. Secrets are not among them."""
     (folder / "etc/nats").mkdir(parents=True)
     for name in ("data", "run/nats"):
         (folder / name).mkdir(parents=True)
@@ -60,9 +61,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if name in {"single-box", "cluster", "cluster-without-tls", "cluster-one-server"}]
-)
+@pytest.mark.parametrize("variant", ["single-box", "cluster", "cluster-without-tls", "cluster-one-server"])
 def test_the_server_takes_its_configuration(variant: str, tmp_path: Path, keys: Path) -> None:
     objects = render(variant)
     file, told = configuration(objects, tmp_path)
@@ -140,17 +139,21 @@ async def as_user(servers: list[Server], keys: Path, node: str, role: str, key: 
     )
 
 
+async def make_streams(operator: Transport, cluster: list[Server]) -> None:
+    """As the Job does; a new cluster needs a while to choose its leaders."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            return await ensure_node_streams(operator, "alpha", replicas=3)
+        except TransportError:
+            assert time.monotonic() < deadline, cluster[0].log[-3000:]
+
+
 async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_and_each_role_to_its_own(
     cluster: list[Server], keys: Path
 ) -> None:
     operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            await ensure_node_streams(operator, "alpha", replicas=3)
-            break
-        except TransportError:
-            assert time.monotonic() < deadline, cluster[0].log[-3000:]
+    await make_streams(operator, cluster)
     generator = await as_user(cluster, keys, "alpha", "generator", "alpha/generator.nk")
     stored = await generator.publish(node_rollouts("alpha"), b"group", stream=node_rollouts_stream("alpha"), message_id="draw-0")
     assert stored.seq == 1
@@ -174,14 +177,17 @@ async def test_a_server_in_lame_duck_mode_ends_by_itself_within_the_pods_grace_p
     assert leaving.process is not None
     operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
     generator = await as_user([leaving], keys, "alpha", "generator", "alpha/generator.nk")
+    await make_streams(operator, cluster)
+    await generator.publish(node_rollouts("alpha"), b"group", stream=node_rollouts_stream("alpha"), message_id="draw-1")
+    before = await operator.stream_state(node_rollouts_stream("alpha"))
     _, flag, told = pod_of(nats)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     started = time.monotonic()
-    subprocess.run([find_binary(), flag, told.replace("=/", f"={leaving.folder}/")], check=True, timeout=10)
+    subprocess.run([find_binary(), flag, told.replace("=/", f"={leaving.folder}/")], check=True, timeout=10)  # noqa: ASYNC221
     leaving.process.send_signal(signal.SIGTERM)
-    leaving.process.wait(timeout=pod_of(nats)["terminationGracePeriodSeconds"])
+    await asyncio.to_thread(leaving.process.wait, pod_of(nats)["terminationGracePeriodSeconds"])
     assert "lame duck" in leaving.log
     print(f"ended {time.monotonic() - started:.1f} s after preStop")
     state = await operator.stream_state(node_rollouts_stream("alpha"))
-    assert state.messages == 1
+    assert state.messages == before.messages >= 1
     await generator.close()
     await operator.close()
