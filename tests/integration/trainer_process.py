@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["services.trainer.service", "torch.utils.tensorboard", "torch._dynamo", "shared.transport.nats"])
+forks.set_forkserver_preload(
+    [
+        "services.trainer.service",
+        "services.trainer.parallel.lead",
+        "services.trainer.parallel.follow",
+        "torch.utils.tensorboard",
+        "torch._dynamo",
+        "shared.transport.nats",
+    ]
+)
 
 
 class Death(NamedTuple):
@@ -51,7 +60,7 @@ def write_config(file: Path, *, node: str, url: str, model: Path, var_dir: Path,
 
 def _live(config_file: str, death: Death | None) -> None:
     if death is not None:
-        _arrange(death)
+        arrange(death)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
@@ -62,7 +71,7 @@ def _live(config_file: str, death: Death | None) -> None:
     main("trainer", TrainerService)
 
 
-def _arrange(death: Death) -> None:
+def arrange(death: Death) -> None:
     owner: Any = None
     path, name = death.function.rsplit(".", 1)
     try:

@@ -26,7 +26,7 @@ from shared.config import NodeConfig
 from shared.messages import Batch
 from tests.integration.trainer_process import forks
 
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 
 
 @dataclass

@@ -72,4 +72,5 @@ def _blocks(model: Any) -> list[nn.Module]:
     """Modules that the model's authors say must stay on one device: the transformer blocks. None: only the whole is sharded."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    # What is inside comes first, as FSDP2 wants it.
+    return [module for module in reversed(list(model.modules())) if type(module).__name__ in names]

@@ -1,0 +1,293 @@
+"""Several processes train one policy as one process does.
+
+What should come out, written down before it was measured: the processes' gradients are those of one process but for the order of
+additions, so in float64 gradients agree to 1e-12 and weights after clipped AdamW updates to 1e-10. In float32 a step's gradient
+norm agrees to 1e-6; weights after several steps agree, relative to how far they moved, to 1e-4, because Adam divides small
+gradients by themselves. The same number of processes gives the same bits each time, and what is restored is what was saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.learner import LearnerState
+from services.trainer.objectives import ObjectiveConfig
+from services.trainer.parallel.group import Place
+from services.trainer.parallel.protocol import ALONE, Parallel
+from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.update_stats import UpdateStats
+from shared.config import NodeConfig
+from shared.config.sections import ModelSection
+from shared.messages import Batch
+from shared.model.loading import load_causal_lm, load_tokenizer
+from shared.runtime import FatalError
+from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, tiny_policy
+from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together
+from tests.unit.trainer_models import ragged_groups, small_model
+
+OBJECTIVES = {
+    "dapo": ObjectiveConfig(name="dapo"),
+    "dapo with a reference": ObjectiveConfig(name="dapo", kl_coefficient=0.1),
+    "dr_grpo": ObjectiveConfig(name="dr_grpo", max_completion_tokens=12),
+    "gspo": ObjectiveConfig(name="gspo", clip_low=0.05, clip_high=0.05),
+    "cispo": ObjectiveConfig(name="cispo", is_min=0.9, is_max=1.1),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def batches(model: Path) -> list[Batch]:
+    tokenizer = load_tokenizer(ModelSection(path=str(model)))
+    mixed = [mixed_batch(tokenizer, number) for number in range(1, 7)]
+    # The third has nothing to learn from, the fourth has less to do than there are processes.
+    mixed[2] = batch_of(3, [scored_group(tokenizer, random.Random(3), rewards=(1.0, 1.0))])
+    mixed[3] = batch_of(4, [scored_group(tokenizer, random.Random(4), rewards=(1.0, 0.0))])
+    return mixed
+
+
+def config_for(model: Path, **trainer: Any) -> NodeConfig:
+    return node_config(model, model.parent, trainer={"adam_eps": 1e-3, **trainer})
+
+
+# Float64: there is no error in the sums, the normaliser or the shares.
+
+
+@dataclasses.dataclass
+class Updated:
+    """After two updates on the same groups: gradient and norm of each, statistics of the second, weights."""
+
+    gradients: list[Tensor]
+    norms: list[float]
+    stats: UpdateStats
+    weights: Tensor
+
+
+def two_updates(objective: ObjectiveConfig, group_count: int, parallel: Parallel) -> Updated:
+    """From random float64 weights; the second update is off the proximal policy, so that ratios are clipped."""
+    model, reference_model = small_model(dtype=torch.float64), small_model(dtype=torch.float64, hidden_size=16)
+    for module in (model, reference_model):
+        parallel.shard(module)
+    groups = ragged_groups(group_count)
+    if group_count > 2:
+        groups[1] = replace(groups[1], weight=0.5)
+        groups[2] = replace(groups[2], advantages=[0.0] * len(groups[2].completions))
+    config = UpdateConfig(objective=objective, budget_tokens=60, shared_prompt=True)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    proximal = batch_logprobs(model, groups, config, parallel)
+    reference = batch_logprobs(reference_model, groups, config, parallel) if objective.needs_reference else None
+    gradients, norms = [], []
+    for _ in range(2):
+        optimizer.zero_grad()
+        stats = accumulate_gradients(model, groups, config, proximal=proximal, reference=reference, parallel=parallel)
+        gradients.append(torch.cat([parallel.whole(p.grad).flatten() for p in parameters if p.grad is not None]))
+        norms.append(parallel.number(torch.nn.utils.clip_grad_norm_(parameters, 0.1)))
+        optimizer.step()
+    return Updated(gradients, norms, stats, torch.cat([parallel.whole(p.detach()).flatten() for p in parameters]))
+
+
+CASES = [*((name, 6) for name in OBJECTIVES), ("dapo", 1)]
+
+
+def two_updates_of_all(place: Place, config: NodeConfig) -> dict[tuple[str, int], Updated]:
+    parallel = joined(place, config)
+    return {case: two_updates(OBJECTIVES[case[0]], case[1], parallel) for case in CASES}
+
+
+def test_three_processes_compute_what_one_does_to_float64_accuracy(model: Path, tmp_path: Path) -> None:
+    found = in_ranks(two_updates_of_all, config_for(model), ranks=3, folder=tmp_path)
+    for name, count in CASES:
+        expected = two_updates(OBJECTIVES[name], count, ALONE)
+        together, second, third = (of_rank[name, count] for of_rank in found)
+        for ours, one in zip(together.gradients, expected.gradients, strict=True):
+            assert one.norm() > 0.05 and (ours - one).norm() <= 1e-12 * one.norm(), name
+        assert together.norms == pytest.approx(expected.norms, rel=1e-12)
+        assert (together.weights - expected.weights).norm() <= 1e-10 * expected.weights.norm(), name
+        for field in dataclasses.fields(UpdateStats):
+            if field.name not in {"micro_batches", "padded_tokens"}:
+                wanted = pytest.approx(getattr(expected.stats, field.name), rel=1e-9, abs=1e-12)
+                assert getattr(together.stats, field.name) == wanted, (name, field.name)
+        assert together.norms == second.norms == third.norms
+        assert together.stats == second.stats == third.stats
+    assert found[0]["cispo", 6].stats.clip_fraction > 0.01
+
+
+# Float32: the learner that the service uses, step by step.
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "proximal, reference, own policy": {
+        "updates_per_batch": 2,
+        "kl_coefficient": 0.1,
+        "policy_check_fraction": 1.0,
+        "min_foreign_logprob": -6.0,
+        "gradient_checkpointing": True,
+        "token_budget": 64,
+    },
+    "adapters": {"lora": {"rank": 2}, "gradient_checkpointing": True, "objective": "gspo"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_two_processes_train_the_policy_of_one_and_twice_the_same_bits(
+    model: Path, batches: list[Batch], setting: str, tmp_path: Path
+) -> None:
+    config = config_for(model, **SETTINGS[setting])
+    alone = train_alone(config, batches)
+    together = train_together(config, batches, folder=tmp_path / "once")
+    assert [record.updated for record in alone.records] == [True, True, "kl_coefficient" in SETTINGS[setting], True, True, True]
+    for ours, one in zip(together.records, alone.records, strict=True):
+        assert ours.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+        for name in ("updated", "updates", "tokens", "groups_local", "groups_zero_advantage", "answers_absurd", "learning_rate"):
+            assert getattr(ours, name) == getattr(one, name)
+        for name in ("loss", "entropy", "kl_behaviour", "kl_reference", "importance_weight", "importance_ratio"):
+            assert getattr(ours, name) == pytest.approx(getattr(one, name), rel=1e-4, abs=1e-5)
+    assert together.records[0].grad_norm == pytest.approx(alone.records[0].grad_norm, rel=1e-6)
+    base = flat(train_alone(config, []).policy)
+    assert (flat(together.policy) - flat(alone.policy)).norm() <= 1e-4 * (flat(alone.policy) - base).norm()
+    assert same_layout(together.state, alone.state)
+
+    again = train_together(config, batches, folder=tmp_path / "again")
+    assert all(torch.equal(value, again.policy[name]) for name, value in together.policy.items())
+    assert same_bits(together.state, again.state)
+
+
+def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_does(
+    model: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    def config(token_budget: int) -> NodeConfig:
+        trainer = {"adam_eps": 1e-3, "token_budget": token_budget}
+        return node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
+
+    alone, cut = train_alone(config(16_384), batches[:2]), train_alone(config(64), batches[:2])
+    together = train_together(config(16_384), batches[:2], folder=tmp_path)
+    expected = (flat(cut.state.weights) - flat(alone.state.weights)).norm()
+    assert expected > 0 and (flat(together.state.weights) - flat(alone.state.weights)).norm() < 3 * expected
+    assert {value.dtype for value in together.policy.values()} == {torch.bfloat16}
+    assert {value.dtype for value in together.state.weights.values()} == {torch.float32}
+
+
+# Checkpoints: those of one process and of several are the same.
+
+
+def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
+    """Saved as a checkpoint and read again."""
+    store = CheckpointStore(folder, keep=1, keep_best=False)
+    described = TrainedModel(
+        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
+    )
+    store.save(state, TrainedPosition(batch_number=2, stream_seq=2), described)
+    checkpoint, _ = store.newest()
+    assert checkpoint is not None
+    return checkpoint.state
+
+
+@pytest.mark.parametrize("trainer", [{}, {"lora": {"rank": 2}}], ids=["whole", "adapters"])
+def test_training_goes_on_from_one_process_to_two_and_back(
+    model: Path, batches: list[Batch], trainer: dict[str, Any], tmp_path: Path
+) -> None:
+    config = config_for(model, **trainer)
+    whole = train_alone(config, batches)
+    first = train_alone(config, batches[:2])
+    unchanged = train_together(config, [], through_a_file(first.state, tmp_path / "first"), folder=tmp_path / "unchanged")
+    assert same_bits(unchanged.state, first.state)
+    assert all(torch.equal(value, unchanged.policy[name]) for name, value in first.policy.items())
+
+    second = train_together(config, batches[2:4], through_a_file(first.state, tmp_path / "first"), folder=tmp_path / "second")
+    last = train_alone(config, batches[4:], through_a_file(second.state, tmp_path / "second"))
+    base = flat(train_alone(config, []).policy)
+    assert (flat(last.policy) - flat(whole.policy)).norm() <= 1e-4 * (flat(whole.policy) - base).norm()
+
+
+def test_two_processes_that_are_started_again_end_with_the_same_bits_dropout_included(
+    model: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    config = config_for(model, lora={"rank": 4, "dropout": 0.3})
+    whole = train_together(config, batches, folder=tmp_path / "whole")
+    first = train_together(config, batches[:2], folder=tmp_path / "first")
+    last = train_together(config, batches[2:], through_a_file(first.state, tmp_path / "saved"), folder=tmp_path / "last")
+    assert same_bits(last.state, whole.state)
+
+
+# Refusals.
+
+
+def refusal(place: Place, configs: list[NodeConfig]) -> str:
+    try:
+        joined(place, configs[place.rank])
+    except FatalError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_processes_with_different_configurations_are_refused_with_a_remedy(model: Path, tmp_path: Path) -> None:
+    configs = [config_for(model), config_for(model, learning_rate=0.5)]
+    for said in in_ranks(refusal, configs, ranks=2, folder=tmp_path):
+        assert "processes [1] have another configuration" in said and "same files and environment" in said
+
+
+def test_a_place_that_makes_no_sense_and_a_gpu_for_several_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FatalError, match="RANK=2, WORLD_SIZE=2, LOCAL_RANK=0 is no place .* start with torchrun"):
+        Place.of({"RANK": "2", "WORLD_SIZE": "2"})
+    assert Place.of({}) == Place(0, 1, 0)
+    # This machine has no GPU: what torch says of one is given.
+    monkeypatch.setattr("services.trainer.parallel.group.resolve_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Place(1, 2, 1).device("cuda") == torch.device("cuda", 1)
+    with pytest.raises(FatalError, match="each of 2 processes needs a GPU of its own: set it to auto"):
+        Place(1, 2, 1).device("cuda:0")
+    with pytest.raises(FatalError, match="no GPU of its own, 2 are there: lower torchrun's --nproc-per-node"):
+        Place(2, 3, 2).device("cuda")
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def same_layout(one: LearnerState, other: LearnerState) -> bool:
+    """Whether a checkpoint of one can be told from a checkpoint of the other only by its numbers."""
+
+    def outline(value: object) -> object:
+        return (value.shape, value.dtype, value.device, type(value)) if isinstance(value, Tensor) else value
+
+    return mapped(one, outline) == mapped(other, outline)
+
+
+def same_bits(one: LearnerState, other: LearnerState) -> bool:
+    return mapped(one, lambda value: value.tolist() if isinstance(value, Tensor) else value) == mapped(
+        other, lambda value: value.tolist() if isinstance(value, Tensor) else value
+    )
+
+
+def mapped(state: LearnerState, change: Callable[[object], object]) -> object:
+    def walk(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: walk(inner) for key, inner in value.items()}
+        return [walk(inner) for inner in value] if isinstance(value, list) else change(value)
+
+    return [walk(part) for part in (state.weights, state.optimizer, state.random)]
+
+
+def test_the_tied_embeddings_of_the_tiny_policy_stay_tied_when_sharded(model: Path, tmp_path: Path) -> None:
+    found = in_ranks(sharded_names, config_for(model), ranks=2, folder=tmp_path)
+    assert found[0] == found[1] == ("model.embed_tokens.weight", True)
+
+
+def sharded_names(place: Place, config: NodeConfig) -> tuple[str, bool]:
+    loaded: Any = load_causal_lm(config.model, dtype=torch.float32, device=torch.device("cpu"))
+    joined(place, config).shard(loaded)
+    return next(iter(dict(loaded.named_parameters()))), loaded.lm_head.weight is loaded.model.embed_tokens.weight
