@@ -18,7 +18,7 @@ END = 256
 
 
 def tiny_qwen3(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
-    """A random Qwen3 of 2 layers of 32 with the byte tokenizer; its answers end after some tokens."""
+    """A random Qwen3 of 2 layers of 32 with the byte tokenizer, whose answers are mostly a digit or two, so that some are right."""
     if not (folder / "config.json").exists():
         torch.set_num_threads(1)
         torch.manual_seed(seed)
@@ -38,7 +38,14 @@ def tiny_qwen3(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
             pad_token_id=257,
             dtype="float32",
         )
-        Qwen3ForCausalLM(config).save_pretrained(folder)
+        model = Qwen3ForCausalLM(config)
+        with torch.no_grad():
+            # What all tokens have in common stays in the hidden state; what has more of it is likelier to come next.
+            common = 0.5 * torch.randn(32).sign()
+            model.model.embed_tokens.weight += common
+            for token in (*byte_tokenizer()("0123456789", add_special_tokens=False)["input_ids"], END):
+                model.lm_head.weight[token] += common
+        model.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -72,18 +79,18 @@ def tiny_config(folder: Path, node: str = "n00", **sections: Any) -> NodeConfig:
 
 
 def tiny_spec(folder: Path, nodes: Any = 3, arms: Any = None, seeds: Sequence[int] = (1,), rounds: int = 2, **changes: Any) -> Spec:
-    """A spec whose every arm is a swarm of tiny nodes. A verifier that pays for any digit makes most groups informative."""
+    """A spec whose every arm is a swarm of tiny nodes on sums of two digits."""
     source: dict[str, Any] = {
         "name": "tiny",
         "seeds": list(seeds),
         "rounds": rounds,
         "nodes": nodes,
         "model": {"path": str(folder), "device": "cpu", "dtype": "float32"},
-        "generator": {"completions": 4, "max_new_tokens": 6},
+        "generator": {"completions": 16, "max_new_tokens": 4},
         "eval": {"tasks": 6, "every_versions": 2},
         "sampler": {"local": 2, "external": 2, "max_staleness": 0, "max_external_age_s": 30.0, "max_share_per_node": 1.0},
         "trainer": {"learning_rate": 1e-3},
-        "tasks": [{"dataset": "fraction_simplification", "config": {"min_value": 1, "max_value": 9}}],
+        "tasks": [{"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}],
         "arms": arms or {"base": {}},
     }
     return parse_spec(merged(source, changes))

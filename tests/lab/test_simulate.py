@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.arms import plan_run
+from lab.records import RecordWriter, read_records
+from lab.simulate import Simulation
+from lab.task_desk import Shared
+from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3(tmp_path_factory.mktemp("qwen3") / "model")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Shared:
+    """Derived tasks and scores, which no run changes."""
+    return Shared()
+
+
+def simulate(folder: Path, file: Path, shared: Shared | None = None, seed: int = 1, **spec: Any) -> Simulation:
+    torch.set_num_threads(1)
+    simulation = Simulation(plan_run(tiny_spec(folder, **spec), "base", seed), shared)
+    writer = RecordWriter(file)
+    simulation.run(writer)
+    writer.close()
+    return simulation
+
+
+def of_kind(file: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_records(file) if line["kind"] == kind]
+
+
+def without_seconds(file: Path) -> list[dict[str, Any]]:
+    return [line for line in read_records(file) if line["kind"] != "round"]
+
+
+def test_a_seed_gives_the_same_records_twice_and_another_seed_others(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    first, again, other = (tmp_path / f"{name}.gz" for name in ("first", "again", "other"))
+    one = simulate(folder, first, shared)
+    two = simulate(folder, again)
+    simulate(folder, other, shared, seed=2)
+    assert without_seconds(first) == without_seconds(again)
+    assert without_seconds(first) != without_seconds(other)
+    assert torch.equal(one.cohorts[0].learner.flat, two.cohorts[0].learner.flat)
+
+
+def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    simulate(folder, tmp_path / "r.gz", shared, rounds=3)
+    steps = of_kind(tmp_path / "r.gz", "step")
+    assert [(line["round"], line["node"]) for line in steps] == [(r, f"n{n:02d}") for r in (1, 2, 3) for n in range(3)]
+    for line in steps:
+        assert line["generated"] == 2 * 16
+        assert sum(count for count, _ in line["tasks"].values()) == 32
+        groups = line["groups_local"] + line["groups_external"]
+        parts = line["groups_local"] * line["local_reward"] + line["groups_external"] * (line["external_reward"] or 0.0)
+        assert line["trained_reward"] == pytest.approx(parts / groups, abs=1e-5)
+        assert line["staleness"] == 0
+        assert line["informative_external"] == line["groups_external"]
+    evaluations = of_kind(tmp_path / "r.gz", "eval")
+    assert Counter(line["round"] for line in evaluations) == {0: 3, 2: 3, 3: 3}
+    assert len({line["pass_rate"] for line in evaluations if line["round"] == 0}) == 1
+
+
+def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    simulate(folder, tmp_path / "now.gz", shared, rounds=4, sampler={"external": 1})
+    simulate(folder, tmp_path / "older.gz", shared, rounds=4, sampler={"external": 1, "max_external_age_s": 1000.0})
+    now, older = (of_kind(tmp_path / name, "step") for name in ("now.gz", "older.gz"))
+    assert max(line["pool_external"] for line in now) <= 4
+    assert max(line["pool_external"] for line in older) > 4
+    assert all((line["external_age_rounds"] or 0) < 1 for line in now)
+
+
+def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    simulate(folder, tmp_path / "r.gz", shared, rounds=4, nodes=1, sampler={"max_staleness": 2, "external": 0})
+    steps = of_kind(tmp_path / "r.gz", "step")
+    assert [line["generated"] for line in steps] == [3 * 32, 32, 32, 32]
+    assert [line["staleness"] for line in steps] == [0, 1, 2, 2]
+
+
+def test_controls_filter_and_reuse_own_groups(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    alone = {"nodes": 1, "sampler": {"local": 3, "external": 0}, "rounds": 3}
+    simulate(folder, tmp_path / "pool.gz", shared, **alone, local={"filter": "informative_of_pool", "pool": 9, "unfiltered": 1})
+    for line in of_kind(tmp_path / "pool.gz", "step"):
+        assert line["made"] == 10
+        assert line["groups_local"] == 3
+        assert line["informative_local"] >= min(2, line["made_informative"] - 1)
+    simulate(folder, tmp_path / "until.gz", shared, **alone, local={"filter": "informative_until", "max_groups": 30})
+    for line in of_kind(tmp_path / "until.gz", "step"):
+        assert line["informative_local"] == 3 or line["made"] == 30
+    simulate(folder, tmp_path / "reuse.gz", shared, **alone, local={"reuse": 2})
+    made = 0
+    for line in of_kind(tmp_path / "reuse.gz", "step"):
+        assert line["made"] == 3
+        assert line["groups_local"] == 3 + min(2, made)
+        made += line["made_informative"]
+
+
+@pytest.mark.parametrize("role", ["wrong", "duplicate", "flood", "low_quality"])
+def test_hostile_nodes_send_and_do_not_train_and_the_border_does_its_part(
+    folder: Path, tmp_path: Path, shared: Shared, role: str
+) -> None:
+    nodes = [{"count": 2}, {"count": 1, "role": role}]
+    simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, rounds=3, sampler={"max_share_per_node": 0.5})
+    assert len(simulation.cohorts[0].learner.flat) == 2
+    steps = of_kind(tmp_path / "r.gz", "step")
+    assert {line["node"] for line in steps} == {"n00", "n01"}
+    refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
+    if role == "duplicate":
+        assert refused["replayed"] > 0
+    if role == "flood":
+        assert max(line["pool_external"] for line in steps) > 4
+    if role == "wrong":
+        batch = simulation.batches["n00"]
+        assert batch is not None
+        theirs = [item.scored for item in batch.items if item.scored.group.node == "n02"]
+        assert all(sorted(set(scored.rewards))[-1] == 1.0 for scored in theirs)
+        assert all(completion.token_ids is None for scored in theirs for completion in scored.group.completions)
+
+
+def test_nodes_of_two_architectures_learn_from_each_others_text(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    other = tiny_qwen3(tmp_path / "other", tied=False, seed=4)
+    nodes = [{"count": 2}, {"count": 1, "model": {"path": str(other)}}]
+    simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, verifier={"share_tokens": False})
+    assert [len(cohort.nodes) for cohort in simulation.cohorts] == [2, 1]
+    assert any(line["groups_external"] for line in of_kind(tmp_path / "r.gz", "step") if line["node"] == "n02")
+
+
+def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    apart = {"sampler": {"max_external_age_s": 1000.0}, "rounds": 4, "trainer": {"learning_rate": 1e-2}}
+    simulate(folder, tmp_path / "text.gz", shared, **apart, verifier={"share_tokens": False})
+    simulate(folder, tmp_path / "tokens.gz", shared, **apart, verifier={"share_tokens": True})
+    text, tokens = (
+        [line.get("kl_behaviour", 0.0) for line in of_kind(tmp_path / name, "step")] for name in ("text.gz", "tokens.gz")
+    )
+    assert max(text) == pytest.approx(0.0, abs=1e-5)
+    assert max(tokens) > 1e-4
