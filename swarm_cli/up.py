@@ -68,6 +68,8 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
         f"({', '.join(layout.node_names)}), {f'ends after {steps} steps' if steps else 'until Ctrl-C'}"
     )
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
+    elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
+    note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make watch)")
 
 
 def _explain_end(outcome: Outcome, config: NodeConfig) -> None:
