@@ -63,7 +63,7 @@ def kustomize() -> tuple[str, ...] | None:
     """The command that renders a folder: kubectl's own, or kustomize alone (`scripts/test-packages` installs it where npm is)."""
     if kubectl := shutil.which("kubectl"):
         return (kubectl, "kustomize")
-    beside = [str(path) for path in (REPOSITORY / ".venv" / "kustomize").glob("**/kustomize-linux-x64")]
+    beside = [str(path) for path in (REPOSITORY / ".venv" / "kustomize").glob("**/kustomize-linux-x64/kustomize-linux-x64")]
     for binary in [shutil.which("kustomize"), *beside]:
         if binary:
             return (binary, "build")
