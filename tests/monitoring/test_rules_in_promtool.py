@@ -14,7 +14,9 @@ RULES = REPO / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
 SCRAPE = REPO / "k8s" / "components" / "monitoring-plain" / "scrape.yaml"
 CASES = sorted((Path(__file__).parent / "rules").glob("*.test.yaml"))
 
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: scripts/test-packages installs Debian's prometheus")
+pytestmark = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool: scripts/test-packages installs Debian's prometheus"
+)
 
 
 def _promtool(*arguments: str | Path) -> str:

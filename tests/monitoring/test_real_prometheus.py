@@ -1,0 +1,156 @@
+"""Dashboards and rules before a real Prometheus that scrapes a real running swarm of two nodes, and its real NATS server.
+
+The server's exporter is the one thing that is not real: see `nats_exporter.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.panels import Panel, substituted
+from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
+from tests.monitoring.nats_exporter import NatsExporter
+from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
+from tests.nats_server import NatsServer, free_port
+
+pytestmark = pytest.mark.skipif(not prometheus_is_here(), reason="no prometheus: scripts/test-packages installs Debian's")
+
+RULES = REPO / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
+CONFIG = """
+[generator]
+engine = "transformers"
+completions = 4
+groups_per_call = 4
+max_new_tokens = 12
+threads = 1
+[eval]
+tasks = 12
+every_versions = 4
+[verifier]
+intake_poll_s = 0.1
+workers = 1
+[sampler]
+local = 2
+external = 2
+shortage = "fill_local"
+shortage_wait_s = 5
+[trainer]
+learning_rate = 1e-4
+checkpoint_every = 4
+threads = 1
+"""
+START_S = 300.0
+WINDOW = "10s"
+EMPTY_ROWS = {"vLLM": "this swarm samples with transformers"}
+
+
+@dataclass
+class Watched:
+    """A swarm that runs, and the Prometheus that has scraped it."""
+
+    nodes: tuple[NodeProcesses, ...]
+    prometheus: PrometheusServer
+
+
+def _http_port(node: NodeProcesses, role: str) -> int | None:
+    log = node.run_dir / f"{role}.log"
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    started = [line for line in map(json.loads, whole.splitlines()) if line.get("event") == "started"]
+    return int(started[-1]["http_port"]) if started else None
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    var = tmp_path_factory.mktemp("var")
+    demo = (REPO / "config" / "demo.toml").read_text()
+    config = var / "test.toml"
+    config.write_text(CONFIG + demo[demo.index("[[tasks]]") :])
+    monitor = free_port()
+    server = NatsServer(var / "nats", config=f"server_name: nats-0\nhttp: 127.0.0.1:{monitor}").start()
+    exporter = NatsExporter(f"http://127.0.0.1:{monitor}")
+    settings = {
+        "SWARM_NATS__NODE_URL": server.url,
+        "SWARM_NATS__SWARM_URL": server.url,
+        "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
+    }
+    nodes = tuple(NodeProcesses(name, "watched", var, settings, config).start() for name in ("alpha", "beta"))
+    prometheus: PrometheusServer | None = None
+    try:
+        ports = {
+            (node.node, role): wait_until(
+                lambda node=node, role=role: _http_port(node, role),  # type: ignore[misc]
+                *nodes,
+                timeout_s=START_S,
+                what=f"the port of {node.node}'s {role}",
+            )
+            for node in nodes
+            for role in ROLES
+        }
+        targets = [(f"127.0.0.1:{port}", {"node": node, "role": role}) for (node, role), port in ports.items()]
+        prometheus = PrometheusServer(var / "prometheus", RULES, {"swarm": targets, "nats": [(exporter.address, {})]}).start()
+        for node in nodes:
+            wait_until(
+                lambda node=node: any(line["groups_external"] for line in node.steps()),  # type: ignore[misc]
+                *nodes,
+                timeout_s=START_S,
+                what=f"a step of {node.node} on another node's groups",
+            )
+            wait_until(
+                lambda node=node: any(line["policy_version"] > 0 for line in node.evaluations()),  # type: ignore[misc]
+                *nodes,
+                timeout_s=START_S,
+                what=f"an evaluation of a policy that {node.node} has trained",
+            )
+        time.sleep(5.0)  # rates want two samples within their window, and recorded series one evaluation more
+        yield Watched(nodes, prometheus)
+    finally:
+        if prometheus is not None:
+            prometheus.kill()
+        for node in nodes:
+            node.kill_all()
+        exporter.close()
+        server.kill()
+
+
+def _without_data(watched: Watched, panel: Panel, node: str) -> list[str]:
+    """Expressions of a panel that give nothing but NaN, or nothing."""
+    expressions = [substituted(query.expr, rate_interval=WINDOW, values={"node": node}) for query in panel.queries]
+    return [expr for expr in expressions if not watched.prometheus.finite(expr)]
+
+
+def test_every_panel_shows_data(watched: Watched) -> None:
+    empty = {}
+    for name, dashboard in DASHBOARDS.items():
+        for row in dashboard.rows:
+            for panel in row.panels:
+                missing = _without_data(watched, panel, "alpha")
+                if row.title in EMPTY_ROWS:
+                    assert len(missing) == len(panel.queries), f"{panel.title}: there is data, so it is no exception any more"
+                elif missing:
+                    empty[f"{name}/{panel.title}"] = missing
+    assert not empty
+
+
+def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
+    rules = [rule for group in watched.prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 40
+    assert {(rule["name"], rule["health"], rule.get("lastError", "")) for rule in rules if rule["health"] != "ok"} == set()
+
+
+def test_a_swarm_that_has_just_started_is_a_quiet_one(watched: Watched) -> None:
+    alerts = watched.prometheus.ask("alerts")["alerts"]
+    assert {alert["labels"]["alertname"] for alert in alerts} == {"Watchdog"}, "nothing may even be pending"
+
+
+def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
+    for node in watched.nodes:
+        ((_, version),) = watched.prometheus.values(f'max by (node) (swarm_policy_version{{node="{node.node}", role="trainer"}})')
+        assert 0 < version <= len(node.steps()) + 1
+        ((_, held_out),) = watched.prometheus.values(f'node:swarm_held_out_pass_ratio:latest{{node="{node.node}"}}')
+        assert held_out in [pytest.approx(line["pass_rate"]) for line in node.evaluations()[-3:]]
