@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,33 @@ def test_the_verifiers_image_has_no_torch_and_only_verifiers_lack_it(running: di
         done = container.execute(["python", "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"], 60)
         found = done.returncode == 0 and done.stdout.strip() not in ("", "None")
         assert found == (role == "trainer"), f"{role}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+def test_a_manifest_that_forgets_something_is_found_out(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    objects = render(OBJECTS_OF)
+    stages = read_stages(REPOSITORY / "Dockerfile")
+    (sampler,) = [pod for pod in pods_of(objects) if pod.name.startswith("alpha-sampler")]
+    network = PodNetwork(f"sx{os.getpid()}")
+    started: list[Running] = []
+    try:
+        kubelet = Kubelet(tmp_path, network, objects, stages, by_image(stages))
+        for number, (field, kept) in enumerate((("volumeMounts", "/var/lib/swarm"), ("envFrom", ""))):
+            forgetful = deepcopy(sampler.spec)
+            container = forgetful["containers"][0]
+            container[field] = [each for each in container[field] if kept and each["mountPath"] != kept]
+            pod = replace(sampler, name=f"forgets-{number}", spec=forgetful)
+            started.append(kubelet.start(pod, network.add_pod(pod.name), "127.0.0.1 localhost\n"))
+        without_volume, without_settings = ([each.process.wait(STARTED_S), each.words()] for each in started)
+    finally:
+        for each in started:
+            each.kill()
+        network.close()
+    assert without_volume[0] != 0 and "/var/lib/swarm" in without_volume[1], without_volume
+    assert without_settings[0] == 78, without_settings
 
 
 @pytest.mark.slow
