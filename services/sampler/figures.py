@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.steering import InForce
+from services.sampler.strategies import STRATEGIES
 from shared.messages import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 from shared.runtime.status import StatusBoard
@@ -43,7 +44,10 @@ class Figures:
             "swarm_sampler_groups_wanted", "I (local) and J (external) of the next batch.", ["origin"], registry=registry
         )
         self._strategy = Gauge(
-            "swarm_sampler_strategy_in_force", "1 for the strategy of the next batch.", ["strategy"], registry=registry
+            "swarm_sampler_strategy_in_force",
+            "1 for the strategy of the next batch, 0 for the others.",
+            ["strategy"],
+            registry=registry,
         )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
@@ -76,6 +80,8 @@ class Figures:
                 family.labels(origin)
             for reason in _DROPS[origin]:
                 self._dropped.labels(origin, reason)
+        for name in STRATEGIES:
+            self._strategy.labels(name)
         for waiting in WaitFor:
             if waiting is not WaitFor.NOTHING:
                 self._waiting.labels(waiting.name.lower())
@@ -99,8 +105,8 @@ class Figures:
         self._wanted.labels("external").set(in_force.external)
         self._status.set("wanted_local", in_force.local)
         self._status.set("wanted_external", in_force.external)
-        self._strategy.clear()
-        self._strategy.labels(in_force.strategy.name).set(1)
+        for name in STRATEGIES:
+            self._strategy.labels(name).set(name == in_force.strategy.name)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:
         """Time went by in which the next batch was waiting for `reason`."""
