@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import socket
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.panels import PanelKind
+from monitoring.panels import PanelKind, substituted
 from shared.messages import ServiceStatus
 from swarm_cli.dashboard import RULES, SHOWN
 from swarm_cli.dashboard_prometheus import Prometheus, find_prometheus
@@ -164,3 +166,28 @@ def test_the_page_is_served_to_this_machine_and_says_when_prometheus_is_away() -
             connection.close()
     finally:
         server.close()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on the PATH, which would run the page's own functions")
+def test_the_page_fills_in_queries_and_writes_values_as_it_should() -> None:
+    expressions = [query.expr for name in SHOWN for panel in DASHBOARDS[name].panels() for query in panel.queries]
+    values = [
+        [0.625, "percentunit"],
+        [0.0042, "s"],
+        [7200, "s"],
+        [3 * 2**20, "bytes"],
+        [12345, "short"],
+        [1.5, "suffix: /s"],
+        [None, "s"],
+    ]
+    script = f"""{(PAGE / "units.js").read_text()}
+const chosen = {json.dumps({"__rate_interval": "15s", "node": "alpha", "job": "swarm"})};
+const filled = {json.dumps(expressions)}.map((expr) => substituted(expr, chosen));
+const written = {json.dumps(values)}.map(([value, unit]) => inUnit(value, unit));
+const legend = legendText("p95 {{{{task}}}}", {{ task: "gcd" }});
+console.log(JSON.stringify([filled, written, legend, tickText(1.25, "suffix: /s", 0.25)]));"""
+    answer = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=30, check=True)
+    filled, written, legend, tick = json.loads(answer.stdout)
+    assert filled == [substituted(expr, rate_interval="15s", values={"node": "alpha", "job": "swarm"}) for expr in expressions]
+    assert written == ["63 %", "4.20 ms", "2 h", "3 MiB", "12.3k", "1.50/s", "–"]
+    assert (legend, tick) == ("p95 gcd", "1.25/s")
