@@ -41,9 +41,9 @@ _NOW = Row(
         ),
         _stat(
             "Steps",
-            "Trainer steps a second over five minutes.",
-            PER_SECOND,
-            f"max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})",
+            "Trainer steps a minute, over five minutes.",
+            "suffix: /min",
+            f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})",
         ),
         _stat(
             "Trainer waits",
@@ -74,8 +74,7 @@ _TIME = Row(
         Panel(
             title="Trainer by phase",
             description="Share of wall clock that the trainer spends in each phase of a step. wait: no batch was there; publish "
-            "and checkpoint: "
-            "writing policies and checkpoints.",
+            "and checkpoint: writing them down. A phase counts when its step ends, so steps longer than the window make it jump.",
             unit="percentunit",
             minimum=0,
             stacked=True,

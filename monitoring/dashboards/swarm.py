@@ -6,6 +6,7 @@ from monitoring.panels import Dashboard, Panel, PanelKind, Row, Threshold, Varia
 
 ALL = 'job=~"$job", node=~"$node"'
 PER_SECOND = "suffix: /s"
+PER_MINUTE = "suffix: /min"
 
 _GLANCE = Panel(
     title="Nodes at a glance",
@@ -22,7 +23,7 @@ _GLANCE = Panel(
         series(f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{ALL}}})", "held-out pass rate", "percentunit"),
         series(f"max by (node) (node:swarm_held_out_gain:latest{{{ALL}}})", "gain over base", "percentunit"),
         series(f'max by (node) (node:swarm_reward:mean15m{{{ALL}, origin="local"}})', "own reward", "percentunit"),
-        series(f"max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps", PER_SECOND),
+        series(f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps", PER_MINUTE),
         series(f"max by (node) (node:swarm_rollouts_shared:rate5m{{{ALL}}})", "groups shared", PER_SECOND),
         series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups taken in", PER_SECOND),
         series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "refused", "percentunit"),
@@ -94,11 +95,11 @@ _PACE = Row(
     panels=(
         Panel(
             title="Trainer steps",
-            description="Optimiser steps a second. Zero for long is what alert SwarmTrainerStalled looks for.",
-            unit=PER_SECOND,
+            description="Optimiser steps a minute. Zero for long is what alert SwarmTrainerStalled looks for.",
+            unit=PER_MINUTE,
             minimum=0,
             width=6,
-            queries=(series(f"sum by (node) (rate(swarm_trainer_steps_total{{{ALL}}}[$__rate_interval]))", "{{node}}"),),
+            queries=(series(f"60 * sum by (node) (rate(swarm_trainer_steps_total{{{ALL}}}[$__rate_interval]))", "{{node}}"),),
         ),
         Panel(
             title="Policy version",
@@ -136,6 +137,7 @@ _SHARING = Row(
             description="Own groups stored in the swarm's stream a second, by node.",
             unit=PER_SECOND,
             minimum=0,
+            width=6,
             queries=(
                 series(
                     f'sum by (node) (rate(swarm_rollout_publish_total{{{ALL}, plane="swarm", result="ok"}}[$__rate_interval]))',
@@ -148,6 +150,7 @@ _SHARING = Row(
             description="Groups of other nodes that passed the border's checks and have this node's own rewards, a second.",
             unit=PER_SECOND,
             minimum=0,
+            width=6,
             queries=(series(f"sum by (node) (rate(swarm_ingest_accepted_total{{{ALL}}}[$__rate_interval]))", "{{node}}"),),
         ),
         Panel(
@@ -158,6 +161,7 @@ _SHARING = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
+            width=6,
             queries=(
                 series(
                     f'sum by (node) (rate(swarm_sample_source_total{{{ALL}, source="external"}}[$__rate_interval])) / '
@@ -173,6 +177,7 @@ _SHARING = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
+            width=6,
             queries=(
                 series(
                     f"sum by (node) (rate(swarm_sampler_short_batches_total{{{ALL}}}[$__rate_interval])) / "
@@ -191,19 +196,26 @@ _SHARING = Row(
         ),
         Panel(
             title="Own groups that did not reach the swarm",
-            description="Groups given up on a second (dropped) or failing (error) while the swarm's server was away or full, and "
-            "groups waiting in "
-            "the outbox.",
-            unit="short",
+            description="Groups a second that were given up on (dropped), or that failed and are tried again (error), because "
+            "the swarm's "
+            "server was away or refused them.",
+            unit=PER_SECOND,
             minimum=0,
             queries=(
                 series(
                     f"sum by (node, result) (rate(swarm_rollout_publish_total"
                     f'{{{ALL}, plane="swarm", result!="ok"}}[$__rate_interval]))',
-                    "{{node}} {{result}} /s",
+                    "{{node}} {{result}}",
                 ),
-                series(f"sum by (node) (swarm_outbox_groups{{{ALL}}})", "{{node}} waiting"),
             ),
+        ),
+        Panel(
+            title="Outbox",
+            description="Own groups waiting for the swarm's server. It grows while the server is away and is sent when it is back.",
+            unit="short",
+            minimum=0,
+            decimals=0,
+            queries=(series(f"sum by (node) (swarm_outbox_groups{{{ALL}}})", "{{node}}"),),
         ),
     ),
 )
