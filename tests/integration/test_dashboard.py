@@ -136,7 +136,10 @@ def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_n
         for series in query(port, "swarm_policy_version == 7")
     }
     assert found == {key: f"127.0.0.1:{at}" for key, at in processes.items()}
-    assert {dashboard["uid"] for dashboard in get(f"http://127.0.0.1:{port}/panels.json")["dashboards"]} == {"swarm-overview", "swarm-node"}
+    assert {dashboard["uid"] for dashboard in get(f"http://127.0.0.1:{port}/panels.json")["dashboards"]} == {
+        "swarm-overview",
+        "swarm-node",
+    }
     rules = get(f"http://127.0.0.1:{port + 1}/api/v1/rules")["data"]["groups"]
     alerts = {rule["name"] for group in rules for rule in group["rules"] if rule["type"] == "alerting"}
     assert {"SwarmTrainerStalled", "SwarmRejectSpike"} <= alerts, "the cluster's rules are not loaded"
