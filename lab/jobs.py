@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
 from lab.runs import RunFolder
 from lab.spec import Spec
 
+if TYPE_CHECKING:
+    from lab.task_desk import Shared
+
 Report = Callable[[str], None]
 _HEARTBEAT_S = 60.0
+_shared: Shared | None = None
+"""Derived tasks and scores that this process's runs have in common: arms of one seed draw the same tasks."""
 
 
 def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
@@ -47,10 +53,13 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
 
     from lab.records import RecordWriter
     from lab.simulate import Simulation
+    from lab.task_desk import Shared
 
     torch.set_num_threads(threads)
     started = time.monotonic()
-    simulation = Simulation(plan_run(spec, folder.arm, folder.seed))
+    global _shared
+    _shared = _shared or Shared()
+    simulation = Simulation(plan_run(spec, folder.arm, folder.seed), _shared)
     rounds = simulation.run_plan.rounds
     Path(folder.path).mkdir(parents=True, exist_ok=True)
     writer = RecordWriter(folder.records)

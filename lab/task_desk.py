@@ -19,6 +19,7 @@ from shared.tasks.scoring import score_texts
 from shared.tasks.verifiers import VerifierChoice
 
 _MOST_ITEMS = 20_000
+_MOST_DRAWS = 100_000
 _MOST_TEXTS = 500_000
 
 
@@ -31,13 +32,17 @@ class TaskDesk:
         self._prompter = Prompter(config, self.tokenizer, model_max_length(config.model), held_out)
         self._verifiers = VerifierChoice(config.tasks)
         self._shared = shared
+        self._source = "\n".join(
+            (config.node.id, str(config.node.seed), config.model.path, config.model.system_prompt)
+            + (str(config.generator.max_new_tokens), str(config.eval.tasks), *(task.model_dump_json() for task in config.tasks))
+        )
         self.held_out = held_out
         self.held_out_prompts = self._prompter.held_out(held_out.tasks)
         self.datasets = {task.dataset for task in config.tasks}
 
     def task(self, draw: int) -> PromptedTask:
-        """The task of a draw of this node."""
-        return self._prompter.for_draw(draw)
+        """The task of a draw of this node, which is the same in every arm of an experiment."""
+        return self._shared.task(self._source, draw, self._prompter)
 
     def score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
         """Rewards of texts, by this node's verifier."""
@@ -52,6 +57,7 @@ class Shared:
         self._held_out: dict[tuple[str, int], HeldOut] = {}
         self._items: OrderedDict[TaskRef, Item] = OrderedDict()
         self._scores: OrderedDict[tuple[TaskRef, str, str], float] = OrderedDict()
+        self._draws: dict[tuple[str, int], PromptedTask] = {}
 
     def tokenizer(self, config: NodeConfig) -> Any:
         """The node's tokenizer, which remembers what it encoded."""
@@ -66,6 +72,15 @@ class Shared:
         if key not in self._held_out:
             self._held_out[key] = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
         return self._held_out[key]
+
+    def task(self, source: str, draw: int, prompter: Prompter) -> PromptedTask:
+        """The task of a draw; `source` names all that the prompter's answer depends on."""
+        key = (source, draw)
+        if key not in self._draws:
+            if len(self._draws) >= _MOST_DRAWS:
+                self._draws.clear()
+            self._draws[key] = prompter.for_draw(draw)
+        return self._draws[key]
 
     def score(self, ref: TaskRef, verifier: str, texts: Sequence[str]) -> list[float]:
         """Rewards; each different text of a task is judged once."""
