@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,23 @@ def test_every_config_map_and_secret_and_key_that_is_used_exists_or_is_one_that_
             assert held is not None and keys <= held, f"{name_of(workload)}: {kind} {name} {sorted(keys)}"
             if kind == "Secret" and (node := node_of(workload)) and name not in SECRETS:
                 assert name.startswith(f"{node}-"), f"{name_of(workload)} reads {name}"
+
+
+def test_the_commands_of_the_operations_page_make_every_secret_that_is_named() -> None:
+    """All but the hub's token, which is optional and a person's own."""
+    page = (K8S.parent / "docs" / "operations.md").read_text()
+    (block,) = re.findall(r"^```bash\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = "\n".join(line for line in block.splitlines() if not line.startswith(("kubectl", "apply()")))
+    shown = subprocess.run(
+        ["bash", "-c", f'apply() {{ echo "$@"; }}\n{commands}'], capture_output=True, text=True, check=True
+    ).stdout
+    made = {
+        line.split()[1 if line.startswith("configmap") else 2]: set(re.findall(r"file=([^=\s]+)", line))
+        for line in shown.splitlines()
+    }
+    nodes = {file.parent.name for file in K8S.glob("overlays/cluster/nodes/*/node.toml")}
+    expected = {f"{node}-{name}": keys for node in nodes for name, keys in NODE_SECRETS.items() if name != "hub"}
+    assert made == SECRETS | CONFIG_MAPS | expected
 
 
 def references(workload: Object) -> list[tuple[str, str, set[str]]]:
