@@ -255,13 +255,13 @@ class SamplerService:
         if was == becomes:
             return
         self._figures.steered(becomes)
-        why = after.sharing.why if after.sharing is not None else ""
+        moved = after.sharing is not None and was.external != becomes.external
         self._context.log.info(
             "steered",
             local=becomes.local,
             external=becomes.external,
             strategy=becomes.explained,
-            why=why or "a new held-out result",
+            why=after.sharing.why if moved and after.sharing is not None else "a new held-out result",
         )
 
     async def _report(self, loaded: _Loaded) -> None:
