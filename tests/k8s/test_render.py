@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
 import kubernetes_validate.utils
 import pytest
+import yaml
 from kubernetes_validate.utils import SchemaNotFoundError, all_versions, validate
 
-from tests.k8s.manifests import K8S, VARIANTS, Object, name_of, of_kind, render
+from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, of_kind, render
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NEWEST_MINORS = all_versions()[-3:]
@@ -97,6 +99,27 @@ def test_everything_is_in_the_one_namespace(variant: str) -> None:
     for each in render(variant):
         if each["kind"] != "Namespace":
             assert each["metadata"]["namespace"] == "swarm", name_of(each)
+
+
+def test_a_node_is_added_by_a_copied_folder_and_one_line(tmp_path: Path) -> None:
+    shutil.copytree(K8S, tmp_path / "k8s")
+    overlay = tmp_path / "k8s" / "overlays" / "cluster"
+    shutil.copytree(overlay / "nodes" / "alpha", overlay / "nodes" / "delta")
+    for file in (overlay / "nodes" / "delta").iterdir():
+        file.write_text(file.read_text().replace("alpha", "delta").replace("ALPHA", "DELTA"))
+    top = overlay / "kustomization.yaml"
+    top.write_text(top.read_text().replace("  - nodes/gamma\n", "  - nodes/gamma\n  - nodes/delta\n"))
+    before = {(each["kind"], name_of(each)) for each in render("cluster")}
+    after = {(each["kind"], name_of(each)) for each in yaml.safe_load_all(build(overlay))}
+    assert before < after
+    assert {name.removeprefix("delta-").partition("-")[0] for _, name in after - before} >= {
+        *ROLES,
+        "node",
+        "settings",
+        "model",
+        "streams",
+    }
+    assert all(name.startswith("delta-") for _, name in after - before)
 
 
 def test_every_component_is_in_some_variant() -> None:
