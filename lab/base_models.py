@@ -1,9 +1,9 @@
 """Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer that knows whole phrases.
 
 A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of `BasePolicyRecipe`, and may name another
-spec to `start` from: its tasks, tokenizer and weights are then taken, and the supervised training goes on with other shares of right
-answers, so that policies of different skill come from one. Datasets without a reference answer are supervised on the example that
-their metadata gives.
+spec to `start` from: its tasks, tokenizer and weights are then taken, and the supervised training goes on with other shares of
+right answers, so that policies of different skill come from one. Datasets without a reference answer are supervised on the example
+that their metadata gives.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from lab.phrases import fixed_phrases
+from shared.config.sections import ModelSection
 from shared.model.base_policy import (
     BasePolicyRecipe,
     is_built,
@@ -31,7 +32,6 @@ from shared.model.base_policy import (
     supervise,
     write_policy,
 )
-from shared.config.sections import ModelSection
 from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.model.tokenizer import train_tokenizer

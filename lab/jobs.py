@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -72,7 +73,9 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
             report(f"  {_name(folder)}: round {number} of {rounds} after {told - started:.0f} s")
 
     try:
-        simulation.run(writer, progress)
+        # reasoning-gym's bf compiler prints a dot for every program.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            simulation.run(writer, progress)
     finally:
         writer.close()
     seconds = time.monotonic() - started

@@ -95,8 +95,8 @@ def _run(
         alive=(lengths > 0).unsqueeze(2).expand(nodes, groups, count),
         positions=lengths,
         lengths=lengths,
-        prompt_keys=[each.unflatten(0, (nodes, groups)) for each in prompt.keys],
-        prompt_values=[each.unflatten(0, (nodes, groups)) for each in prompt.values],
+        prompt_keys=[each.view(nodes, groups, *each.shape[1:]) for each in prompt.keys],
+        prompt_values=[each.view(nodes, groups, *each.shape[1:]) for each in prompt.values],
         keys=cache(),
         values=cache(),
     )
@@ -187,10 +187,10 @@ def _padded(prompts: Sequence[Sequence[Sequence[int]]], most: int, device: torch
 
 def _cut(
     prompts: Sequence[Sequence[Sequence[int]]],
-    tokens: list,
-    logprobs: list,
+    tokens: list[list[list[list[int]]]],
+    logprobs: list[list[list[list[float]]]],
     end_token: int,
-    count: int,  # type: ignore[type-arg]
+    count: int,
 ) -> list[list[list[Sampled]]]:
     def one(ids: list[int], scores: list[float]) -> Sampled:
         ended = end_token in ids

@@ -129,7 +129,7 @@ def _completion_pass(
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows = packing.to_rows(torch.cat([q, k, v], dim=2)).view(nodes * groups, count, steps, -1, shape.head_size)
-        q, k, v = rows.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=3)
+        q, k, v = torch.split_with_sizes(rows, [shape.heads, shape.kv_heads, shape.kv_heads], dim=3)
         out = attend_behind_prompt(
             q.contiguous(), k.transpose(2, 3), v.transpose(2, 3), prompt_keys[layer], prompt_values[layer], bias, causal
         )

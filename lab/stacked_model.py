@@ -88,7 +88,7 @@ class StackedQwen3:
         for layer in range(shape.layers):
             normed = _rms_norm(x, leaves[f"{layer}.norm_in"], shape.eps)
             qkv = _linear(normed, leaves[f"{layer}.qkv"]).view(nodes, tokens, shape.heads + 2 * shape.kv_heads, shape.head_size)
-            q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
+            q, k, v = torch.split_with_sizes(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
             q = _rotated(_rms_norm(q, leaves[f"{layer}.q_norm"], shape.eps), cos, sin)
             k = _rotated(_rms_norm(k, leaves[f"{layer}.k_norm"], shape.eps), cos, sin)
             x = x + _linear(attend(layer, q, k, v).flatten(2), leaves[f"{layer}.out"])
@@ -121,7 +121,7 @@ def prompt_pass(model: StackedQwen3, leaves: Leaves, ids: Tensor, lengths: Tenso
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows = packing.to_rows(torch.cat([q, k, v], dim=2)).view(nodes * groups, width, -1, q.shape[3]).transpose(1, 2)
-        in_rows_q, in_rows_k, in_rows_v = rows.split([q.shape[2], k.shape[2], v.shape[2]], dim=1)
+        in_rows_q, in_rows_k, in_rows_v = torch.split_with_sizes(rows, [q.shape[2], k.shape[2], v.shape[2]], dim=1)
         keys.append(in_rows_k)
         values.append(in_rows_v)
         repeat = q.shape[2] // k.shape[2]
@@ -156,7 +156,7 @@ def attend_behind_prompt(
         to_own = to_own + own_bias
     scores = torch.cat([to_prompt, to_own.transpose(1, 2).flatten(3, 4)], dim=-1)
     weights = torch.softmax(scores, dim=-1)
-    of_prompt, of_own = weights.split([width, own], dim=-1)
+    of_prompt, of_own = torch.split_with_sizes(weights, [width, own], dim=-1)
     out = (of_prompt.reshape(groups * kv, -1, width) @ prompt_values.flatten(0, 1)).view(groups, kv, count, repeat, steps, size)
     mine = of_own.transpose(1, 2).reshape(groups * count * kv, repeat * steps, own) @ v.flatten(0, 2)
     out = out + mine.view(groups, count, kv, repeat, steps, size).transpose(1, 2)

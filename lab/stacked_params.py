@@ -135,7 +135,7 @@ class Architecture:
         sources = self._sources()
         for leaf, value in leaves(self, flat.unsqueeze(0)).items():
             sizes = parts.get(leaf.rpartition(".")[2], [value.shape[1]])
-            for name, piece in zip(sources[leaf], value[0].split(sizes), strict=True):
+            for name, piece in zip(sources[leaf], torch.split_with_sizes(value[0], sizes), strict=True):
                 tensors[name] = piece.contiguous()
         return tensors
 
@@ -146,7 +146,7 @@ def leaves(architecture: Architecture, flat: Tensor) -> dict[str, Tensor]:
     start = 0
     for name, shape in architecture.shapes().items():
         size = math.prod(shape)
-        views[name] = flat[:, start : start + size].unflatten(1, shape)
+        views[name] = flat[:, start : start + size].view(flat.shape[0], *shape)
         start += size
     return views
 

@@ -1,6 +1,6 @@
 """The driver `services`: an experiment's runs as real swarms on this machine, from the lines that `swarm up` runs.
 
-Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`) is removed when its records are made.
+Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`) goes when its records are made.
 """
 
 from __future__ import annotations

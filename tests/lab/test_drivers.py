@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from lab.arms import plan_run
 from lab.records import RecordWriter, read_records
 from lab.runs import run_folder
 from lab.simulate import START_S, Simulation
-from lab.statistics import estimate
 from shared.messages import Batch, ScoredGroup, encode
 from shared.streams import ensure_node_streams
 from shared.subjects import node_scored, node_scored_stream
@@ -52,14 +52,14 @@ async def test_what_a_simulated_node_was_told_becomes_the_same_batches_in_the_se
             upto[node.name].append(len(told[node.name]))
     writer.close()
 
-    now = 0.0
     for node in simulation.nodes:
         transport = await connect(nats_url, name=node.name)
         await ensure_node_streams(transport, node.name)
-        service = Node(transport, node.config, lambda: now)
+        clock = [0.0]
+        service = Node(transport, node.config, lambda clock=clock: clock[0])
         published = 0
         for number in range(1, ROUNDS + 1):
-            now = START_S + number * spec.round_s + 1.0
+            clock[0] = START_S + number * spec.round_s + 1.0
             for scored in told[node.name][published : upto[node.name][number - 1]]:
                 payload = encode(scored)
                 await transport.publish(
@@ -86,19 +86,20 @@ def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path
         folder,
         nodes=2,
         rounds=16,
+        tasks=[{"dataset": "gcd", "config": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 30}}],
         generator={"groups_per_call": 2, "threads": 1},
         eval={"tasks": 40, "every_versions": 100},
         sampler={"local": 3, "external": 1, "max_external_age_s": 600.0, "shortage_wait_s": 2.0},
         trainer={"learning_rate": 3e-3, "threads": 1, "checkpoint_every": 16},
     )
-    simulated = []
-    base_rates = set()
+    early, late, base_rates = [], [], set()
     for seed in range(1, 7):
         torch.set_num_threads(1)
         writer = RecordWriter(tmp_path / "simulated.gz")
         Simulation(plan_run(spec, "base", seed, node_name)).run(writer)
         writer.close()
-        simulated.append(late_reward(tmp_path / "simulated.gz"))
+        early.append(reward(tmp_path / "simulated.gz", 1, 4))
+        late.append(reward(tmp_path / "simulated.gz", 9, 16))
         base_rates.add(base_rate(tmp_path / "simulated.gz"))
     real = run_folder(tmp_path, "base", 1)
     make_services_runs(spec, [real])
@@ -106,16 +107,17 @@ def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path
     steps = [line for line in read_records(real.records) if line["kind"] == "step"]
     assert [(line["node"], line["round"]) for line in steps] == [(n, r) for n in ("alpha", "beta") for r in range(1, 17)]
     assert base_rates == {base_rate(real.records)}
-    # The drivers sample with different random numbers, so only distributions can agree: one real run lies within four standard
-    # deviations of six simulated ones, and both have learned.
-    mean = estimate(simulated).mean
-    deviation = (sum((value - mean) ** 2 for value in simulated) / (len(simulated) - 1)) ** 0.5
-    assert late_reward(real.records) == pytest.approx(mean, abs=4 * deviation + 0.01)
+    # The drivers sample with different random numbers, so only distributions can agree: the real run ends within four standard
+    # deviations of six simulated ones, and above where all of them began.
+    deviation = statistics.stdev(late)
+    assert reward(real.records, 9, 16) == pytest.approx(statistics.fmean(late), abs=4 * deviation)
+    assert reward(real.records, 9, 16) > statistics.fmean(early) < statistics.fmean(late) - 2 * deviation
 
 
-def late_reward(file: Path) -> float:
-    rewards = [line["local_reward"] for line in read_records(file) if line["kind"] == "step" and line["round"] > 8]
-    return sum(rewards) / len(rewards)
+def reward(file: Path, first: int, last: int) -> float:
+    """Mean local reward over nodes and rounds."""
+    lines = [line for line in read_records(file) if line["kind"] == "step" and first <= line["round"] <= last]
+    return statistics.fmean(line["local_reward"] for line in lines)
 
 
 def base_rate(file: Path) -> float:

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.arms import plan_run
+from lab.spec import SpecError, load_spec, merged, parse_spec
+
+SPECS = sorted(Path("experiments").glob("*.toml"))
+
+
+def source(**changes: Any) -> dict[str, Any]:
+    base = {
+        "name": "x",
+        "seeds": [1, 2],
+        "rounds": 3,
+        "nodes": 2,
+        "tasks": [{"dataset": "gcd"}],
+        "trainer": {"learning_rate": 1e-3, "betas": [0.9, 0.95]},
+        "arms": {"8-0": {"sampler": {"local": 8, "external": 0}}, "4-4": {}},
+    }
+    return merged(base, changes)
+
+
+@pytest.mark.parametrize("file", SPECS, ids=[file.stem for file in SPECS])
+def test_every_published_spec_gives_complete_runs(file: Path) -> None:
+    spec = load_spec(file)
+    assert spec.name == file.stem
+    for arm in spec.arms:
+        run = plan_run(spec, arm, spec.seeds[0])
+        assert len({node.name for node in run.nodes}) == len(run.nodes)
+        assert all((Path(node.config.model.path) / "config.json").is_file() for node in run.nodes)
+
+
+def test_an_arm_changes_what_it_names_and_keeps_the_rest() -> None:
+    spec = parse_spec(source(arms={"warm": {"trainer": {"warmup_steps": 5}}}))
+    eight, warm = (plan_run(spec, arm, 2).nodes[1].config for arm in ("8-0", "warm"))
+    assert (eight.sampler.local, eight.trainer.warmup_steps) == (8, 0)
+    assert (warm.sampler.local, warm.trainer.warmup_steps, warm.trainer.learning_rate) == (4, 5, 1e-3)
+    assert (warm.node.id, warm.node.seed) == ("n01", 2)
+
+
+def test_nodes_may_differ_in_role_tasks_and_any_section() -> None:
+    nodes = [
+        {"count": 2},
+        {"count": 1, "role": "flood"},
+        {"tasks": [{"dataset": "lcm"}], "trainer": {"objective": "cispo"}, "model": {"path": "elsewhere"}},
+    ]
+    run = plan_run(parse_spec(source(nodes=nodes)), "4-4", 1)
+    assert [node.role for node in run.nodes] == ["honest", "honest", "flood", "honest"]
+    assert [node.config.tasks[0].dataset for node in run.nodes] == ["gcd", "gcd", "gcd", "lcm"]
+    assert run.nodes[3].config.trainer.objective == "cispo"
+    assert run.nodes[3].config.trainer.learning_rate == 1e-3
+    assert run.nodes[3].config.model.path == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 0}, r"arms\.8-0\.rounds: .*greater than or equal to 1"),
+        ({"speed": 1}, r"arms\.8-0\.speed: unknown key"),
+        ({"seeds": []}, r"seeds: .*at least 1"),
+        ({"local": {"filter": "informative_of_pool"}}, r"arms\.8-0\.local: filter informative_of_pool needs `pool`"),
+        ({"nodes": [{"role": "evil"}]}, r"nodes\.0\.role"),
+        ({"baseline": "none"}, r"baseline: no arm is called 'none'; there are 8-0, 4-4"),
+    ],
+)
+def test_a_mistake_is_named_with_its_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_spec(source(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer": {"learning_rat": 1}}, r"arm 4-4, node n00.*\n.*trainer\.learning_rat: unknown key"),
+        ({"sampler": {"strategy": "best"}}, r"best"),
+        ({"sampler": {"shortage": "wait"}}, r"arms\.4-4\.sampler\.shortage: rounds go in step"),
+        ({"nodes": [{"role": "wrong"}]}, r"no node is honest"),
+        ({"local": {"filter": "informative_until"}, "sampler": {"max_staleness": 1}}, r"a filter needs sampler\.max_staleness 0"),
+    ],
+)
+def test_a_node_that_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((SpecError, ValueError), match=message):
+        plan_run(parse_spec(source(**changes)), "4-4", 1)
+
+
+def test_the_environment_does_not_reach_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TRAINER__WARMUP_STEPS", "77")
+    assert plan_run(parse_spec(source()), "4-4", 1).nodes[0].config.trainer.warmup_steps == 0
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(SpecError, match=r"bad\.toml cannot be read"):
+        load_spec(tmp_path / "bad.toml")

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.measures import measures
+from lab.records import RecordWriter, read_records, rounded
+from lab.report import write_report
+from lab.runs import finished_runs, run_folder, runs_to_make, write_manifest
+from lab.spec import SpecError, parse_spec
+from lab.statistics import (
+    area_under,
+    estimate,
+    oscillation,
+    paired_differences,
+    paired_ratios,
+    smoothed,
+    t_quantile,
+    value_at,
+)
+
+
+def test_the_interval_is_students() -> None:
+    # Mean 2, standard deviation 1, three values: 4.303 / sqrt(3) on either side.
+    found = estimate([1.0, 2.0, 3.0])
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.half_width == pytest.approx(4.303 / math.sqrt(3))
+    assert estimate([5.0]).half_width is None
+    assert t_quantile(40) == pytest.approx(2.021, abs=1e-3)
+    assert t_quantile(120) == pytest.approx(1.980, abs=1e-3)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.integers(5, 30))
+def test_a_straight_line_does_not_oscillate(slope: float, start: float, count: int) -> None:
+    assert oscillation([(x, start + slope * x) for x in range(4 * count)]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_oscillation_is_that_of_the_last_quarter() -> None:
+    points = [(float(x), 100.0 * (x % 2) if x < 75 else 1.0 * (x % 2)) for x in range(101)]
+    assert oscillation(points) == pytest.approx(0.5, abs=0.03)
+    assert oscillation(points[:3]) is None
+
+
+def test_pairs_are_by_seed_and_ratios_need_a_positive_base() -> None:
+    assert paired_differences({1: 3.0, 2: 5.0, 9: 1.0}, {2: 1.0, 1: 1.0}) == [2.0, 4.0]
+    assert paired_ratios({1: 3.0, 2: 5.0}, {1: 2.0, 2: 2.0}) == [1.5, 2.5]
+    assert paired_ratios({1: 3.0, 2: 5.0}, {1: 2.0, 2: 0.0}) == []
+
+
+def test_series_are_measured_between_their_points() -> None:
+    assert area_under([(0.0, 0.0), (2.0, 2.0), (4.0, 2.0)]) == 6.0
+    assert [value_at([(0.0, 0.0), (2.0, 4.0)], x) for x in (-1.0, 1.0, 9.0)] == [0.0, 2.0, 4.0]
+    assert smoothed([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
+
+
+def write_run(file: Path, level: float, generated: int, rounds: int = 40, nodes: int = 2) -> None:
+    """A run whose trained reward is `level` and whose held-out pass rate rises by it over the run."""
+    writer = RecordWriter(file)
+    for number in range(rounds + 1):
+        for node in range(nodes):
+            name = f"n{node:02d}"
+            if number:
+                writer.write("step", round=number, node=name, trained_reward=level, local_reward=level / 2, generated=generated)
+            if number % 2 == 0:
+                rate = 0.1 + level * number / rounds
+                writer.write(
+                    "eval", round=number, node=name, n=10, pass_rate=rate, mean_reward=rate, tasks={"gcd": [10, rate, rate]}
+                )
+        writer.write("round", round=number, seconds={"all": 0.5})
+    writer.close()
+
+
+def test_numbers_of_a_run_follow_from_its_records(tmp_path: Path) -> None:
+    write_run(tmp_path / "r.gz", level=0.2, generated=8)
+    numbers = measures(read_records(tmp_path / "r.gz")).numbers
+    assert numbers["trained_total"] == pytest.approx(2 * 40 * 0.2)
+    assert numbers["local_total"] == pytest.approx(2 * 40 * 0.1)
+    assert numbers["base"] == pytest.approx(0.1)
+    assert numbers["gain"] == pytest.approx(0.1)
+    assert numbers["last"] == pytest.approx(0.3)
+    assert numbers["completions"] == 2 * 40 * 8
+    assert numbers["oscillation"] == pytest.approx(0.0, abs=1e-9)
+    assert numbers["seconds"] == pytest.approx(41 * 0.5)
+
+
+def spec_source(**changes: Any) -> dict[str, Any]:
+    arms = {"8-0": {}, "4-4": {}}
+    return {"name": "x", "seeds": [1, 2], "rounds": 3, "nodes": 2, "tasks": [{"dataset": "gcd"}], "arms": arms, **changes}
+
+
+def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path) -> None:
+    write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
+    for arm, levels, generated in (("8-0", (0.1, 0.2), 16), ("4-4", (0.15, 0.3), 8)):
+        for seed, level in zip((1, 2), levels, strict=True):
+            folder = run_folder(tmp_path, arm, seed)
+            write_run(folder.records, level, generated)
+            folder.finish(40, 20.0)
+    written = write_report(tmp_path, tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    arm = report["arms"]["4-4"]
+    assert report["baseline"] == "8-0"
+    assert arm["ratios"]["trained_total"]["mean"] == pytest.approx(1.5)
+    assert arm["differences"]["gain"]["mean"] == pytest.approx(0.0375, abs=1e-5)
+    # 8/0 has made as many completions after half its rounds, when its gain was half as large.
+    assert arm["estimates"]["gain_matched"]["mean"] == pytest.approx(arm["estimates"]["gain"]["mean"], abs=1e-3)
+    assert report["arms"]["8-0"]["estimates"]["gain_matched"]["mean"] == pytest.approx(0.0375, abs=1e-3)
+    assert all(file.stat().st_size > 1000 for file in written)
+    assert "| 4-4 | 2 |" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_finished_runs_are_skipped_and_others_made_seed_by_seed(tmp_path: Path) -> None:
+    spec = parse_spec(spec_source())
+    done = run_folder(tmp_path, "4-4", 1)
+    write_run(done.records, 0.1, 8)
+    assert finished_runs(tmp_path) == []
+    done.finish(40, 1.0)
+    assert [(run.arm, run.seed) for run in runs_to_make(spec, tmp_path)] == [("8-0", 1), ("8-0", 2), ("4-4", 2)]
+    assert [(run.arm, run.seed) for run in runs_to_make(spec, tmp_path, ["4-4"], [1, 7])] == [("4-4", 7)]
+    with pytest.raises(SpecError, match="no arm is called 9-9"):
+        runs_to_make(spec, tmp_path, ["9-9"])
+
+
+def test_results_of_one_spec_take_no_runs_of_another(tmp_path: Path) -> None:
+    write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
+    write_manifest(tmp_path, parse_spec(spec_source(seeds=[1, 2, 3])), "simulate")
+    with pytest.raises(SpecError, match="another spec or driver"):
+        write_manifest(tmp_path, parse_spec(spec_source(rounds=4)), "simulate")
+    with pytest.raises(SpecError, match="another spec or driver"):
+        write_manifest(tmp_path, parse_spec(spec_source()), "services")
+
+
+def test_a_torn_record_file_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r.gz", 0.1, 8)
+    (tmp_path / "torn.gz").write_bytes((tmp_path / "r.gz").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"torn\.gz cannot be read"):
+        list(read_records(tmp_path / "torn.gz"))
+
+
+def test_floats_are_kept_to_six_decimals_and_what_is_no_number_is_null() -> None:
+    assert rounded({"a": [0.12345678, math.inf, 1.0], "b": math.nan}) == {"a": [0.123457, None, 1], "b": None}
