@@ -1,8 +1,8 @@
 """The driver `services`, the part that is not processes: which specs it can run, and its records from the nodes' own files.
 
 A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows beyond those (every fresh
-answer, refusals by reason) is not in them. `local_reward` is therefore that of the own groups in the batch, which are all own groups
-of a node without a filter.
+answer, refusals by reason) is not in them. `local_reward` is therefore that of the own groups in the batch, which are all own
+groups of a node without a filter.
 """
 
 from __future__ import annotations
