@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: scrapes and evaluates every second, is asked over HTTP."""
+"""A real Prometheus for tests: scrapes every two seconds, evaluates every second, is asked over HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PrometheusServer:
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": [address], "labels": labels} for address, labels in targets]}

@@ -46,6 +46,7 @@ checkpoint_every = 4
 threads = 1
 """
 START_S = 300.0
+DATA_S = 60.0
 WINDOW = "5m"
 """All of the run: a step may take longer than a short window on a busy machine."""
 EMPTY_ROWS = {"vLLM": "this swarm samples with transformers"}
@@ -108,7 +109,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 timeout_s=START_S,
                 what=f"an evaluation of a policy that {node.node} has trained",
             )
-        time.sleep(5.0)  # rates want two samples within their window, and recorded series one evaluation more
         yield Watched(nodes, prometheus)
     finally:
         if prometheus is not None:
@@ -119,23 +119,31 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         server.kill()
 
 
-def _without_data(watched: Watched, panel: Panel, node: str) -> list[str]:
-    """Expressions of a panel that give nothing but NaN, or nothing."""
-    expressions = [substituted(query.expr, rate_interval=WINDOW, values={"node": node}) for query in panel.queries]
-    return [expr for expr in expressions if not watched.prometheus.finite(expr)]
+def _without_data(watched: Watched, panels: dict[str, Panel]) -> dict[str, list[str]]:
+    """By panel the expressions that give nothing but NaN, or nothing."""
+    found = {
+        name: [expr for expr in (_filled_in(query.expr) for query in panel.queries) if not watched.prometheus.finite(expr)]
+        for name, panel in panels.items()
+    }
+    return {name: missing for name, missing in found.items() if missing}
+
+
+def _filled_in(expr: str) -> str:
+    return substituted(expr, rate_interval=WINDOW, values={"node": "alpha|beta"})
 
 
 def test_every_panel_shows_data(watched: Watched) -> None:
-    empty = {}
-    for name, dashboard in DASHBOARDS.items():
-        for row in dashboard.rows:
-            for panel in row.panels:
-                missing = _without_data(watched, panel, "alpha")
-                if row.title in EMPTY_ROWS:
-                    assert len(missing) == len(panel.queries), f"{panel.title}: there is data, so it is no exception any more"
-                elif missing:
-                    empty[f"{name}/{panel.title}"] = missing
-    assert not empty
+    rows = [(name, row) for name, dashboard in DASHBOARDS.items() for row in dashboard.rows]
+    panels = {f"{name}/{row.title}/{panel.title}": panel for name, row in rows for panel in row.panels}
+    empty = {title for title in panels if title.split("/")[1] in EMPTY_ROWS}
+    missing = _without_data(watched, panels)
+    deadline = time.monotonic() + DATA_S  # rates want two scrapes, recorded series an evaluation after them
+    while missing.keys() > empty and time.monotonic() < deadline:
+        time.sleep(1.0)
+        missing = _without_data(watched, {title: panels[title] for title in missing})
+    assert {title: exprs for title, exprs in missing.items() if title not in empty} == {}
+    for title in empty:
+        assert len(missing[title]) == len(panels[title].queries), f"{title}: there is data, so it is no exception any more"
 
 
 def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
