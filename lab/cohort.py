@@ -15,6 +15,7 @@ from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from services.trainer.intake import Intake, take_in
+from services.trainer.preference import candidates_of, prefer_by
 from shared.messages import Batch
 
 _EVALUATED_AT_ONCE = 96
@@ -92,6 +93,7 @@ class Cohort:
 
     def train(self, batches: Sequence[Batch | None]) -> list[StepOutcome | None]:
         """One step of every node that has a batch."""
+        batches = self._preferred(batches)
         intakes: list[Intake | None] = [
             take_in(batch, node.intake_rules) if batch is not None else None
             for node, batch in zip(self.nodes, batches, strict=True)
@@ -101,6 +103,20 @@ class Cohort:
             [batch.number if batch is not None else 0 for batch in batches],
             [batch.seed if batch is not None else 0 for batch in batches],
         )
+
+    def _preferred(self, batches: Sequence[Batch | None]) -> list[Batch | None]:
+        """The batches with the external groups that their nodes prefer, where a strategy leaves that to the policy."""
+        asked = [
+            candidates_of(batch, node.intake_rules) if batch is not None else None
+            for node, batch in zip(self.nodes, batches, strict=True)
+        ]
+        if not any(asked):
+            return list(batches)
+        logprobs = self.learner.logprobs([taken.groups if taken is not None else [] for taken in asked])
+        return [
+            batch if batch is None or taken is None else prefer_by(batch, taken, of_node).batch
+            for batch, taken, of_node in zip(batches, asked, logprobs, strict=True)
+        ]
 
     def _one_for_all(self, rows: Sequence[int]) -> int | None:
         """A row that may answer for all: same weights, same questions."""

@@ -197,7 +197,11 @@ class StackedLearner:
 def _update_config(config: NodeConfig) -> UpdateConfig:
     return UpdateConfig(
         objective=objective_config(config),
-        importance=ImportanceConfig(cap=config.trainer.importance_cap, sequence_bounds=config.trainer.sequence_mask),
+        importance=ImportanceConfig(
+            cap=config.trainer.importance_cap,
+            sequence_bounds=config.trainer.sequence_mask,
+            unknown_behaviour_logprob=config.trainer.unknown_behaviour_logprob,
+        ),
         temperature=config.generator.temperature,
     )
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from torch import nn
 
-from services.trainer.intake import IntakeRules, take_in
+from services.trainer.intake import Intake, IntakeRules, take_in
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.update import UpdateConfig, batch_logprobs
+from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
 from shared.messages import Batch, Preference
 
 
@@ -40,12 +40,25 @@ def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateCon
 
     A candidate that cannot be trained on, or whose likelihood is no number, comes last.
     """
-    preference = batch.preference
-    candidates = [item for item in batch.items if item.scored.origin == "external"]
-    if preference is None or not candidates:
+    taken = candidates_of(batch, rules)
+    if taken is None:
         return Preferred(batch=batch)
-    taken = take_in(replace(batch, items=candidates), rules)
-    logprobs = batch_logprobs(model, taken.groups, config, parallel)
+    return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel))
+
+
+def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
+    """The external groups that `prefer` chooses among; None where there is nothing to choose."""
+    candidates = [item for item in batch.items if item.scored.origin == "external"]
+    if batch.preference is None or not candidates:
+        return None
+    return take_in(replace(batch, items=candidates), rules)
+
+
+def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred:
+    """What `prefer` returns, given the own policy's `logprobs` of the groups of `taken`, the batch's `candidates_of`."""
+    preference = batch.preference
+    assert preference is not None
+    candidates = [item for item in batch.items if item.scored.origin == "external"]
     mean_of = {
         group_id: math.fsum(float(of_answer.sum()) for of_answer in of_group) / sum(map(len, of_group))
         for (_, group_id), of_group in zip(taken.authors, logprobs, strict=True)

@@ -142,3 +142,30 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
     )
     assert max(text) == pytest.approx(0.0, abs=1e-5)
     assert max(tokens) > 1e-4
+
+
+@pytest.mark.parametrize("strategy", ["learnability", "likelihood_near", "bandit"])
+def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
+    folder: Path, tmp_path: Path, shared: Shared, strategy: str
+) -> None:
+    sampler = {"strategy": strategy, "external": 1, "max_external_age_s": 1000.0, "oversample": 3.0}
+    simulate(folder, tmp_path / "r.gz", shared, rounds=4, sampler=sampler)
+    late = [line for line in of_kind(tmp_path / "r.gz", "step") if line["round"] > 1]
+    assert all(line["groups_external"] <= 1 for line in late)
+    assert any(line["groups_external"] == 1 for line in late)
+    assert all(strategy in line["strategy"] for line in late)
+
+
+def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    sampler = {
+        "local": 2,
+        "external": 2,
+        "adapt": "adaptive",
+        "adapt_period": 2,
+        "adapt_min_local": 1,
+        "adapt_informative": [0.9, 0.95],
+    }
+    simulate(folder, tmp_path / "r.gz", shared, rounds=10, sampler=sampler)
+    steps = of_kind(tmp_path / "r.gz", "step")
+    assert len({line["made"] for line in steps}) > 1
+    assert all(line["made"] <= 3 for line in steps)
