@@ -52,8 +52,8 @@ RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /
 FROM build AS build-cuda
 COPY requirements/image-cuda.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-cuda.lock
-COPY scripts/image-trim scripts/
-RUN scripts/image-trim dependencies /opt/swarm
+COPY scripts/image-trim scripts/image-triton scripts/
+RUN scripts/image-triton /opt/swarm && scripts/image-trim dependencies /opt/swarm
 COPY pyproject.toml README.md ./
 COPY services services
 COPY shared shared
@@ -91,8 +91,8 @@ LABEL org.opencontainers.image.title="swarm-verifier" \
       org.opencontainers.image.source=${SOURCE}
 
 FROM runtime AS cuda
-# No compiler is here: nothing may be compiled but GPU kernels, which Triton does itself.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton
+# No compiler is here. Triton compiles GPU kernels itself; the one C file that it wants compiled was (scripts/image-triton).
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton CC=/opt/swarm/bin/triton-cc
 COPY --from=build-cuda /opt/swarm /opt/swarm
 COPY models/base models/base
 COPY config/demo.toml config/

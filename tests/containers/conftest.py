@@ -65,7 +65,14 @@ def remove_leftovers(podman: Podman) -> None:
 
 @pytest.fixture(scope="session")
 def images(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Reference by target of the Dockerfile: cpu, verifier, nats."""
+    """Reference by target of the Dockerfile: cpu, verifier, nats. SWARM_TEST_IMAGES=built takes those of the last run."""
+    references = {
+        "cpu": f"localhost/swarm:{TAG}",
+        "verifier": f"localhost/swarm-verifier:{TAG}",
+        "nats": f"localhost/swarm-nats:{TAG}",
+    }
+    if os.environ.get("SWARM_TEST_IMAGES") == "built":
+        return references
     environment = podman.environment | {"DOCKER": "podman", "REGISTRY": "localhost", "TAG": TAG}
     if "BASE_IMAGE" not in environment:
         if podman.attempt("image", "exists", LOCAL_BASE).returncode:
@@ -76,11 +83,7 @@ def images(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         environment.setdefault("TORCH_INDEX", "")
     environment["BUILD_FLAGS"] = f"--network host {flags}"
     subprocess.run([str(ROOT / "scripts/images")], check=True, env=environment, timeout=BUILD_TIMEOUT_S)
-    return {
-        "cpu": f"localhost/swarm:{TAG}",
-        "verifier": f"localhost/swarm-verifier:{TAG}",
-        "nats": f"localhost/swarm-nats:{TAG}",
-    }
+    return references
 
 
 def as_pip_is_configured(folder: Path) -> tuple[str, bool]:
