@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.tiny_swarm import tiny_qwen3
+
+
+@pytest.fixture(scope="module")
+def spec_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experiment")
+    model = tiny_qwen3(folder / "model")
+    (folder / "spec.toml").write_text(
+        f"""
+name = "tiny"
+seeds = [1, 2]
+rounds = 3
+nodes = 2
+model = {{ path = "{model}", device = "cpu", dtype = "float32" }}
+generator = {{ completions = 4, max_new_tokens = 4 }}
+eval = {{ tasks = 6, every_versions = 1 }}
+sampler = {{ max_staleness = 0 }}
+tasks = [{{ dataset = "gcd" }}]
+[arms.8-0.sampler]
+local = 4
+external = 0
+[arms.4-4.sampler]
+local = 2
+external = 2
+"""
+    )
+    return folder / "spec.toml"
+
+
+def swarm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "swarm_cli", "experiment", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+
+
+def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    first = swarm("run", spec_file, "--out", out, "--jobs", "2", "--seeds", "1")
+    assert first.returncode == 0, first.stderr
+    assert "2 runs to make" in first.stderr
+    done = out / "8-0" / "seed-1" / "done.json"
+    before = done.stat().st_mtime_ns
+    # As an interrupted run leaves its folder: torn records, nothing that says it is complete.
+    torn = out / "4-4" / "seed-2"
+    torn.mkdir(parents=True)
+    (torn / "records.jsonl.gz").write_bytes(b"torn")
+    second = swarm("run", spec_file, "--out", out)
+    assert second.returncode == 0, second.stderr
+    assert "2 runs to make" in second.stderr
+    assert done.stat().st_mtime_ns == before
+    report = swarm("report", out)
+    assert report.returncode == 0, report.stderr
+    found = json.loads((out / "report" / "report.json").read_text())
+    assert {arm: of_arm["seeds"] for arm, of_arm in found["arms"].items()} == {"8-0": [1, 2], "4-4": [1, 2]}
+    manifest = (out / "manifest.json").read_text()
+    assert "torch" in manifest
+    assert os.uname().nodename not in manifest
+
+
+def test_a_mistake_in_a_spec_is_told_in_a_sentence_and_nothing_is_made(spec_file: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(spec_file.read_text().replace("rounds = 3", "rounds = 0"))
+    told = swarm("run", bad, "--out", tmp_path / "results")
+    assert told.returncode != 0
+    assert "rounds" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "results").exists()
