@@ -31,7 +31,7 @@ from tests.integration.trainer_ranks import start_ranks
 
 STEPS = 4
 DEADLINE_S = 90.0
-LOST = "another one ended, or did not answer for 4 s"
+LOST = "another one ended, or did not answer for"
 
 
 @dataclass
@@ -79,7 +79,9 @@ class Node:
 
 
 def serve(config_file: str, output: str, death: Death | None) -> None:
-    """The very program that torchrun starts."""
+    """The very program that torchrun starts. A file `orphaned` beside the configuration makes the launcher look dead."""
+    orphaned, parent = Path(config_file).with_name("orphaned"), os.getppid()
+    os.getppid = lambda: 1 if orphaned.exists() else parent
     if death is not None:
         arrange(death)
     out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -101,9 +103,9 @@ NewNode = Callable[..., Awaitable[Node]]
 def new_node(nats_url: str, model: Path, tmp_path: Path) -> NewNode:
     numbers = itertools.count(1)
 
-    async def make(max_steps: int = STEPS, checkpoint_every: int = 2) -> Node:
+    async def make(max_steps: int = STEPS, checkpoint_every: int = 2, collective_timeout_s: int = 30) -> Node:
         name = f"several-{tmp_path.name[-20:].strip('_').replace('_', '-').lower()}-{next(numbers)}"
-        trainer = f"max_steps = {max_steps}\ncheckpoint_every = {checkpoint_every}\ncollective_timeout_s = 4"
+        trainer = f"max_steps = {max_steps}\ncheckpoint_every = {checkpoint_every}\ncollective_timeout_s = {collective_timeout_s}"
         file = write_config(
             tmp_path / name / "node.toml", node=name, url=nats_url, model=model, var_dir=tmp_path / name, trainer=trainer
         )
@@ -166,7 +168,7 @@ async def test_under_torchrun_it_trains_publishes_what_it_says_and_ends_in_time_
 async def test_a_process_that_is_killed_or_hangs_ends_the_other_with_cause_and_remedy(
     new_node: NewNode, victim: int, number: signal.Signals
 ) -> None:
-    node = await new_node()
+    node = await new_node(collective_timeout_s=5 if number == signal.SIGSTOP else 30)
     children = node.start()
     other = children[1 - victim]
     try:
@@ -202,12 +204,16 @@ async def test_killed_in_the_middle_of_a_step_and_started_again_they_end_with_th
     assert states[0] == states[1]
 
 
-async def test_a_process_that_alone_is_told_to_stop_has_all_stop_in_order(new_node: NewNode) -> None:
+@pytest.mark.parametrize("reason", ["process 1 is told to stop", "torchrun is gone"])
+async def test_whoever_has_a_reason_to_stop_all_stop_in_order(new_node: NewNode, reason: str) -> None:
     node = await new_node(max_steps=100, checkpoint_every=100)
     children = node.start()
     try:
         await node.until_trained()
-        children[1].terminate()
+        if reason == "torchrun is gone":
+            node.config_file.with_name("orphaned").touch()
+        else:
+            children[1].terminate()
         assert await node.until(gone(children), "ended") < 6.0
         assert [child.exitcode for child in children] == [0, 0]
         assert '"event": "stopped"' in node.logs and "process_lost" not in node.logs
