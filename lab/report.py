@@ -147,7 +147,11 @@ def _markdown(manifest: Mapping[str, Any], runs: Runs, baseline: str, summary: M
         parts.append(f"Equal completions: the first {summary['matched_completions']:,.0f} that all nodes together generated.\n")
     parts += ["## Held-out pass rate by dataset\n", _task_table(summary["arms"])]
     parts += [f"![{name}]({name})\n" for name in plots]
-    parts += ["## What the columns mean\n", *[f"- {_TITLES.get(name, name)}: {text}" for name, text in NUMBERS.items()], ""]
+    parts += [
+        "## What the columns mean\n",
+        *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
+        "",
+    ]
     return "\n".join(part for part in parts if part)
 
 

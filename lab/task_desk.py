@@ -114,7 +114,7 @@ class RememberingTokenizer:
         self._tokenizer = tokenizer
         self._templates: dict[str, list[int]] = {}
         self._encoded: dict[tuple[str, bool], dict[str, list[int]]] = {}
-        self._decoded: dict[tuple[int, ...], str] = {}
+        self._decoded: dict[tuple[Any, ...], str] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -137,7 +137,7 @@ class RememberingTokenizer:
 
     def decode(self, token_ids: Sequence[int], **settings: Any) -> str:
         """Text of token ids."""
-        key = (*token_ids, *(hash(item) for item in sorted(settings.items())))
+        key = (*token_ids, *sorted(settings.items()))
         if key not in self._decoded:
             _make_room(self._decoded)
             self._decoded[key] = str(self._tokenizer.decode(list(token_ids), **settings))
