@@ -137,6 +137,11 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         reporting = asyncio.create_task(context.status.report(node))
         try:
             await service.run(context)
+        except NotConnected as error:
+            # Servers are asked to end at the same time as services are: what was not acknowledged is handed out again.
+            if not stopping.is_set():
+                raise
+            log.warning("stopped_without_server", reason=str(error))
         finally:
             reporting.cancel()
         context.status.state("stopped")
