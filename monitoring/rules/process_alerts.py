@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from monitoring.rules.base import NODE_DASHBOARD, Alert, Severity
 
-ROLES = ("generator", "verifier", "sampler", "trainer")
+_KNOWN = 'group by (job, node) (up{job="swarm", node!=""})'
+_TRAINS = f'({_KNOWN} and group by (job, node) (count_over_time(up{{job="swarm", role=~"sampler|trainer"}}[1d])))'
+"""Nodes that have a sampler or trainer, or had one today: a node whose policy is trained elsewhere has neither, on purpose."""
+_NEEDED_BY = {"generator": _KNOWN, "verifier": _KNOWN, "sampler": _TRAINS, "trainer": _TRAINS}
 
 
 def _missing(role: str) -> str:
-    return (
-        f'label_replace(group by (job, node) (up{{job="swarm", node!=""}}) unless '
-        f'group by (job, node) (up{{job="swarm", role="{role}"}} == 1), "role", "{role}", "", "")'
-    )
+    answers = f'group by (job, node) (up{{job="swarm", role="{role}"}} == 1)'
+    return f'label_replace({_NEEDED_BY[role]} unless {answers}, "role", "{role}", "", "")'
 
 
 RULES: tuple[Alert, ...] = (
     Alert(
         name="SwarmRoleMissing",
-        expr="\nor\n".join(_missing(role) for role in ROLES),
+        expr="\nor\n".join(_missing(role) for role in _NEEDED_BY),
         hold="15m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has no {{ $labels.role }}",
