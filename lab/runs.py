@@ -116,7 +116,7 @@ def write_manifest(out: Path, spec: Spec, driver: str) -> None:
                 "Only arms and seeds may be added to an experiment that has begun"
             )
     draft = file.with_suffix(".new")
-    draft.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(draft, file)
 
 

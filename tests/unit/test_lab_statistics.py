@@ -103,6 +103,7 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
             folder.finish(40, 20.0)
     written = write_report(tmp_path, tmp_path / "report")
     report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert list(report["arms"]) == ["8-0", "4-4"]
     arm = report["arms"]["4-4"]
     assert report["baseline"] == "8-0"
     assert arm["ratios"]["trained_total"]["mean"] == pytest.approx(1.5)
