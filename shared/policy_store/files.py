@@ -58,8 +58,25 @@ def sync_hashing(file: Path) -> tuple[str, int]:
 
 
 def same_volume(file: Path, folder: Path) -> bool:
-    """Whether `file` can be given a name in `folder` without copying it."""
-    return file.stat().st_dev == folder.stat().st_dev
+    """Whether `file` can be given a name in `folder` without copying it.
+
+    Two mounts of one disk have one device number, and still nothing moves between them: only moving a file tells.
+    """
+    if file.stat().st_dev != folder.stat().st_dev:
+        return False
+    probe = file.with_name(f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+    target = folder / probe.name
+    try:
+        probe.touch()
+        os.replace(probe, target)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise
+    finally:
+        probe.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+    return True
 
 
 def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:

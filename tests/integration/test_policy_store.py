@@ -6,8 +6,10 @@ import asyncio
 import os
 import resource
 import secrets
+import shutil
+import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -145,6 +147,27 @@ async def test_a_file_on_another_volume_is_copied(tmp_path: Path, nats_url: str,
         file = weights(tmp_path, 1)
         stored = await store.publish(file, 1)
         assert (await store.fetch(pointer(stored, 1), tmp_path)).read_bytes() == file.read_bytes()
+
+
+@pytest.fixture
+def policies_on_a_mount(tmp_path: Path) -> Iterator[Path]:
+    """The store's folder, mounted from the same disk: one device number, and nothing can be renamed into it from beside it."""
+    (mounted := tmp_path / "policies").mkdir()
+    (beneath := tmp_path / "beneath").mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "--bind", beneath, mounted], capture_output=True, check=False).returncode:
+        pytest.skip("a folder cannot be mounted a second time here: run as root")
+    yield mounted
+    subprocess.run(["umount", mounted], check=True)
+
+
+async def test_a_file_on_another_mount_of_the_same_disk_is_copied(policies_on_a_mount: Path, tmp_path: Path, nats_url: str) -> None:
+    async with a_store("file", tmp_path, nats_url) as (store, _, _):
+        file = weights(tmp_path, 1)
+        content = file.read_bytes()
+        stored = await store.publish(file, 1)
+        assert (await store.fetch(pointer(stored, 1), tmp_path)).read_bytes() == content
+        assert [path.name for path in policies_on_a_mount.iterdir() if path.name.startswith(".")] == []
 
 
 async def test_a_write_that_breaks_off_is_named_and_leaves_nothing_behind(
