@@ -16,7 +16,7 @@ from tests.nats_server import free_port
 
 PYTHON_IMAGES = ("cpu", "verifier")
 LARGEST_MB = {"cpu": 1700, "verifier": 600, "nats": 30}
-VOLUMES = ("--tmpfs=/tmp:mode=1777", "--tmpfs=/var/lib/swarm:mode=1777")
+VOLUMES = ("--tmpfs=/tmp:mode=1777", "--volume=/var/lib/swarm")
 READY_TIMEOUT_S = 300.0
 
 
