@@ -46,7 +46,7 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
         FileExistsError: `out` holds files of something else.
     """
     start = _start(spec)
-    tasks = load_demo_tasks(start or spec)
+    tasks = load_demo_tasks(_origin(spec))
     recipe = _recipe(spec)
     record = policy_record(tasks, recipe) | {"tokenizer": "phrases"}
     if start is not None:
@@ -114,6 +114,12 @@ def _examples(task: DemoTask, position: int, attempts: int, held_out: HeldOut) -
 def _start(spec: Path) -> Path | None:
     name = tomllib.loads(spec.read_text(encoding="utf-8")).get("start")
     return None if name is None else spec.parent / f"{name}.toml"
+
+
+def _origin(spec: Path) -> Path:
+    """The spec at the beginning of the chain, which names the tasks."""
+    start = _start(spec)
+    return spec if start is None else _origin(start)
 
 
 def _recipe(spec: Path) -> BasePolicyRecipe:
