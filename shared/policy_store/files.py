@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -60,22 +61,25 @@ def sync_hashing(file: Path) -> tuple[str, int]:
 def same_volume(file: Path, folder: Path) -> bool:
     """Whether `file` can be given a name in `folder` without copying it.
 
-    Two mounts of one disk have one device number, and still nothing moves between them: only moving a file tells.
+    Two mounts of one disk have one device number, and still nothing moves between them: only moving a file tells, once.
     """
-    if file.stat().st_dev != folder.stat().st_dev:
-        return False
-    probe = file.with_name(f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
-    target = folder / probe.name
+    return file.stat().st_dev == folder.stat().st_dev and _moves_between(file.parent.resolve(), folder.resolve())
+
+
+@functools.cache
+def _moves_between(source: Path, target: Path) -> bool:
+    name = f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    probe, moved = source / name, target / name
     try:
         probe.touch()
-        os.replace(probe, target)
+        os.replace(probe, moved)
     except OSError as error:
         if error.errno == errno.EXDEV:
             return False
         raise
     finally:
         probe.unlink(missing_ok=True)
-        target.unlink(missing_ok=True)
+        moved.unlink(missing_ok=True)
     return True
 
 
