@@ -48,7 +48,9 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
 
 
 def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float:
-    """Make one run in this process and return its seconds."""
+    """Make one run in this process and return its seconds; 0 for one that another process has completed meanwhile."""
+    if folder.done:
+        return 0.0
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from lab.jobs import make_run
+from lab.runs import run_folder
+from lab.spec import Spec
+
+
+def test_a_run_that_another_process_completed_meanwhile_keeps_its_records(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "8-0", 1)
+    folder.path.mkdir(parents=True)
+    folder.records.write_bytes(b"the other's")
+    folder.finish(rounds=3, seconds=1.0)
+    no_spec = cast(Spec, None)  # a complete run is left alone before its spec is looked at
+    assert make_run(no_spec, folder) == 0.0
+    assert folder.records.read_bytes() == b"the other's"
