@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.nats_server import NatsServer
 
 ASYNC_TEST_TIMEOUT_S = 120.0
+
+# The same examples in every run, so that a failure is the change's: HYPOTHESIS_PROFILE=explore draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore")
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.hookimpl(tryfirst=True)
