@@ -8,9 +8,6 @@ that their metadata gives.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,8 +26,8 @@ from shared.model.base_policy import (
     new_model,
     policy_record,
     read_record,
+    replace_policy,
     supervise,
-    write_policy,
 )
 from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
 from shared.model.loading import load_causal_lm, load_tokenizer
@@ -69,16 +66,7 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
         tokenizer = load_tokenizer(section)
         model = cast(Qwen3ForCausalLM, load_causal_lm(section, dtype=torch.float32, device=torch.device("cpu")))
     supervise(model, tokenizer, pools, [task.weight for task in tasks], recipe, show_progress=show_progress)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        write_policy(staging, model, tokenizer, record)
-        staging.chmod(0o755)
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    replace_policy(out, model, tokenizer, record)
     return out
 
 

@@ -125,17 +125,7 @@ class SimNode:
 
     def take_own(self, own: OwnGroup, now_s: float) -> None:
         """A scored own group reaches the sampler."""
-        self._observe(
-            ScoredGroup(
-                group_id=content_id(encode(own.group)),
-                origin="local",
-                group=own.group,
-                rewards=own.rewards,
-                scored_by=self.name,
-                score_seconds=0.0,
-                scored_at=now_s,
-            )
-        )
+        self._observe(self._scored(own, now_s))
 
     def take_foreign(self, scored: Sequence[ScoredGroup]) -> None:
         """Foreign groups that the border let in reach the sampler."""
@@ -187,19 +177,22 @@ class SimNode:
             self._earlier = [each for each in self._earlier if each[0] >= oldest]
             self._earlier += [(round_number, group) for group in own if group.informative]
 
+    def _scored(self, own: OwnGroup, now_s: float) -> ScoredGroup:
+        return ScoredGroup(
+            group_id=content_id(encode(own.group)),
+            origin="local",
+            group=own.group,
+            rewards=own.rewards,
+            scored_by=self.name,
+            score_seconds=0.0,
+            scored_at=now_s,
+        )
+
     def _with_reused(self, batch: Batch, round_number: int, now_s: float) -> Batch:
         rng = random.Random(f"reuse {self.name} {self.config.node.seed} {round_number}")
         items = []
         for own in groups_to_reuse(self.local, self._earlier, round_number, rng):
-            scored = ScoredGroup(
-                group_id=content_id(encode(own.group)),
-                origin="local",
-                group=own.group,
-                rewards=own.rewards,
-                scored_by=self.name,
-                score_seconds=0.0,
-                scored_at=now_s,
-            )
+            scored = self._scored(own, now_s)
             staleness = batch.number - 1 - own.group.policy_version
             items.append(BatchItem(scored=scored, staleness=staleness, age_s=max(0.0, now_s - own.group.created_at)))
         if not items:

@@ -113,16 +113,7 @@ def build_base_policy(
     model = new_model(recipe, tokenizer)
     supervise(model, tokenizer, pools, [task.weight for task in tasks], recipe, show_progress=show_progress)
 
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
-    try:
-        write_policy(staging, model, tokenizer, record)
-        staging.chmod(0o755)
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        os.replace(staging, out_dir)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    replace_policy(out_dir, model, tokenizer, record)
     return out_dir
 
 
@@ -250,6 +241,20 @@ def _answer_token_logprobs(
     logprobs = torch.log_softmax(model.lm_head(hidden[predicted]), dim=-1)
     token_logprobs = logprobs.gather(1, input_ids[:, 1:][predicted][:, None])[:, 0]
     return token_logprobs, predicted.nonzero()[:, 0]
+
+
+def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
+    """Write a policy beside `out_dir` and put it in that one's place when it is whole."""
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
+    try:
+        write_policy(staging, model, tokenizer, record)
+        staging.chmod(0o755)
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        os.replace(staging, out_dir)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
