@@ -81,7 +81,7 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
     finally:
         writer.close()
     seconds = time.monotonic() - started
-    folder.finish(rounds, seconds)
+    folder.finish(rounds, seconds, spec.digest(folder.arm))
     return seconds
 
 

@@ -101,6 +101,15 @@ def measures(records: Iterable[dict[str, Any]]) -> Measures:
     )
 
 
+def cumulative_gain(run: Measures, nodes: Sequence[str]) -> float:
+    """`NUMBERS`' gain of some of the nodes: mean over the run of their held-out pass rate minus the base policy's."""
+    return _mean([_gain(run.held_out_of_node[node]) for node in nodes])
+
+
+def _gain(points: list[Point]) -> float:
+    return area_under(points) / (points[-1][0] - points[0][0]) - points[0][1]
+
+
 def _held_out_numbers(held_out: list[Point], rewards: list[Point], of_node: Sequence[list[Point]]) -> dict[str, float]:
     base, end = held_out[0][1], held_out[-1][0]
     final = _mean([y for x, y in held_out if x >= 0.75 * end])
@@ -109,7 +118,7 @@ def _held_out_numbers(held_out: list[Point], rewards: list[Point], of_node: Sequ
         "final": final,
         "last": held_out[-1][1],
         "final_gain": final - base,
-        "gain": area_under(held_out) / (end - held_out[0][0]) - base,
+        "gain": _gain(held_out),
         "final_mean_reward": _mean([y for x, y in rewards if x >= 0.75 * end]),
     }
     swings = [swing for points in of_node if (swing := oscillation(points)) is not None]

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lab.measures import NUMBERS, Measures, measures
+from lab.arms import NODE_PREFIX
+from lab.measures import NUMBERS, Measures, cumulative_gain, measures
 from lab.records import read_records
 from lab.runs import finished_runs, read_manifest
 from lab.spec import SpecError
@@ -16,8 +17,12 @@ from lab.statistics import Estimate, area_under, estimate, paired_differences, p
 
 Runs = Mapping[str, Mapping[int, Measures]]
 """arm -> seed -> measures, arms in the spec's order."""
+Kinds = Mapping[str, Mapping[str, Sequence[str]]]
+"""arm -> kind of node -> names of its nodes, of the arms that have several kinds."""
 
 _MAIN = ("trained_total", "local_total", "gain", "final_gain", "final", "final_mean_reward", "oscillation", "completions")
+_RATIOS = ("trained_total", "local_total", "gain", "gain_matched", "final_gain", "final", "oscillation")
+_DIFFERENCES = ("gain", "gain_matched", "final", "oscillation")
 _TITLES = {
     "trained_total": "(a) trained on, total",
     "local_total": "(b) local, total",
@@ -57,43 +62,99 @@ def write_report(results: Path, out: Path) -> list[Path]:
     from lab.plots import draw_plots
 
     manifest, runs = read_runs(results)
-    baseline = manifest["baseline"] if manifest["baseline"] in runs else next(iter(runs))
     out.mkdir(parents=True, exist_ok=True)
-    summary = summarise_runs(runs, baseline)
+    summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest["spec"], runs))
     (out / "report.json").write_text(json.dumps(_jsonable(summary), indent=1) + "\n", encoding="utf-8")
     plots = draw_plots(manifest["name"], runs, out)
-    text = _markdown(manifest, runs, baseline, summary, [plot.name for plot in plots])
-    (out / "report.md").write_text(text, encoding="utf-8")
+    (out / "report.md").write_text(_markdown(manifest, runs, summary, [plot.name for plot in plots]), encoding="utf-8")
     return [out / "report.md", out / "report.json", *plots]
 
 
-def summarise_runs(runs: Runs, baseline: str) -> dict[str, Any]:
-    """For every arm: each number's estimate over seeds, and its paired ratio and difference to the baseline's."""
-    numbers = {arm: {seed: dict(run.numbers) for seed, run in by_seed.items()} for arm, by_seed in runs.items()}
-    fewest = min(run["completions"] for by_seed in numbers.values() for run in by_seed.values())
-    for arm, by_seed in runs.items():
-        for seed, run in by_seed.items():
-            matched = _gain_until(run, fewest)
-            if matched is not None:
-                numbers[arm][seed]["gain_matched"] = matched
+def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
+    """The arm that each arm is compared with: its own `baseline`, the spec's, or the first that has runs."""
+    arms = manifest["spec"].get("arms", {})
+    common = manifest["baseline"] if manifest["baseline"] in runs else next(iter(runs))
+    wanted = {arm: arms.get(arm, {}).get("baseline") or common for arm in runs}
+    return {arm: baseline if baseline in runs else common for arm, baseline in wanted.items()}
+
+
+def kinds_of_nodes(spec: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
+    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last node."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for arm in runs:
+        groups = spec.get("arms", {}).get(arm, {}).get("nodes", spec.get("nodes"))
+        if not isinstance(groups, list):
+            continue
+        kinds: dict[str, list[str]] = {}
+        place = 0
+        for group in groups:
+            names = [f"{NODE_PREFIX}{place + number:02d}" for number in range(group.get("count", 1))]
+            place += len(names)
+            if group.get("role", "honest") == "honest":
+                kinds[names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] = names
+        if len(kinds) > 1:
+            found[arm] = kinds
+    return found
+
+
+def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
+    """For every arm: each number's estimate over seeds, and its paired ratio and difference to its baseline's.
+
+    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of them generated.
+    """
+    fewest = {
+        baseline: min(
+            run.numbers["completions"]
+            for arm, by_seed in runs.items()
+            if baseline_of[arm] == baseline or arm == baseline
+            for run in by_seed.values()
+        )
+        for baseline in dict.fromkeys(baseline_of.values())
+    }
+    of_kinds = {
+        arm: {kind: {seed: cumulative_gain(run, names) for seed, run in runs[arm].items()} for kind, names in of_arm.items()}
+        for arm, of_arm in (kinds or {}).items()
+    }
     arms: dict[str, Any] = {}
-    for arm, of_seeds in numbers.items():
-        values = {
-            name: {seed: of_seed[name] for seed, of_seed in of_seeds.items() if name in of_seed} for name in _all_names(of_seeds)
-        }
-        base = {name: {seed: of_seed[name] for seed, of_seed in numbers[baseline].items() if name in of_seed} for name in values}
+    for arm, by_seed in runs.items():
+        baseline = baseline_of[arm]
+        values = _numbers(by_seed, fewest[baseline])
+        base = _numbers(runs[baseline], fewest[baseline])
         arms[arm] = {
-            "seeds": sorted(of_seeds),
-            "estimates": {name: estimate(list(by_seed.values())) for name, by_seed in values.items() if by_seed},
+            "baseline": baseline,
+            "seeds": sorted(by_seed),
+            "estimates": {name: estimate(list(of_seeds.values())) for name, of_seeds in values.items()},
             "ratios": {
-                name: estimate(ratios) for name, by_seed in values.items() if (ratios := paired_ratios(by_seed, base[name]))
+                name: estimate(ratios)
+                for name, of_seeds in values.items()
+                if (ratios := paired_ratios(of_seeds, base.get(name, {})))
             },
             "differences": {
-                name: estimate(found) for name, by_seed in values.items() if (found := paired_differences(by_seed, base[name]))
+                name: estimate(found)
+                for name, of_seeds in values.items()
+                if (found := paired_differences(of_seeds, base.get(name, {})))
             },
-            "tasks": _tasks(runs[arm]),
+            "tasks": _tasks(by_seed),
+            "kinds": {
+                kind: _compared(gains, of_kinds.get(baseline, {}).get(kind, {})) for kind, gains in of_kinds.get(arm, {}).items()
+            },
         }
-    return {"baseline": baseline, "matched_completions": fewest, "explained": NUMBERS, "arms": arms}
+    return {"matched_completions": fewest, "explained": NUMBERS, "arms": arms}
+
+
+def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, dict[int, float]]:
+    """Number -> seed -> value, the gain over the first `completions` among them."""
+    values: dict[str, dict[int, float]] = {}
+    for seed, run in by_seed.items():
+        matched = _gain_until(run, completions)
+        for name, value in (run.numbers if matched is None else run.numbers | {"gain_matched": matched}).items():
+            values.setdefault(name, {})[seed] = value
+    return values
+
+
+def _compared(gains: dict[int, float], base: dict[int, float]) -> dict[str, Estimate]:
+    differences = paired_differences(gains, base)
+    return {"gain": estimate(list(gains.values()))} | ({"difference": estimate(differences)} if differences else {})
 
 
 def _gain_until(run: Measures, completions: float) -> float | None:
@@ -105,10 +166,6 @@ def _gain_until(run: Measures, completions: float) -> float | None:
     if len(points) < 2 or end <= points[0][0]:
         return None
     return area_under(points) / (end - points[0][0]) - points[0][1]
-
-
-def _all_names(of_seeds: Mapping[int, Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for of_seed in of_seeds.values() for name in of_seed))
 
 
 def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
@@ -124,30 +181,21 @@ def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
     return found
 
 
-def _markdown(manifest: Mapping[str, Any], runs: Runs, baseline: str, summary: Mapping[str, Any], plots: Sequence[str]) -> str:
+def _markdown(manifest: Mapping[str, Any], runs: Runs, summary: Mapping[str, Any], plots: Sequence[str]) -> str:
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    arms = summary["arms"]
     parts = [
         f"# {manifest['name']}\n",
         f"{manifest['question']}\n" if manifest["question"] else "",
         f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Means over seeds of means over nodes, "
         "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed.\n",
         "## Results\n",
-        _table(summary["arms"], "estimates", [name for name in _MAIN if _has(summary, "estimates", name)]),
-    ]
-    if len(runs) > 1:
-        compared = ["trained_total", "local_total", "gain", "gain_matched", "final_gain", "final", "oscillation"]
-        ratios = [name for name in compared if _has(summary, "ratios", name, at_least=2)]
-        differences = [
-            name for name in ("gain", "gain_matched", "final", "oscillation") if _has(summary, "differences", name, at_least=2)
-        ]
-        if ratios:
-            parts += [f"## Ratio to {baseline}\n", _table(summary["arms"], "ratios", ratios)]
-        if differences:
-            parts += [f"## Difference to {baseline}\n", _table(summary["arms"], "differences", differences)]
-        parts.append(f"Equal completions: the first {summary['matched_completions']:,.0f} that all nodes together generated.\n")
-    parts += ["## Held-out pass rate by dataset\n", _task_table(summary["arms"])]
-    parts += [f"![{name}]({name})\n" for name in plots]
-    parts += [
+        _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
+        *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
+        _kinds_table(arms),
+        "## Held-out pass rate by dataset\n",
+        _task_table(arms),
+        *[f"![{name}]({name})\n" for name in plots],
         "## What the columns mean\n",
         *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
         "",
@@ -155,8 +203,35 @@ def _markdown(manifest: Mapping[str, Any], runs: Runs, baseline: str, summary: M
     return "\n".join(part for part in parts if part)
 
 
-def _has(summary: Mapping[str, Any], kind: str, name: str, at_least: int = 1) -> bool:
-    return sum(name in arm[kind] for arm in summary["arms"].values()) >= at_least
+def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> str:
+    """Ratios and differences of the arms that are compared with `baseline`."""
+    compared = {arm: summary for arm, summary in arms.items() if summary["baseline"] == baseline and arm != baseline}
+    if not compared:
+        return ""
+    ratios = [name for name in _RATIOS if _has(compared, "ratios", name)]
+    differences = [name for name in _DIFFERENCES if _has(compared, "differences", name)]
+    parts = [
+        *([f"## Ratio to {baseline}\n", _table(compared, "ratios", ratios)] if ratios else []),
+        *([f"## Difference to {baseline}\n", _table(compared, "differences", differences)] if differences else []),
+        f"Equal completions: the first {completions:,.0f} that all nodes together generated.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _kinds_table(arms: Mapping[str, Any]) -> str:
+    lines = [
+        f"| {arm} | {kind} | {_cell(found['gain'])} | {_cell(found.get('difference'))} |"
+        for arm, summary in arms.items()
+        for kind, found in summary["kinds"].items()
+    ]
+    if not lines:
+        return ""
+    head = ["## Kinds of nodes\n", "| arm | nodes | (c) cumulative gain | difference to the baseline's |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _has(arms: Mapping[str, Any], kind: str, name: str) -> bool:
+    return any(name in arm[kind] for arm in arms.values())
 
 
 def _table(arms: Mapping[str, Any], kind: str, names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
     DIR/manifest.json                      spec, software, machine (no paths, no names)
     DIR/<arm>/seed-<seed>/records.jsonl.gz raw records
-    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, sha256 of the records
+    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, digests of arm and records
 
 A run that was interrupted leaves a folder without done.json and is made again from its start: with the same result, because a run
 depends on its spec and seed alone, and within minutes.
@@ -48,11 +48,17 @@ class RunFolder:
         """Whether the run is complete."""
         return (self.path / DONE_FILE).is_file()
 
-    def finish(self, rounds: int, seconds: float) -> None:
+    def made_from(self) -> str | None:
+        """The digest of the arm that a complete run was made from; None where it says none."""
+        made: str | None = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("arm")
+        return made
+
+    def finish(self, rounds: int, seconds: float, arm_digest: str) -> None:
         """Say that the run is complete."""
         content = {
             "rounds": rounds,
             "seconds": round(seconds, 1),
+            "arm": arm_digest,
             "sha256": hashlib.sha256(self.records.read_bytes()).hexdigest(),
         }
         draft = self.path / (DONE_FILE + ".new")
@@ -69,12 +75,18 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] = (), seeds: Sequenc
     """The runs that are not complete, seed by seed, so that early results compare all arms.
 
     Raises:
-        SpecError: an arm is not in the spec.
+        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said something else of it.
     """
     unknown = [arm for arm in arms if arm not in spec.arms]
     if unknown:
         raise SpecError(f"no arm is called {', '.join(unknown)}: the spec has {', '.join(spec.arms)}")
     folders = [run_folder(out, arm, seed) for seed in (seeds or spec.seeds) for arm in (arms or list(spec.arms))]
+    for folder in folders:
+        if folder.done and folder.made_from() not in {None, spec.digest(folder.arm)}:
+            raise SpecError(
+                f"{folder.path}: was made when the spec said something else of arm {folder.arm}: "
+                "give the changed arm another name, or remove the folder"
+            )
     return [folder for folder in folders if not folder.done]
 
 
@@ -134,7 +146,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec without what may grow: seeds, wording, and arms (each arm's folder stands for itself)."""
+    """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its own)."""
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "arms"}}
 
 

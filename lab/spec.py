@@ -5,6 +5,8 @@ An arm is a set of values merged over the base; a `[[nodes]]` table is a set of 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,9 @@ from shared.config import TaskSpec
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
+
+_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline"})
+"""Keys that describe the experiment; all others are the arms'."""
 
 Role = Literal["honest", "wrong", "duplicate", "flood", "low_quality"]
 Overrides = dict[str, Any]
@@ -83,6 +88,7 @@ class Arm(_Table):
     tasks: list[TaskSpec] = Field(min_length=1)
     local: LocalRule = LocalRule()
     attack: Attack = Attack()
+    baseline: str = Field("", description="The arm that this one is compared with; empty: the spec's.")
     overrides: Overrides = Field(default_factory=dict)
 
     @field_validator("nodes", mode="before")
@@ -112,6 +118,11 @@ class Spec(_Table):
         """Name of the arm that the others are compared with."""
         return self.baseline or next(iter(self.arms))
 
+    def digest(self, arm: str) -> str:
+        """Sixteen digits that stand for all that an arm's runs depend on, as the file says it."""
+        of_arm = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {"baseline": "", "round_s": self.round_s}
+        return hashlib.sha256(json.dumps(of_arm, sort_keys=True).encode()).hexdigest()[:16]
+
 
 def load_spec(path: Path) -> Spec:
     """Read and check a spec.
@@ -135,8 +146,7 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
     Raises:
         SpecError: one line a problem, `field: what is wrong`.
     """
-    of_spec = {"name", "question", "seeds", "round_s", "baseline"}
-    base = {key: value for key, value in source.items() if key not in of_spec | {"arms"}}
+    base = _common(source)
     arms = source.get("arms") or {"base": {}}
     if not isinstance(arms, Mapping) or not all(isinstance(arm, Mapping) for arm in arms.values()):
         raise SpecError("  arms: give each arm a table, [arms.NAME]")
@@ -149,14 +159,20 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
             problems += [f"  arms.{name}.{line}" for line in _lines(error)]
     if problems:
         raise SpecError("\n".join(problems))
-    head = {key: source[key] for key in of_spec if key in source}
+    head = {key: source[key] for key in _OF_SPEC if key in source}
     try:
         spec = Spec(**head, arms=complete, source=dict(source))
     except ValidationError as error:
         raise SpecError("\n".join(f"  {line}" for line in _lines(error))) from None
-    if spec.baseline and spec.baseline not in spec.arms:
-        raise SpecError(f"  baseline: no arm is called {spec.baseline!r}; there are {', '.join(spec.arms)}")
+    for field, arm in [("baseline", spec.baseline), *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
+        if arm and arm not in spec.arms:
+            raise SpecError(f"  {field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")
     return spec
+
+
+def _common(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What a spec says of all arms."""
+    return {key: value for key, value in source.items() if key not in _OF_SPEC | {"arms"}}
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
         note(f"[{number}/{len(planned)}] {folder.arm} seed {folder.seed} begins")
         started = time.monotonic()
         _make(run, folder)
-        folder.finish(run.rounds, time.monotonic() - started)
+        folder.finish(run.rounds, time.monotonic() - started, spec.digest(folder.arm))
 
 
 def _make(run: PlannedRun, folder: RunFolder) -> None:

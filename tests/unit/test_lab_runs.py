@@ -12,7 +12,7 @@ def test_a_run_that_another_process_completed_meanwhile_keeps_its_records(tmp_pa
     folder = run_folder(tmp_path, "8-0", 1)
     folder.path.mkdir(parents=True)
     folder.records.write_bytes(b"the other's")
-    folder.finish(rounds=3, seconds=1.0)
+    folder.finish(rounds=3, seconds=1.0, arm_digest="x")
     no_spec = cast(Spec, None)  # a complete run is left alone before its spec is looked at
     assert make_run(no_spec, folder) == 0.0
     assert folder.records.read_bytes() == b"the other's"

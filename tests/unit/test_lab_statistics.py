@@ -100,12 +100,12 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
         for seed, level in zip((1, 2), levels, strict=True):
             folder = run_folder(tmp_path, arm, seed)
             write_run(folder.records, level, generated)
-            folder.finish(40, 20.0)
+            folder.finish(40, 20.0, "x")
     written = write_report(tmp_path, tmp_path / "report")
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert list(report["arms"]) == ["8-0", "4-4"]
     arm = report["arms"]["4-4"]
-    assert report["baseline"] == "8-0"
+    assert arm["baseline"] == "8-0"
     assert arm["ratios"]["trained_total"]["mean"] == pytest.approx(1.5)
     assert arm["differences"]["gain"]["mean"] == pytest.approx(0.0375, abs=1e-5)
     # 8/0 has made as many completions after half its rounds, when its gain was half as large.
@@ -115,12 +115,50 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
     assert "| 4-4 | 2 |" in (tmp_path / "report" / "report.md").read_text()
 
 
+def test_arms_are_compared_with_their_own_baseline_and_kinds_of_nodes_apart(tmp_path: Path) -> None:
+    kinds = [{"count": 1}, {"count": 2}, {"count": 1, "role": "wrong"}]
+    arms = {"low-8-0": {}, "high-8-0": {"nodes": kinds}, "high-4-4": {"baseline": "high-8-0", "nodes": kinds}}
+    write_manifest(tmp_path, parse_spec(spec_source(arms=arms)), "simulate")
+    for arm, level, generated in (("low-8-0", 0.1, 2), ("high-8-0", 0.2, 16), ("high-4-4", 0.5, 8)):
+        folder = run_folder(tmp_path, arm, 1)
+        write_run(folder.records, level, generated, nodes=3)
+        folder.finish(40, 20.0, "x")
+    write_report(tmp_path, tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert {name: arm["baseline"] for name, arm in report["arms"].items()} == {
+        "low-8-0": "low-8-0",
+        "high-8-0": "low-8-0",
+        "high-4-4": "high-8-0",
+    }
+    assert report["arms"]["high-4-4"]["ratios"]["gain"]["mean"] == pytest.approx(2.5)
+    # Each at the completions of the thriftiest of those that it is compared with.
+    assert report["matched_completions"] == {"low-8-0": 3 * 40 * 2, "high-8-0": 3 * 40 * 8}
+    assert list(report["arms"]["high-4-4"]["kinds"]) == ["n00", "n01 to n02"]
+    assert report["arms"]["high-4-4"]["kinds"]["n01 to n02"]["difference"]["mean"] == pytest.approx(0.15)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "## Ratio to high-8-0" in text
+    assert "## Kinds of nodes" in text
+    with pytest.raises(SpecError, match=r"arms\.x\.baseline: no arm is called 'y'"):
+        parse_spec(spec_source(arms={"x": {"baseline": "y"}}))
+
+
+def test_a_run_of_an_arm_that_has_changed_since_is_not_taken_for_it(tmp_path: Path) -> None:
+    spec = parse_spec(spec_source())
+    done = run_folder(tmp_path, "4-4", 1)
+    write_run(done.records, 0.1, 8)
+    done.finish(40, 1.0, spec.digest("4-4"))
+    changed = parse_spec(spec_source(arms={"8-0": {}, "4-4": {"rounds": 9}}))
+    with pytest.raises(SpecError, match="something else of arm 4-4"):
+        runs_to_make(changed, tmp_path)
+    assert len(runs_to_make(parse_spec(spec_source(seeds=[1], arms={"4-4": {"baseline": "8-0"}, "8-0": {}})), tmp_path)) == 1
+
+
 def test_finished_runs_are_skipped_and_others_made_seed_by_seed(tmp_path: Path) -> None:
     spec = parse_spec(spec_source())
     done = run_folder(tmp_path, "4-4", 1)
     write_run(done.records, 0.1, 8)
     assert finished_runs(tmp_path) == []
-    done.finish(40, 1.0)
+    done.finish(40, 1.0, spec.digest("4-4"))
     assert [(run.arm, run.seed) for run in runs_to_make(spec, tmp_path)] == [("8-0", 1), ("8-0", 2), ("4-4", 2)]
     assert [(run.arm, run.seed) for run in runs_to_make(spec, tmp_path, ["4-4"], [1, 7])] == [("4-4", 7)]
     with pytest.raises(SpecError, match="no arm is called 9-9"):
