@@ -34,9 +34,7 @@ def steering_rules_of(config: NodeConfig) -> SteeringRules:
     sampler = config.sampler
     few, enough = sampler.adapt_informative
     moving = SharingRules(
-        groups=sampler.local + sampler.external,
-        start=sampler.external,
-        min_local=sampler.adapt_min_local,
+        most_external=sampler.external,
         period_batches=sampler.adapt_period,
         few_informative=few,
         enough_informative=enough,
@@ -57,11 +55,10 @@ def limits_of(config: NodeConfig) -> Limits:
     else local groups would be thrown away and made again for ever."""
     sampler = config.sampler
     most_local = sampler.local + (sampler.external if sampler.adapt == "adaptive" else 0)
-    most_external = sampler.external + (sampler.local if sampler.adapt == "adaptive" else 0)
     in_flight = (sampler.max_staleness + 1) * most_local
     return Limits(
         max_staleness=sampler.max_staleness,
         pool_local=max(sampler.pool_local, in_flight, 1),
-        pool_external=max(sampler.pool_external, most_external, 1),
+        pool_external=max(sampler.pool_external, sampler.external, 1),
         in_flight_local=in_flight,
     )

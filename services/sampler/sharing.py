@@ -1,4 +1,4 @@
-"""How many external groups a batch takes, moved within a constant I + J. A pure state machine, one step a batch.
+"""How many external groups a batch takes: at most the configured J, and I + J stays. A pure state machine, one step a batch.
 
 Once in `period_batches` batches it looks at what the period showed and sets J for the next one:
 
@@ -40,20 +40,13 @@ _MOST_PATIENCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingRules:
-    """groups: I + J. start: J of the first batches. min_local: the least I. period_batches: between two looks."""
+    """most_external: the largest J, and that of the first batches. period_batches: between two looks."""
 
-    groups: int
-    start: int
-    min_local: int
+    most_external: int
     period_batches: int
     few_informative: float
     enough_informative: float
     max_age_s: float
-
-    @property
-    def most_external(self) -> int:
-        """The largest J."""
-        return max(0, self.groups - self.min_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +61,7 @@ class Taken:
 
 def start(rules: SharingRules) -> SharingState:
     """Before the first batch."""
-    return SharingState(
-        external=min(rules.start, rules.most_external), ceiling=rules.most_external, patience=_FIRST_PATIENCE, why="start"
-    )
+    return SharingState(external=rules.most_external, ceiling=rules.most_external, patience=_FIRST_PATIENCE, why="start")
 
 
 def reconciled(state: SharingState, rules: SharingRules) -> SharingState:

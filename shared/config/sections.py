@@ -210,9 +210,8 @@ class SamplerSection(Section):
     oversample: float = Field(
         3.0, ge=1, le=64, description="External groups sent to the trainer for each it keeps, with strategies likelihood_*."
     )
-    adapt: Literal["off", "adaptive"] = Field("off", description="adaptive: I and J move, I + J stays; down to J = 0.")
+    adapt: Literal["off", "adaptive"] = Field("off", description="adaptive: J moves between 0 and `external`, I + J stays.")
     adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
-    adapt_min_local: int = Field(2, ge=1, le=65_536, description="Least I that adaptive may choose.")
     adapt_informative: tuple[float, float] = Field(
         (0.2, 0.6), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
     )
@@ -241,11 +240,6 @@ class SamplerSection(Section):
             raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
         if len(set(self.bandit_arms)) < len(self.bandit_arms):
             raise ValueError(f"bandit_arms {self.bandit_arms} names a strategy twice")
-        if self.adapt != "off" and self.local < self.adapt_min_local:
-            raise ValueError(
-                f"adapt {self.adapt} moves I down to adapt_min_local = {self.adapt_min_local}, but local is {self.local}: "
-                "raise sampler.local or lower sampler.adapt_min_local"
-            )
         return self
 
 

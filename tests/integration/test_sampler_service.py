@@ -321,7 +321,7 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
     """Strategy and J move here with what the node's own groups and held-out results show; both travel in the newest batch."""
     steering = {
         "strategy": "bandit", "bandit_arms": ["learnability", "balanced"], "adapt": "adaptive", "adapt_period": 2,
-        "adapt_min_local": 1, "local": 2, "external": 2, "max_staleness": 3, "shortage_wait_s": 0.0,
+        "local": 2, "external": 2, "max_staleness": 3, "shortage_wait_s": 0.0,
     }  # fmt: skip
     logs, steps = [], 14
     for kills in (False, True):

@@ -27,7 +27,6 @@ class World:
     seed: int
     local: int = 4
     external: int = 4
-    min_local: int = 2
     period: int = 4
     max_staleness: int = 1
     prefetch: int = 1
@@ -54,9 +53,7 @@ class World:
         )
         self.groups = self.local + self.external
         sharing = SharingRules(
-            groups=self.groups,
-            start=self.external,
-            min_local=self.min_local,
+            most_external=self.external,
             period_batches=self.period,
             few_informative=0.2,
             enough_informative=0.6,

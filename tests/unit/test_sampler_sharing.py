@@ -16,8 +16,8 @@ from shared.messages import decode, encode
 from shared.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 
-RULES = SharingRules(groups=8, start=4, min_local=2, period_batches=4, few_informative=0.2, enough_informative=0.6, max_age_s=600.0)
-ALL_CAME = Taken(wanted=4, taken=4, mean_age_s=10.0, left=50)
+RULES = SharingRules(most_external=6, period_batches=4, few_informative=0.2, enough_informative=0.6, max_age_s=600.0)
+ALL_CAME = Taken(wanted=6, taken=6, mean_age_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 
 
@@ -53,7 +53,7 @@ def few(informative: int, of: int = 16) -> list[list[float]]:
 
 def test_own_groups_that_mostly_teach_end_sharing_and_own_groups_that_do_not_bring_it_back() -> None:
     node = Node()
-    assert [node.period(*few(15)) for _ in range(4)] == [2, 1, 0, 0]
+    assert [node.period(*few(15)) for _ in range(4)] == [3, 1, 0, 0]
     back = [node.period(*few(1)) for _ in range(10)]
     assert back == sorted(back) and back[-1] == RULES.most_external == 6, "up by one a period, to its maximum"
     assert all(after - before <= 1 for before, after in zip(back, back[1:], strict=False))
@@ -72,7 +72,7 @@ def test_a_period_that_has_not_ended_moves_nothing() -> None:
     for _ in range(3):
         node.own = observed(node.own, "gcd", FAILS)
         node.state = sharing.after_batch(node.state, RULES, node.own, ALL_CAME, None)
-    assert node.state.external == 4
+    assert node.state.external == 6
 
 
 def test_an_own_reward_that_falls_while_sharing_halves_j_and_doubles_the_patience_every_period() -> None:
@@ -108,7 +108,7 @@ def test_one_unlucky_evaluation_within_noise_changes_nothing() -> None:
 
 
 def test_a_fall_without_sharing_is_not_blamed_on_it() -> None:
-    node = Node(SharingRules(**{**_fields(RULES), "start": 0}))
+    node = Node(SharingRules(**{**_fields(RULES), "most_external": 0}))
     assert node.period(*[PASSES, MIXED, MIXED] * 6) == 0
     patience = node.state.patience
     for _ in range(2):
@@ -122,19 +122,19 @@ def _fields(rules: SharingRules) -> dict[str, Any]:
 
 def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_patience() -> None:
     silent = Node()
-    nothing = Taken(wanted=4, taken=0, mean_age_s=0.0, left=0)
-    assert [silent.period(*few(1), batch=nothing) for _ in range(4)] == [2, 1, 0, 0]
+    nothing = Taken(wanted=6, taken=0, mean_age_s=0.0, left=0)
+    assert [silent.period(*few(1), batch=nothing) for _ in range(4)] == [3, 1, 0, 0]
     assert [silent.period(*few(1), batch=nothing) for _ in range(10)] == [0] * 10, "an empty pool is not tried"
     assert silent.state.patience == 2
     assert [silent.period(*few(1)) for _ in range(4)][-1] > 0, "until there are groups again"
 
     stale = Node()
-    old = Taken(wanted=4, taken=8, mean_age_s=400.0, left=50)
-    assert [stale.period(*few(1), batch=old) for _ in range(4)] == [3, 2, 1, 0]
+    old = Taken(wanted=6, taken=8, mean_age_s=400.0, left=50)
+    assert [stale.period(*few(1), batch=old) for _ in range(4)] == [5, 4, 3, 2]
 
 
 def test_a_configuration_with_fewer_groups_is_kept_to_at_once() -> None:
-    big = sharing.start(SharingRules(**{**_fields(RULES), "groups": 32, "start": 24}))
+    big = sharing.start(SharingRules(**{**_fields(RULES), "most_external": 24}))
     assert sharing.reconciled(big, RULES).external == 6
 
 
@@ -145,7 +145,6 @@ worlds = st.fixed_dictionaries(
         "seed": st.integers(0, 2**32),
         "local": st.integers(1, 4),
         "external": st.integers(1, 6),
-        "min_local": st.just(1),
         "period": st.integers(1, 6),
         "max_staleness": st.integers(0, 3),
         "prefetch": st.integers(1, 3),
@@ -179,7 +178,7 @@ def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
         assert history.trained >= trained + 15, "the generator and the sampler wait for each other"
     for batch in history.batches:
         assert batch.wanted_local + batch.wanted_external == world.groups
-        assert batch.wanted_local >= world.min_local
+        assert batch.wanted_local >= world.local
         locals_ = [item for item in batch.items if item.scored.origin == "local"]
         assert all(item.staleness is not None and item.staleness <= world.max_staleness for item in locals_)
         assert len(batch.items) - len(locals_) <= batch.wanted_external

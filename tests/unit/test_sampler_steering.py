@@ -92,14 +92,14 @@ def test_what_the_configuration_no_longer_asks_for_ends_and_what_it_newly_asks_f
     assert reconciled(steering_rules_of(configured(strategy="spread")), state, 9) == SteeringState()
     narrower = steering_rules_of(configured(strategy="bandit", bandit_arms=["spread"]))
     assert in_force(narrower, reconciled(narrower, state, 9)).explained == "bandit: spread"
-    smaller = steering_rules_of(configured(local=2, external=1, adapt="adaptive", adapt_min_local=2))
+    smaller = steering_rules_of(configured(local=2, external=1, adapt="adaptive"))
     force = in_force(smaller, reconciled(smaller, state, 9))
     assert (force.local, force.external, force.most_local) == (2, 1, 3)
 
 
 def test_pools_hold_what_the_largest_i_and_j_may_have_out() -> None:
     bounds = limits_of(configured(local=2, external=6, max_staleness=2, pool_local=1, pool_external=1, adapt="adaptive"))
-    assert (bounds.in_flight_local, bounds.pool_local, bounds.pool_external) == (24, 24, 8)
+    assert (bounds.in_flight_local, bounds.pool_local, bounds.pool_external) == (24, 24, 6)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,6 @@ def test_pools_hold_what_the_largest_i_and_j_may_have_out() -> None:
         ({"strategy": "best"}, "uniform"),
         ({"bandit_arms": ["uniform", "bandit"]}, "bandit_arms"),
         ({"bandit_arms": ["spread", "spread"]}, "twice"),
-        ({"adapt": "adaptive", "local": 1}, "adapt_min_local"),
         ({"adapt_informative": [0.6, 0.2]}, "adapt_informative"),
     ],
 )
