@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
@@ -48,9 +47,14 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
 
 
 def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float:
-    """Make one run in this process and return its seconds; 0 for one that another process has completed meanwhile."""
-    if folder.done:
-        return 0.0
+    """Make one run in this process and return its seconds; 0 for one that another process makes or has made meanwhile."""
+    with folder.claimed() as mine:
+        if not mine or folder.done:
+            return 0.0
+        return _make(spec, folder, threads, report)
+
+
+def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) -> float:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
@@ -64,7 +68,6 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
     _shared = _shared or Shared()
     simulation = Simulation(plan_run(spec, folder.arm, folder.seed), _shared)
     rounds = simulation.run_plan.rounds
-    Path(folder.path).mkdir(parents=True, exist_ok=True)
     writer = RecordWriter(folder.records)
     told = started
 

@@ -10,13 +10,15 @@ depends on its spec and seed alone, and within minutes.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +50,16 @@ class RunFolder:
         """Whether the run is complete."""
         return (self.path / DONE_FILE).is_file()
 
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Hold the run for this process; False while another process makes it. A process that ends lets go, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            yield _locked(folder)
+        finally:
+            os.close(folder)
+
     def made_from(self) -> str | None:
         """The digest of the arm that a complete run was made from; None where it says none."""
         made: str | None = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("arm")
@@ -64,6 +76,14 @@ class RunFolder:
         draft = self.path / (DONE_FILE + ".new")
         draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
         os.replace(draft, self.path / DONE_FILE)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def run_folder(out: Path, arm: str, seed: int) -> RunFolder:

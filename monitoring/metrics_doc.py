@@ -93,7 +93,7 @@ def _verifier(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
 
 
 def _sampler(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
-    SamplerFigures(registry, StatusBoard("alpha", "sampler", "0"))
+    SamplerFigures(registry, StatusBoard("alpha", "sampler", "0"), configured_external=6)
 
 
 def _trainer(registry: CollectorRegistry, planes: PlaneMetrics) -> None:

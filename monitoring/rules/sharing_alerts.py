@@ -9,7 +9,7 @@ RULES: tuple[Alert, ...] = (
         name="SwarmNoRolloutsIngested",
         expr="""
         (sum by (job, node) (rate(swarm_ingest_accepted_total[15m])) == 0)
-        and on (job, node) (max by (job, node) (swarm_sampler_groups_wanted{origin="external"}) > 0)
+        and on (job, node) (max by (job, node) (swarm_sampler_external_configured) > 0)
         unless on (job, node) (max by (job, node) (swarm_trainer_finished) == 1)
         """,
         hold="15m",

@@ -27,8 +27,13 @@ _DROPS: dict[Origin, tuple[DropReason, ...]] = {
 class Figures:
     """Counts as things happen; `refresh` shows the memory's state."""
 
-    def __init__(self, registry: CollectorRegistry, status: StatusBoard) -> None:
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, configured_external: int) -> None:
         self._status = status
+        Gauge(
+            "swarm_sampler_external_configured",
+            "sampler.external: the most foreign groups of a batch; what is wanted may be fewer (sampler.adapt).",
+            registry=registry,
+        ).set(configured_external)
         self._batches = Counter("swarm_sampler_batches_total", "Batches appended by this process.", registry=registry)
         self._short = Counter(
             "swarm_sampler_short_batches_total", "Batches with fewer than sampler.external foreign groups.", registry=registry

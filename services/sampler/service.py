@@ -76,7 +76,7 @@ class SamplerService:
     async def run(self, context: ServiceContext) -> None:
         """Build batches until `context.stopping` is set."""
         self._context = context
-        self._figures = Figures(context.registry, context.status)
+        self._figures = Figures(context.registry, context.status, self._steering_rules.external)
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node)
         self._reported: SamplerPosition | None = None

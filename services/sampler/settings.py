@@ -45,7 +45,7 @@ def steering_rules_of(config: NodeConfig) -> SteeringRules:
         external=sampler.external,
         strategy=sampler.strategy,
         arms=tuple(sampler.bandit_arms) if sampler.strategy == BANDIT else (),
-        sharing=moving if sampler.adapt == "adaptive" else None,
+        sharing=moving if sampler.adapt == "adaptive" and sampler.external else None,
         seed=f"{config.node.seed}\x00{config.node.id}",
     )
 

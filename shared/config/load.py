@@ -65,8 +65,6 @@ class NodeConfig(BaseSettings):
                 f"sampler.external is {self.sampler.external} but nats.swarm_url is none: a node alone has no groups of others; "
                 "set sampler.external = 0 or give nats.swarm_url"
             )
-        if self.sampler.adapt != "off" and self.nats.swarm_url is None:
-            raise ValueError("sampler.adapt moves external groups in, but nats.swarm_url is none: set adapt = off")
         if self.sampler.strategy == "bandit" and not self.eval.tasks:
             raise ValueError("sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy")
         if self.generator.engine == "openai" and not self.generator.openai_url:

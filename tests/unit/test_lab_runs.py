@@ -16,3 +16,13 @@ def test_a_run_that_another_process_completed_meanwhile_keeps_its_records(tmp_pa
     no_spec = cast(Spec, None)  # a complete run is left alone before its spec is looked at
     assert make_run(no_spec, folder) == 0.0
     assert folder.records.read_bytes() == b"the other's"
+
+
+def test_a_run_that_another_process_is_making_is_left_to_it(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "8-0", 1)
+    no_spec = cast(Spec, None)
+    with folder.claimed() as mine, folder.claimed() as twice:
+        assert mine and not twice
+        assert make_run(no_spec, folder) == 0.0
+    with folder.claimed() as again:
+        assert again

@@ -76,8 +76,9 @@ def test_batches_and_positions_of_an_older_version_are_still_read() -> None:
     assert decode(position, SamplerPosition).local is None
 
 
-def test_as_configured_by_default_nothing_moves() -> None:
-    config = configured()
+@pytest.mark.parametrize("sampler", [{"adapt": "off"}, {"adapt": "adaptive", "external": 0}])
+def test_where_nothing_may_move_nothing_moves(sampler: dict[str, Any]) -> None:
+    config = configured(**sampler)
     steering = steering_rules_of(config)
     state = reconciled(steering, SteeringState(), 1)
     assert state == SteeringState()
@@ -119,11 +120,5 @@ def test_settings_that_cannot_be_are_refused(sampler: dict[str, Any], said: str)
 def test_combinations_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="eval.tasks"):
         NodeConfig(tasks=[{"dataset": "gcd"}], sampler={"strategy": "bandit"}, eval={"tasks": 0})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="swarm_url"):
-        NodeConfig(
-            tasks=[{"dataset": "gcd"}],  # type: ignore[arg-type]
-            sampler={"adapt": "adaptive", "external": 0},  # type: ignore[arg-type]
-            nats={"swarm_url": "none"},  # type: ignore[arg-type]
-        )
     with pytest.raises(ValueError, match="'best' is unknown"):
         SteeringRules(local=1, external=1, strategy="bandit", arms=("best",))
