@@ -13,6 +13,8 @@ from shared.config import NodeConfig
 from shared.config.load import explain
 
 NODE_PREFIX = "n"
+_MEANT = {"sampler": {"adapt": "off"}}
+"""An arm's I and J stay as it says, whatever a node's default, unless it asks for a controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     for group in arm.nodes:
         for _ in range(group.count):
             name = name_of(len(nodes)) if name_of else f"{NODE_PREFIX}{len(nodes):02d}"
-            values = merged(arm.overrides, group.overrides)
+            values = merged(_MEANT, merged(arm.overrides, group.overrides))
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
             nodes.append(PlannedNode(name=name, role=group.role, config=_checked(values, arm_name, name), local=arm.local))

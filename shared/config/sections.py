@@ -196,8 +196,8 @@ Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced",
 class SamplerSection(Section):
     """Which groups become a batch."""
 
-    local: int = Field(4, ge=0, le=65_536, description="I: own groups a batch.")
-    external: int = Field(4, ge=0, le=65_536, description="J: other nodes' groups a batch; 0: ordinary RL.")
+    local: int = Field(2, ge=0, le=65_536, description="I: own groups a batch.")
+    external: int = Field(6, ge=0, le=65_536, description="J: other nodes' groups a batch; 0: ordinary RL.")
     strategy: Literal[Strategy, "bandit"] = Field(
         "uniform", description="How external groups are drawn, see docs/sampling.md; uniform is the paper's."
     )
@@ -210,10 +210,10 @@ class SamplerSection(Section):
     oversample: float = Field(
         3.0, ge=1, le=64, description="External groups sent to the trainer for each it keeps, with strategies likelihood_*."
     )
-    adapt: Literal["off", "adaptive"] = Field("off", description="adaptive: J moves between 0 and `external`, I + J stays.")
+    adapt: Literal["off", "adaptive"] = Field("adaptive", description="adaptive: J moves between 0 and `external`, I + J stays.")
     adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
     adapt_informative: tuple[float, float] = Field(
-        (0.2, 0.6), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
+        (0.6, 0.95), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
     )
     shortage: Literal["wait", "fill_local", "short"] = Field(
         "fill_local",

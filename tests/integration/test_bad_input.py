@@ -67,7 +67,7 @@ def test_an_unknown_key_is_named_with_its_file(config: Path) -> None:
 
 
 def test_sharing_without_a_swarm_plane_is_impossible(config: Path) -> None:
-    _refused(_run("sampler", config, SWARM_NATS__SWARM_URL="none"), "sampler.external is 4", "set sampler.external = 0")
+    _refused(_run("sampler", config, SWARM_NATS__SWARM_URL="none"), "sampler.external is 6", "set sampler.external = 0")
 
 
 @pytest.fixture

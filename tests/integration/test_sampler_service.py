@@ -40,7 +40,7 @@ def still_clock() -> float:
 
 
 def configured(node: str, **sampler: Any) -> NodeConfig:
-    chosen = {"local": 2, "external": 2, "shortage_wait_s": 0.2, **sampler}
+    chosen = {"local": 2, "external": 2, "adapt": "off", "shortage_wait_s": 0.2, **sampler}
     return NodeConfig(node={"id": node}, tasks=[{"dataset": "chain_sum"}], sampler=chosen)  # type: ignore[arg-type]
 
 
@@ -347,7 +347,7 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
             assert told.local + node.context.status.get("wanted_external") == 4
     assert logs[0] == logs[1]
     moved = [batch.wanted_external for batch in batches]
-    assert moved[0] == 2 and 0 in moved and moved[-1] > 0, moved
+    assert moved[0] == 2 and 0 in moved[:8] and max(moved[8:]) > 0, moved
     assert all(batch.wanted_local + batch.wanted_external == 4 for batch in batches)
     assert {batch.strategy.split(",")[0] for batch in batches} <= {"bandit: learnability", "bandit: balanced"}
     last = batches[-1].state

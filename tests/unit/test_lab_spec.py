@@ -38,7 +38,7 @@ def test_an_arm_changes_what_it_names_and_keeps_the_rest() -> None:
     spec = parse_spec(source(arms={"warm": {"trainer": {"warmup_steps": 5}}}))
     eight, warm = (plan_run(spec, arm, 2).nodes[1].config for arm in ("8-0", "warm"))
     assert (eight.sampler.local, eight.trainer.warmup_steps) == (8, 0)
-    assert (warm.sampler.local, warm.trainer.warmup_steps, warm.trainer.learning_rate) == (4, 5, 1e-3)
+    assert (warm.sampler.local, warm.trainer.warmup_steps, warm.trainer.learning_rate) == (2, 5, 1e-3)
     assert (warm.node.id, warm.node.seed) == ("n01", 2)
 
 
