@@ -241,5 +241,15 @@ async def _completions(url: str, node: str) -> list[str]:
 
 
 def test_every_service_ends_with_code_0_on_sigterm(swarm: Swarm) -> None:
+    for node in swarm.nodes:
+        for role in ROLES:  # one that an earlier test started again may still be importing
+            wait_until(lambda n=node, r=role: _answers(n, r), node, timeout_s=START_S, what=f"{node.node} {role} up")  # type: ignore[misc]
     codes = {(node.node, role): node.stop(role) for node in swarm.nodes for role in ROLES}
     assert set(codes.values()) == {0}, codes
+
+
+def _answers(node: NodeProcesses, role: str) -> bool:
+    try:
+        return bool(node.metrics(role))
+    except (OSError, IndexError):
+        return False
