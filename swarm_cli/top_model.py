@@ -85,6 +85,8 @@ class NodeModel:
     to_score: int | None
     pool_local: int | None
     pool_external: int | None
+    wanted_local: int | None
+    wanted_external: int | None
     intake: int | None
     outbox: int | None
     dead: int
@@ -175,6 +177,8 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         to_score=queue.state.messages if queue else None,
         pool_local=_count(view.newest("sampler", "pool_local")),
         pool_external=_count(view.newest("sampler", "pool_external")),
+        wanted_local=_count(view.newest("sampler", "wanted_local")),
+        wanted_external=_count(view.newest("sampler", "wanted_external")),
         intake=_intake(view),
         outbox=_count(view.newest("verifier", "outbox")),
         dead=dead.state.messages if dead else 0,

@@ -99,7 +99,14 @@ def _panel(node: NodeModel) -> Panel:
         f" step {node.step:,}  {rate(node.steps_per_minute)}  policy {node.version:,}",
         f" (sampling with {node.generating_version:,}) " if node.generating_version is not None else " ",
     )
-    return Panel(body, title=title, title_align="left", border_style=_health(node), padding=(0, 1))
+    batch = (
+        None
+        if node.wanted_local is None
+        else f" a batch: {node.wanted_local} own + {_number(node.wanted_external)} others' groups "
+    )
+    return Panel(
+        body, title=title, title_align="left", subtitle=batch, subtitle_align="right", border_style=_health(node), padding=(0, 1)
+    )
 
 
 def _health(node: NodeModel) -> str:

@@ -73,7 +73,7 @@ def node(
     figures: dict[str, dict[str, float]] = {
         "generator": {"groups_generated": 1000, "policy_version": step - 1},
         "verifier": verifying,
-        "sampler": {"pool_local": 5, "pool_external": 7},
+        "sampler": {"pool_local": 5, "pool_external": 7, "wanted_local": 2, "wanted_external": 6},
         "trainer": TRAINING,
     }
     statuses = tuple(status(role, name, age_s=50.0 if role == silent else 1.0, **figures[role]) for role in ROLES)
@@ -105,6 +105,7 @@ def test_a_panel_says_how_far_a_node_is_what_it_learned_and_what_waits() -> None
         "0.700 @50 of 200  base 0.100 +0.600  ▁▅█",
         "local 0.750  external 0.500  stale 1.5 (max 2)  scorer kills 2",
         "made 1,000  to score 3  shared 900  outbox 4  pool 5+7",
+        "a batch: 2 own + 6 others' groups",
         "waiting 30  taken in 800  refused 12: flood",
         "wait 60% compute 30% publish 5% checkpoint 3%",
         "generator working, up 7m",
