@@ -21,8 +21,8 @@ Kinds = Mapping[str, Mapping[str, Sequence[str]]]
 """arm -> kind of node -> names of its nodes, of the arms that have several kinds."""
 
 _MAIN = ("trained_total", "local_total", "gain", "final_gain", "final", "final_mean_reward", "oscillation", "completions")
-_RATIOS = ("trained_total", "local_total", "gain", "gain_matched", "final_gain", "final", "oscillation")
-_DIFFERENCES = ("gain", "gain_matched", "final", "oscillation")
+_RATIOS = ("trained_total", "local_total", "gain", "gain_matched", "gain_early", "final_gain", "final", "oscillation")
+_DIFFERENCES = ("gain", "gain_matched", "gain_early", "final", "oscillation")
 _TITLES = {
     "trained_total": "(a) trained on, total",
     "local_total": "(b) local, total",
@@ -33,6 +33,7 @@ _TITLES = {
     "oscillation": "oscillation",
     "completions": "completions",
     "gain_matched": "(c) cumulative gain at equal completions",
+    "gain_early": "(c) the same at half of these",
 }
 
 
@@ -100,7 +101,7 @@ def kinds_of_nodes(spec: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, l
 def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
     """For every arm: each number's estimate over seeds, and its paired ratio and difference to its baseline's.
 
-    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of them generated.
+    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of them generated, and over half.
     """
     fewest = {
         baseline: min(
@@ -143,12 +144,16 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
 
 
 def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, dict[int, float]]:
-    """Number -> seed -> value, the gain over the first `completions` among them."""
+    """Number -> seed -> value, the gain over the first `completions` and over half of them among these.
+
+    Near a plateau, at which all arms end, the half shows better who comes there first.
+    """
     values: dict[str, dict[int, float]] = {}
     for seed, run in by_seed.items():
-        matched = _gain_until(run, completions)
-        for name, value in (run.numbers if matched is None else run.numbers | {"gain_matched": matched}).items():
-            values.setdefault(name, {})[seed] = value
+        matched = {"gain_matched": _gain_until(run, completions), "gain_early": _gain_until(run, completions / 2)}
+        for name, value in (run.numbers | matched).items():
+            if value is not None:
+                values.setdefault(name, {})[seed] = value
     return values
 
 
