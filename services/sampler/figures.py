@@ -31,7 +31,7 @@ class Figures:
         self._status = status
         Gauge(
             "swarm_sampler_external_configured",
-            "sampler.external: the most foreign groups of a batch; what is wanted may be fewer (sampler.adapt).",
+            "Most foreign groups of a batch, as configured (sampler.external); the next one may want fewer (sampler.adapt).",
             registry=registry,
         ).set(configured_external)
         self._batches = Counter("swarm_sampler_batches_total", "Batches appended by this process.", registry=registry)

@@ -90,7 +90,7 @@ def test_what_the_configuration_no_longer_asks_for_ends_and_what_it_newly_asks_f
     state = reconciled(moving, SteeringState(), 1)
     assert state.bandit is not None and state.sharing is not None
     assert reconciled(moving, state, 9) == state
-    assert reconciled(steering_rules_of(configured(strategy="spread")), state, 9) == SteeringState()
+    assert reconciled(steering_rules_of(configured(strategy="spread", adapt="off")), state, 9) == SteeringState()
     narrower = steering_rules_of(configured(strategy="bandit", bandit_arms=["spread"]))
     assert in_force(narrower, reconciled(narrower, state, 9)).explained == "bandit: spread"
     smaller = steering_rules_of(configured(local=2, external=1, adapt="adaptive"))
