@@ -1,4 +1,7 @@
-"""Plots of an experiment: a line an arm, a band for the 95 % interval over seeds. Colours that the colour-blind can tell apart."""
+"""Plots of an experiment: a line an arm, the mean over seeds, and a band from the lowest seed to the highest.
+
+Intervals are in the tables. Colours that the colour-blind can tell apart.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ Runs = Mapping[str, Mapping[int, Measures]]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's, the yellow left out because it is faint on white."""
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
+_MOST_BANDS = 8
+"""With more arms than this bands hide the lines."""
 _SMOOTHED_PART = 20
 """Rewards are averaged over this part of the run, as the paper averages 100 of its 2000 rounds."""
 _HEALTH_TITLES = {
@@ -99,12 +104,11 @@ def _lines(axis: Any, runs: Runs, series_of: Callable[[Measures], Sequence[Point
             continue
         longest = max(found, key=len)
         xs = [x for x, _ in longest]
-        estimates = [estimate([value_at(points, x) for points in found]) for x in xs]
+        values = [[value_at(points, x) for points in found] for x in xs]
         colour, dash = _COLOURS[place % len(_COLOURS)], _DASHES[place // len(_COLOURS) % len(_DASHES)]
-        axis.plot(xs, [each.mean for each in estimates], color=colour, linestyle=dash, linewidth=1.6, label=arm)
-        if len(found) > 1:
-            lows, highs = [each.low for each in estimates], [each.high for each in estimates]
-            axis.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(xs, [estimate(each).mean for each in values], color=colour, linestyle=dash, linewidth=1.6, label=arm)
+        if len(found) > 1 and len(runs) <= _MOST_BANDS:
+            axis.fill_between(xs, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15, linewidth=0)
 
 
 def _by_completions(run: Measures) -> list[Point]:
@@ -125,8 +129,9 @@ def _label(axis: Any, title: str, y: str, x: str = "round") -> None:
 
 
 def _legend(axis: Any) -> None:
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=7)
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        axis.figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
 
 
 def _save(figure: Any, title: str, file: Path) -> Path:
