@@ -199,7 +199,8 @@ def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_tra
     assert node.stop("sampler") == 0
     wait_until(observer.caught_up, timeout_s=30.0, what="all of both logs read")
     batches = observer.numbered_batches()
-    wait_until(lambda: wounded.step >= len(batches), timeout_s=GOES_ON_S, what="every batch trained")
+    last = f"batch {batches[-1].number}, the last of {len(batches)} in the log up to {max(observer.batches)}, trained"
+    wait_until(lambda: wounded.step >= len(batches), timeout_s=GOES_ON_S, what=last)
     assert node.stop("trainer") == 0
     assert node.stop("verifier") == 0
     for kept in (observer.scored, observer.batches):
