@@ -25,6 +25,7 @@ from shared.transport.connect import connect
 
 T = TypeVar("T")
 POLL_S = 0.2
+MOST_EARLY = 1000
 
 
 class Observer:
@@ -43,6 +44,8 @@ class Observer:
         """Groups on the wire, those sent again included."""
         self._waiting: dict[str, bytes] = {}
         """Groups and batches on the wire, by the subject of the answer."""
+        self._early: dict[str, bytes] = {}
+        """Answers to what has not been looked at yet, or is not watched."""
         self.transport: Transport = self.call(connect(url, name="observer", timeout_s=20.0))
         self._tap = self.call(self._listen())
         self._keeping = [
@@ -98,27 +101,36 @@ class Observer:
     async def _listen(self) -> Any:
         client = await nats.connect(self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_quiet)
 
+        # Each subscription has a task of its own, so an answer may be looked at before what it answers.
         async def published(message: Any) -> None:
             self.publishes += message.subject == subjects.node_rollouts(self._node)
-            if message.reply:
+            if message.reply in self._early:
+                self._acknowledge(bytes(message.data), self._early.pop(message.reply))
+            elif message.reply:
                 self._waiting[message.reply] = bytes(message.data)
 
         async def answered(message: Any) -> None:
             payload = self._waiting.pop(message.subject, None)
-            if payload is None:
+            if payload is not None:
+                self._acknowledge(payload, bytes(message.data))
                 return
-            answer = json.loads(message.data)
-            if "seq" not in answer or answer.get("duplicate"):
-                return
-            if answer["stream"] == subjects.node_batches_stream(self._node):
-                self.batches.setdefault(answer["seq"], payload)
-            else:
-                self.acknowledged_groups.add(content_id(payload))
+            self._early[message.subject] = bytes(message.data)
+            if len(self._early) > MOST_EARLY:
+                del self._early[next(iter(self._early))]
 
         await client.subscribe(subjects.node_rollouts(self._node), cb=published)
         await client.subscribe(subjects.node_batches(self._node), cb=published)
         await client.subscribe(f"{inbox(self._node, '*')}.>", cb=answered)
         return client
+
+    def _acknowledge(self, payload: bytes, answer: bytes) -> None:
+        told = json.loads(answer)
+        if "seq" not in told or told.get("duplicate"):
+            return
+        if told["stream"] == subjects.node_batches_stream(self._node):
+            self.batches.setdefault(told["seq"], payload)
+        else:
+            self.acknowledged_groups.add(content_id(payload))
 
     async def _keep(self, stream: str, keep: Any) -> None:
         seq = 1
