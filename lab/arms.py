@@ -12,9 +12,13 @@ from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
 from shared.config.load import explain
 
-NODE_PREFIX = "n"
 _MEANT = {"sampler": {"adapt": "off"}}
 """An arm's I and J stay as it says, whatever a node's default, unless it asks for a controller."""
+
+
+def simulated_name(place: int) -> str:
+    """Name of the node at a place, counted from 0 over all of an arm's nodes, in the driver `simulate`."""
+    return f"n{place:02d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class PlannedRun:
     attack: Attack
 
 
-def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str] | None = None) -> PlannedRun:
+def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str] = simulated_name) -> PlannedRun:
     """The run of one arm and seed. `name_of` gives the node at a place its name, on which its task draws depend.
 
     Raises:
@@ -50,7 +54,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     nodes: list[PlannedNode] = []
     for group in arm.nodes:
         for _ in range(group.count):
-            name = name_of(len(nodes)) if name_of else f"{NODE_PREFIX}{len(nodes):02d}"
+            name = name_of(len(nodes))
             values = merged(_MEANT, merged(arm.overrides, group.overrides))
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]

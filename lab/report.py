@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lab.arms import NODE_PREFIX
+from lab.arms import simulated_name
 from lab.measures import NUMBERS, Measures, cumulative_gain, measures
 from lab.records import read_records
 from lab.runs import finished_runs, read_manifest
@@ -64,7 +64,7 @@ def write_report(results: Path, out: Path) -> list[Path]:
 
     manifest, runs = read_runs(results)
     out.mkdir(parents=True, exist_ok=True)
-    summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest["spec"], runs))
+    summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest, runs))
     (out / "report.json").write_text(json.dumps(_jsonable(summary), indent=1) + "\n", encoding="utf-8")
     plots = draw_plots(manifest["name"], runs, out)
     (out / "report.md").write_text(_markdown(manifest, runs, summary, [plot.name for plot in plots]), encoding="utf-8")
@@ -79,17 +79,23 @@ def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
     return {arm: baseline if baseline in runs else common for arm, baseline in wanted.items()}
 
 
-def kinds_of_nodes(spec: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
-    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last node."""
+def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
+    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last node.
+
+    Of simulated runs that were evaluated; the real processes' nodes have other names, which the spec does not tell.
+    """
+    spec = manifest["spec"]
     found: dict[str, dict[str, list[str]]] = {}
-    for arm in runs:
+    for arm, by_seed in runs.items():
+        if manifest["driver"] != "simulate" or not all("gain" in run.numbers for run in by_seed.values()):
+            continue
         groups = spec.get("arms", {}).get(arm, {}).get("nodes", spec.get("nodes"))
         if not isinstance(groups, list):
             continue
         kinds: dict[str, list[str]] = {}
         place = 0
         for group in groups:
-            names = [f"{NODE_PREFIX}{place + number:02d}" for number in range(group.get("count", 1))]
+            names = [simulated_name(place + number) for number in range(group.get("count", 1))]
             place += len(names)
             if group.get("role", "honest") == "honest":
                 kinds[names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] = names

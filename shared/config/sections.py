@@ -197,7 +197,9 @@ class SamplerSection(Section):
     """Which groups become a batch."""
 
     local: int = Field(2, ge=0, le=65_536, description="I: own groups a batch.")
-    external: int = Field(6, ge=0, le=65_536, description="J: other nodes' groups a batch; 0: ordinary RL.")
+    external: int = Field(
+        6, ge=0, le=65_536, description="J: other nodes' groups a batch, the most where `adapt` moves it; 0: ordinary RL."
+    )
     strategy: Literal[Strategy, "bandit"] = Field(
         "uniform", description="How external groups are drawn, see docs/sampling.md; uniform is the paper's."
     )

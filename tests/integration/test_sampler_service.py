@@ -351,5 +351,6 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
     assert all(batch.wanted_local + batch.wanted_external == 4 for batch in batches)
     assert {batch.strategy.split(",")[0] for batch in batches} <= {"bandit: learnability", "bandit: balanced"}
     last = batches[-1].state
+    assert last.steering.sharing is not None and last.steering.sharing.external == 2, "J has come back"
     assert last.own.groups == 4 * steps and last.steering.bandit is not None and last.steering.bandit.version == 12
     assert [len(batch.items) for batch in batches] == [4] * steps

@@ -143,6 +143,15 @@ def test_arms_are_compared_with_their_own_baseline_and_kinds_of_nodes_apart(tmp_
         parse_spec(spec_source(arms={"x": {"baseline": "y"}}))
 
 
+def test_kinds_are_left_out_where_the_names_are_not_the_simulator_s(tmp_path: Path) -> None:
+    write_manifest(tmp_path, parse_spec(spec_source(arms={"4-4": {"nodes": [{"count": 5}, {"count": 6}]}})), "services")
+    folder = run_folder(tmp_path, "4-4", 1)
+    write_run(folder.records, 0.1, 8, nodes=2)
+    folder.finish(40, 1.0, "x")
+    write_report(tmp_path, tmp_path / "report")
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["arms"]["4-4"]["kinds"] == {}
+
+
 def test_a_run_of_an_arm_that_has_changed_since_is_not_taken_for_it(tmp_path: Path) -> None:
     spec = parse_spec(spec_source())
     done = run_folder(tmp_path, "4-4", 1)
