@@ -74,9 +74,9 @@ class PrometheusServer:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()[:500]}") from None
 
-    def values(self, expr: str) -> list[tuple[dict[str, str], float]]:
-        """What an expression gives now, as (labels, value); a scalar has no labels."""
-        data = self.ask("query", query=expr)
+    def values(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """What an expression gives now, or gave `at` a time (Unix, seconds), as (labels, value); a scalar has no labels."""
+        data = self.ask("query", query=expr, **({} if at is None else {"time": f"{at:.3f}"}))
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]
         return [(series["metric"], float(series["value"][1])) for series in data["result"]]

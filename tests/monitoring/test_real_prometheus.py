@@ -153,13 +153,37 @@ def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
 
 
 def test_a_swarm_that_has_just_started_is_a_quiet_one(watched: Watched) -> None:
-    alerts = watched.prometheus.ask("alerts")["alerts"]
-    assert {alert["labels"]["alertname"] for alert in alerts} == {"Watchdog"}, "nothing may even be pending"
+    seen: set[tuple[str, str]] = set()
+
+    def nothing_is_pending() -> bool:
+        # For moments a rule may be: a rate over the first two scrapes is nothing, and the first few answers are all wrong.
+        alerts = {(alert["labels"]["alertname"], alert["state"]) for alert in watched.prometheus.ask("alerts")["alerts"]}
+        seen.update(alerts)
+        return alerts == {("Watchdog", "firing")}
+
+    wait_until(nothing_is_pending, *watched.nodes, timeout_s=DATA_S, what="no alert is even pending")
+    assert {name for name, state in seen if state == "firing"} == {"Watchdog"}
 
 
 def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
     for node in watched.nodes:
         ((_, version),) = watched.prometheus.values(f'max by (node) (swarm_policy_version{{node="{node.node}", role="trainer"}})')
         assert 0 < version <= len(node.steps()) + 1
-        ((_, held_out),) = watched.prometheus.values(f'node:swarm_held_out_pass_ratio:latest{{node="{node.node}"}}')
-        assert held_out in [pytest.approx(line["pass_rate"]) for line in node.evaluations()[-3:]]
+        wait_until(
+            lambda node=node: _held_out_agrees(watched.prometheus, node),  # type: ignore[misc]
+            *watched.nodes,
+            timeout_s=DATA_S,
+            what=f"the recorded held-out figure of {node.node} as its own records have it for that version",
+        )
+
+
+def _held_out_agrees(prometheus: PrometheusServer, node: NodeProcesses) -> bool:
+    """Whether the rule's newest figure is what the records have for the version that it was computed for.
+
+    The swarm goes on while it is asked: a scrape may land between the rule and the version that is looked up for it.
+    """
+    recorded = f'node:swarm_held_out_pass_ratio:latest{{node="{node.node}"}}'
+    ((_, evaluated_at),) = prometheus.values(f"timestamp({recorded})")
+    ((_, held_out),) = prometheus.values(recorded, at=evaluated_at)
+    ((_, version),) = prometheus.values(f'max by (node) (swarm_held_out_policy_version{{node="{node.node}"}})', at=evaluated_at)
+    return [pytest.approx(held_out)] == [line["pass_rate"] for line in node.evaluations() if line["policy_version"] == version]
