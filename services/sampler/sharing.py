@@ -11,9 +11,8 @@ Once in `period_batches` batches it looks at what the period showed and sets J f
   ceiling of J is halved every period, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut
   doubles the patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise
   slower without ever making it a fall.
-* **Supply.** Groups that are not there cannot help and leave batches short, and old ones are of policies long gone: when J less one
-  or fewer came in the mean, the ceiling falls to what came, rounded up, and by half of J at most; when the mean age was above half
-  of `max_age_s`, by one. Neither costs patience.
+* **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
+  mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
 
 J = min(need, ceiling). More own groups are always safe, so I rises at once; fewer are announced by one a period, and what the
 generator has out by then is used before anything else (`assembly`), not thrown away.
@@ -139,9 +138,8 @@ def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, reward
         which = "own reward" if reward_fell else "held-out pass rate"
         patience = min(2 * state.patience, _MOST_PATIENCE)
         return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{which} fell: J halved")
-    if state.external_wanted - taken >= state.batches:
-        came = math.ceil(taken / state.batches)
-        return replace(state, ceiling=max(external // 2, came), calm=0, why="too few external groups came: J lowered")
+    if 2 * taken < state.external_wanted:
+        return replace(state, ceiling=external // 2, calm=0, why="too few external groups came: J halved")
     if taken and state.age_sum_s / taken > 0.5 * rules.max_age_s:
         return replace(state, ceiling=max(0, external - 1), calm=0, why="external groups are old: J lowered")
     calm = state.calm + 1

@@ -128,16 +128,6 @@ def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_
     assert silent.state.patience == 2
     assert [silent.period(*few(1)) for _ in range(4)][-1] > 0, "until there are groups again"
 
-    scarce = Node()
-    half = Taken(wanted=6, taken=3, mean_age_s=10.0, left=0)
-    assert [scarce.period(*few(1), batch=half) for _ in range(10)] == [3] * 10, "batches are filled with own groups"
-    assert [scarce.period(*few(1)) for _ in range(10)][-1] == 6, "until more is left in the pool"
-
-    state, own = sharing.start(RULES), observed(OwnRecord(), "gcd", FAILS)
-    for taken in (6, 5, 5, 5):  # 0.75 of a group a batch
-        state = sharing.after_batch(state, RULES, own, Taken(wanted=6, taken=taken, mean_age_s=10.0, left=0), None)
-    assert (state.batches, state.ceiling) == (0, 6), "less than one group short"
-
     stale = Node()
     old = Taken(wanted=6, taken=8, mean_age_s=400.0, left=50)
     assert [stale.period(*few(1), batch=old) for _ in range(4)] == [5, 4, 3, 2]
