@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
@@ -33,25 +33,29 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
     if jobs == 1:
         for number, folder in enumerate(folders, start=1):
             report(f"[{number}/{len(folders)}] {_name(folder)} begins")
-            report(f"[{number}/{len(folders)}] {_name(folder)} took {make_run(spec, folder, threads, report):.0f} s")
+            report(f"[{number}/{len(folders)}] {_name(folder)} {_ended(make_run(spec, folder, threads, report))}")
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        futures: dict[Future[float], RunFolder] = {pool.submit(make_run, spec, folder, threads): folder for folder in folders}
+        futures = {pool.submit(make_run, spec, folder, threads): folder for folder in folders}
         left, finished = set(futures), 0
         while left:
             done, left = wait(left, timeout=_HEARTBEAT_S, return_when=FIRST_COMPLETED)
             for future in done:
                 finished += 1
-                report(f"[{finished}/{len(folders)}] {_name(futures[future])} took {future.result():.0f} s")
+                report(f"[{finished}/{len(folders)}] {_name(futures[future])} {_ended(future.result())}")
 
 
-def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float:
-    """Make one run in this process and return its seconds; 0 for one that another process makes or has made meanwhile."""
+def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float | None:
+    """Make one run in this process and return its seconds; None for one that another process makes or has made meanwhile."""
     with folder.claimed() as mine:
         if not mine or folder.done:
-            return 0.0
+            return None
         return _make(spec, folder, threads, report)
+
+
+def _ended(seconds: float | None) -> str:
+    return "is left to the process that has begun it" if seconds is None else f"took {seconds:.0f} s"
 
 
 def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) -> float:
