@@ -5,6 +5,7 @@ Intervals are in the tables. Colours that the colour-blind can tell apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _MOST_BANDS = 8
 """With more arms than this bands hide the lines."""
+_ROWS_OF_LEGEND = 20
+"""As many arms as the lowest figure has room for; the others are in further columns, beside a wider figure."""
+_COLUMN_OF_LEGEND_INCHES = 1.6
 _SMOOTHED_PART = 20
 """Rewards are averaged over this part of the run, as the paper averages 100 of its 2000 rounds."""
 _HEALTH_TITLES = {
@@ -131,7 +135,10 @@ def _label(axis: Any, title: str, y: str, x: str = "round") -> None:
 def _legend(axis: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        axis.figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7)
+        columns = math.ceil(len(handles) / _ROWS_OF_LEGEND)
+        width, height = axis.figure.get_size_inches()
+        axis.figure.set_size_inches(width + _COLUMN_OF_LEGEND_INCHES * (columns - 1), height)
+        axis.figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=7, ncols=columns)
 
 
 def _save(figure: Any, title: str, file: Path) -> Path:
