@@ -74,12 +74,17 @@ class PrometheusServer:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()[:500]}") from None
 
-    def values(self, expr: str, at: float | None = None) -> list[tuple[dict[str, str], float]]:
-        """What an expression gives now, or gave `at` a time (Unix, seconds), as (labels, value); a scalar has no labels."""
-        data = self.ask("query", query=expr, **({} if at is None else {"time": f"{at:.3f}"}))
+    def values(self, expr: str) -> list[tuple[dict[str, str], float]]:
+        """What an expression gives now, as (labels, value); a scalar has no labels."""
+        data = self.ask("query", query=expr)
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]
         return [(series["metric"], float(series["value"][1])) for series in data["result"]]
+
+    def history(self, selector: str, window: str) -> list[tuple[float, float]]:
+        """The samples of the one series that a selector names, as (Unix time, value), the oldest first."""
+        (series,) = self.ask("query", query=f"{selector}[{window}]")["result"]
+        return [(float(at), float(value)) for at, value in series["values"]]
 
     def finite(self, expr: str) -> list[tuple[dict[str, str], float]]:
         """The same without NaN."""
