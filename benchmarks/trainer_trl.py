@@ -29,6 +29,7 @@ from benchmarks.trainer import (
 )
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
+from shared.hub_models import hub_arguments
 from shared.messages import Batch
 
 
@@ -43,8 +44,10 @@ class Trl:
         from trl import GRPOConfig, GRPOTrainer
 
         trainer = config.trainer
-        model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path, **hub_arguments(config.model.path, config.model.revision))
         arguments = GRPOConfig(
             output_dir=str(folder / "trl"),
             per_device_train_batch_size=GROUPS * COMPLETIONS,

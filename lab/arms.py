@@ -12,8 +12,13 @@ from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
 from shared.config.load import explain
 
-_MEANT = {"sampler": {"adapt": "off"}}
-"""An arm's I and J stay as it says, whatever a node's default, unless it asks for a controller."""
+_BARE = {
+    "sampler": {"adapt": "off"},
+    "verifier": {"foreign_partial_credit": True},
+    "trainer": {"policy_check_fraction": 0.0},
+}
+"""What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as it is, unless an arm asks for
+a controller or a defence; whatever a node's defaults have become since."""
 
 
 def simulated_name(place: int) -> str:
@@ -55,7 +60,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     for group in arm.nodes:
         for _ in range(group.count):
             name = name_of(len(nodes))
-            values = merged(_MEANT, merged(arm.overrides, group.overrides))
+            values = merged(_BARE if spec.settings == "bare" else {}, merged(arm.overrides, group.overrides))
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
             nodes.append(PlannedNode(name=name, role=group.role, config=_checked(values, arm_name, name), local=arm.local))

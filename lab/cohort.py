@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lab.attacks import INFORMED_ROLES
 from lab.sampling import Sampled, sample
 from lab.sim_node import SimNode
 from lab.stacked_learner import StackedLearner, StepOutcome
@@ -16,7 +17,9 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from services.trainer.intake import Intake, take_in
 from services.trainer.preference import candidates_of, prefer_by
-from shared.messages import Batch
+from services.trainer.rows import TokenGroup
+from shared.messages import Batch, RolloutGroup
+from shared.model.prompts import answer_text, render_prompt
 
 _EVALUATED_AT_ONCE = 96
 
@@ -47,10 +50,8 @@ class Cohort:
         """Sample `count` new groups of each node, nodes in the given order."""
         generator = torch.Generator(self._device).manual_seed(seed)
         made: list[Made] = []
-        for trained in (True, False):
-            everyone = self.nodes if trained else self.untrained
+        for everyone, flat in self._who_samples_from_what():
             chosen = [(everyone.index(node), node, count) for node, count in wanted if count and node in everyone]
-            flat = self.learner.flat if trained else self._base
             for (params, completions), part in _alike(chosen).items():
                 rows = [row for row, _, _ in part]
                 draws = [[node.next_task() for _ in range(count)] for _, node, count in part]
@@ -67,6 +68,30 @@ class Cohort:
                         for (draw, task), answers in zip(of_node, sampled, strict=True)
                     ]
         return made
+
+    def _who_samples_from_what(self) -> list[tuple[list[SimNode], torch.Tensor]]:
+        """Nodes and their policies, a row each: those that train, those that use the first of these, those of the base policy."""
+        informed = [node for node in self.untrained if self.nodes and node.role in INFORMED_ROLES]
+        rows = [row for row, node in enumerate(self.untrained) if node not in informed]
+        others = [self.untrained[row] for row in rows]
+        parts = [(self.nodes, self.learner.flat), (informed, self.learner.flat[:1].expand(len(informed), -1))]
+        return [*parts, (others, self._base if len(rows) == len(self.untrained) else self._base[rows])]
+
+    def likelihood(self, groups: Sequence[RolloutGroup]) -> list[list[float]]:
+        """Mean logprob per token of every completion's text under the first trained node's policy; 0 where no node trains."""
+        if not self.nodes or not groups:
+            return [[0.0] * len(group.completions) for group in groups]
+        node = self.nodes[0]
+        tokens = [
+            TokenGroup(
+                prompt_ids=render_prompt(node.desk.tokenizer, group.task.question, node.config.model.system_prompt),
+                completions=[node.encoded(completion.text) for completion in group.completions],
+                behaviour_logprobs=[None] * len(group.completions),
+                advantages=[1.0] * len(group.completions),
+            )
+            for group in groups
+        ]
+        return [[float(of_tokens.mean()) for of_tokens in of_group] for of_group in self.learner.logprobs_of(0, tokens)]
 
     def answers(self, seed: int) -> list[list[str]]:
         """Each trained node's answers to its held-out questions. Policies that are the same by value answer once."""
@@ -170,4 +195,4 @@ def _as_sample(node: SimNode, sampled: Sampled) -> Sample:
 
 
 def _text(node: SimNode, token_ids: Sequence[int]) -> str:
-    return str(node.desk.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return answer_text(node.desk.tokenizer, token_ids)

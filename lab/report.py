@@ -21,6 +21,7 @@ Kinds = Mapping[str, Mapping[str, Sequence[str]]]
 """arm -> kind of node -> names of its nodes, of the arms that have several kinds."""
 
 _MAIN = ("trained_total", "local_total", "gain", "final_gain", "final", "final_mean_reward", "oscillation", "completions")
+_HOSTILE = ("hostile_share", "hostile_refused", "absurd_answers")
 _RATIOS = ("trained_total", "local_total", "gain", "gain_matched", "gain_early", "final_gain", "final", "oscillation")
 _DIFFERENCES = ("gain", "gain_matched", "gain_early", "final", "oscillation")
 _TITLES = {
@@ -32,6 +33,9 @@ _TITLES = {
     "final_mean_reward": "(c) final mean reward",
     "oscillation": "oscillation",
     "completions": "completions",
+    "hostile_share": "hostile part of the foreign groups trained on",
+    "hostile_refused": "refused at the border, a node and round",
+    "absurd_answers": "answers kept out by the own-policy check, a node and round",
     "gain_matched": "(c) cumulative gain at equal completions",
     "gain_early": "(c) the same at half of these",
 }
@@ -203,6 +207,7 @@ def _markdown(manifest: Mapping[str, Any], runs: Runs, summary: Mapping[str, Any
         "## Results\n",
         _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
         *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
+        _hostile_table(arms),
         _kinds_table(arms),
         "## Held-out pass rate by dataset\n",
         _task_table(arms),
@@ -227,6 +232,13 @@ def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> s
         f"Equal completions: the first {completions:,.0f} that all nodes together generated.\n",
     ]
     return "\n".join(parts)
+
+
+def _hostile_table(arms: Mapping[str, Any]) -> str:
+    """What of the hostile nodes' text got how far, beside arms without such nodes; empty where no arm has any."""
+    if not _has(arms, "estimates", "hostile_share"):
+        return ""
+    return "## What got through\n\n" + _table(arms, "estimates", _HOSTILE)
 
 
 def _kinds_table(arms: Mapping[str, Any]) -> str:

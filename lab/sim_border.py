@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import nkeys
 
 from lab.task_desk import TaskDesk
+from services.trainer.findings import absurd_text
 from services.verifier.border import Border, BorderRules, Candidate, without_tokens
+from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
+from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.intake import BURST_S
 from services.verifier.replay import ReplayMemory
+from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
+from services.verifier.trust import Trust
 from shared import subjects
 from shared.config import NodeConfig
 from shared.keys import SigningKey
-from shared.messages import RolloutGroup, ScoredGroup, encode
+from shared.messages import Batch, RolloutGroup, ScoredGroup, encode
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.tasks.sandbox.jobs import JobResult
 
@@ -43,13 +48,13 @@ class KnownNames:
     def __init__(self, keys: dict[str, str]) -> None:
         self._keys = keys
 
-    def may_use(self, name: str, public_key: str) -> bool:
+    def may_use(self, name: str, public_key: str, now_s: float) -> bool:
         """Whether the name is this key's."""
         return self._keys.get(name) == public_key
 
-    def bind(self, name: str, public_key: str) -> bool:
+    def bind(self, name: str, public_key: str, now_s: float) -> bool:
         """As `may_use`."""
-        return self.may_use(name, public_key)
+        return self.may_use(name, public_key, now_s)
 
     def key_of(self, name: str) -> str | None:
         """The key of a name."""
@@ -64,34 +69,54 @@ def node_key(name: str, seed: int) -> SigningKey:
 
 def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:
     """The group as its node shares it."""
-    signed = sign(group, key, share_tokens=config.verifier.share_tokens)
+    signed = sign(group, key, share_tokens=config.verifier.share_tokens, swarm_id=config.nats.swarm_id)
     return SwarmMessage(group.node, subjects.rollouts(group.node, group.task.ref.dataset), encode(signed))
 
 
 class SimBorder:
     """What one node takes in."""
 
-    def __init__(self, config: NodeConfig, desk: TaskDesk, keys: dict[str, str], now_s: float) -> None:
+    def __init__(self, config: NodeConfig, desk: TaskDesk, keys: dict[str, str], now_s: float, trust: Trust | None = None) -> None:
+        """`keys`: of all names; `trust` in their place where names are not known beforehand."""
+        trust = trust or KnownNames(keys)
         verifier = config.verifier
         self._desk = desk
         self._node = config.node.id
         self._tokenizer_hash = tokenizer_hash(desk.tokenizer)
+        self._partial_credit = verifier.foreign_partial_credit
         self._border = Border(
             BorderRules(
                 node=config.node.id,
-                accept=verifier.accept,
+                swarm_id=config.nats.swarm_id,
+                # All members are known here, as with a roster.
+                accept="dataset" if verifier.accept == "auto" else verifier.accept,
                 own_tasks={(task.dataset, task.canonical_config) for task in config.tasks},
                 max_age_s=verifier.max_age_s,
                 max_clock_skew_s=verifier.max_clock_skew_s,
                 max_bytes=verifier.max_foreign_bytes,
-                max_completions=verifier.max_foreign_completions,
+                max_completions=config.max_foreign_completions,
                 max_answer_chars=verifier.max_answer_chars,
+                max_tokens=config.max_foreign_tokens,
+                established_after=verifier.newcomer_groups,
             ),
-            KnownNames(keys),
+            trust,
             ReplayMemory(verifier.replay_memory),
             desk.held_out,
+            CopyMemory(salt=b"lab"),
         )
-        self._queue: FairQueue[SwarmMessage] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s)
+        self._queue: FairQueue[tuple[int, SwarmMessage]] = FairQueue(
+            verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
+        )
+        self._seq = 0
+        self._findings = FindingsReader(self._border.reputation, trust)
+
+    def note_findings(self, batch: Batch, absurd_of: Mapping[str, int], now_s: float) -> None:
+        """What training on a batch showed of its senders."""
+        self._findings.apply(absurd_text(batch, absurd_of), 0, now_s)
+
+    def note_own(self, group: RolloutGroup) -> None:
+        """A group that this node sampled."""
+        self._border.note_own(group)
 
     def admit(self, messages: Sequence[SwarmMessage], now_s: float, round_s: float) -> tuple[list[ScoredGroup], Counter[str]]:
         """The groups taken in of a round's messages, in the order in which they were looked at, and the refusals by reason.
@@ -101,15 +126,18 @@ class SimBorder:
         refused: Counter[str] = Counter()
         accepted: list[ScoredGroup] = []
         for message in messages:
+            self._seq += 1
             if message.sender != self._node:
-                lost = self._queue.offer(message.sender, message, len(message.payload), now_s - round_s)
+                claimed = self._border.sender(message.sender, now_s)
+                waiting = (self._seq, message)
+                lost = self._queue.offer(claimed.share, waiting, len(message.payload), now_s - round_s, claimed.earned)
                 refused["flood"] += len(lost)
         slices = max(1, round(round_s / _SLICE_S))
         for number in range(slices + 1):
             at_s = now_s - round_s + number * round_s / slices
             while (found := self._queue.next(at_s)) is not None:
-                sender, message = found
-                scored = self._look_at(message, now_s)
+                sender, (seq, message) = found
+                scored = self._look_at(message, seq, now_s)
                 if isinstance(scored, ScoredGroup):
                     accepted.append(scored)
                 else:
@@ -119,8 +147,8 @@ class SimBorder:
                 break
         return accepted, +refused
 
-    def _look_at(self, message: SwarmMessage, now_s: float) -> ScoredGroup | str:
-        verdict = self._border.examine(message.subject, message.payload, now_s)
+    def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | str:
+        verdict = self._border.examine(message.subject, message.payload, now_s, seq)
         if not isinstance(verdict, Candidate):
             return verdict.reason.value
         group = verdict.group
@@ -128,13 +156,16 @@ class SimBorder:
         refused = self._border.conclude(verdict, JobResult(rewards, None, None, "", 0, 0.0), now_s)
         if refused is not None:
             return refused.reason.value
+        signer = self._border.signer(verdict.public_key, now_s)
         same = group.model.tokenizer_hash == self._tokenizer_hash
         return ScoredGroup(
             group_id=verdict.group_id,
             origin="external",
             group=group if same else without_tokens(group),
-            rewards=rewards,
+            rewards=foreign_rewards(rewards, partial_credit=self._partial_credit),
             scored_by=self._node,
             score_seconds=0.0,
             scored_at=now_s,
+            share=signer.share,
+            established=signer.established,
         )

@@ -27,8 +27,7 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import SamplerMemory
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
-from services.trainer.intake import IntakeRules
-from services.trainer.learner import advantage_config
+from services.trainer.learner import intake_rules
 from shared.keys import SigningKey
 from shared.messages import (
     Batch,
@@ -41,7 +40,7 @@ from shared.messages import (
     content_id,
     encode,
 )
-from shared.model.loading import model_max_length
+from shared.model.prompts import encode_answer
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.sampler_state import SteeringState
 
@@ -75,16 +74,7 @@ class SimNode:
             max_new_tokens=config.generator.max_new_tokens,
         )
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
-        self.intake_rules = IntakeRules(
-            tokenizer=desk.tokenizer,
-            tokenizer_hash=self.identity.tokenizer_hash,
-            end_token_id=end_token,
-            vocabulary_size=vocabulary,
-            max_length=model_max_length(config.model),
-            system_prompt=config.model.system_prompt,
-            external_weight=config.trainer.external_weight,
-            advantages=advantage_config(config),
-        )
+        self.intake_rules = intake_rules(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
         # Rounds go in step: when a batch is due, whoever could have sent something has sent it.
         rules = replace(rules_of(config), shortage_wait_s=0.0)
         self._steering_rules = steering_rules_of(config)
@@ -123,8 +113,13 @@ class SimNode:
         """The node's group of a draw."""
         return rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
 
+    def encoded(self, text: str) -> list[int]:
+        """Token ids of an answer that ended, end token included."""
+        return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.intake_rules.end_token_id)
+
     def take_own(self, own: OwnGroup, now_s: float) -> None:
         """A scored own group reaches the sampler."""
+        self.border.note_own(own.group)
         self._observe(self._scored(own, now_s))
 
     def take_foreign(self, scored: Sequence[ScoredGroup]) -> None:

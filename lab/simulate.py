@@ -15,10 +15,10 @@ from pathlib import Path
 
 from lab.arms import PlannedRun
 from lab.cohort import Cohort, Made
-from lab.hostile import flooded, poisoned, repeated
 from lab.local_rule import groups_to_make, local_part
 from lab.records import RecordWriter
 from lab.sim_border import SimBorder, SwarmMessage, node_key, swarm_message
+from lab.sim_hostile import HostileNodes, names_of
 from lab.sim_node import OwnGroup, SimNode, call_seed
 from lab.stacked_params import Architecture
 from lab.step_record import step_record
@@ -27,7 +27,7 @@ from services.generator.engines.base import SamplingParams
 from services.sampler.bandit import Evaluation
 from services.verifier.sharing_rules import is_shared
 from shared.evaluation import summarise
-from shared.messages import Batch, RolloutGroup
+from shared.messages import Batch
 from shared.model.loading import resolve_device
 
 START_S = 1_700_000_000.0
@@ -46,7 +46,8 @@ class Simulation:
         self.run_plan = run
         self._shared = shared or Shared()
         keys = {node.name: node_key(node.name, run.seed) for node in run.nodes}
-        names = {name: key.public_key for name, key in keys.items()}
+        every_name = [name for node in run.nodes for name in names_of(node.name, node.role, run.attack.names)]
+        names = {name: node_key(name, run.seed).public_key for name in every_name}
         self.nodes: list[SimNode] = []
         by_architecture: dict[tuple[Architecture, int], list[SimNode]] = {}
         for planned in run.nodes:
@@ -70,7 +71,7 @@ class Simulation:
         for node in self.nodes:
             if node.role == "low_quality":
                 node.params = SamplingParams(temperature=run.attack.temperature, max_new_tokens=node.params.max_new_tokens)
-        self._first_sent: dict[str, RolloutGroup] = {}
+        self._hostile = HostileNodes(run, self.cohorts, self._shared)
         self.batches: dict[str, Batch | None] = {}
         """Every honest node's batch of the newest round, for tests."""
 
@@ -91,6 +92,7 @@ class Simulation:
         seconds["generate"] = time.perf_counter() - started
         own = {node.name: made.get(node.name, []) for node in self.nodes}
         messages = [message for node in self.nodes for message in self._shared_by(node, own[node.name], number)]
+        self._hostile.hear(own)
         refused: dict[str, Counter[str]] = {}
         batches: dict[str, Batch | None] = {}
         started = time.perf_counter()
@@ -113,10 +115,20 @@ class Simulation:
             for node, outcome in zip(cohort.nodes, outcomes, strict=True):
                 batch = batches[node.name]
                 node.version += batch is not None
+                if batch is not None and outcome is not None:
+                    node.border.note_findings(batch, outcome.absurd_of, now_s + 1.0)
                 records.write(
                     "step",
                     **step_record(
-                        number, node, own[node.name], batch, outcome, refused[node.name], now_s + 1.0, self.run_plan.round_s
+                        number,
+                        node,
+                        own[node.name],
+                        batch,
+                        outcome,
+                        refused[node.name],
+                        now_s + 1.0,
+                        self.run_plan.round_s,
+                        self._hostile.names,
                     ),
                 )
         seconds["train"] = time.perf_counter() - started
@@ -144,7 +156,7 @@ class Simulation:
         if node.role != "honest" or node.local.filter == "none":
             if turn:
                 return 0
-            return node.draws_allowed() if node.role == "honest" else node.config.sampler.local
+            return node.draws_allowed() if node.role == "honest" else self._hostile.groups_a_round(node)
         return groups_to_make(node.local, node.in_force.local, [group.informative for group in own])
 
     def _scored(self, made: Made, now_s: float) -> OwnGroup:
@@ -155,16 +167,9 @@ class Simulation:
         """What a node puts into the swarm of the groups it made this round."""
         if not any(each.in_force.external for each in self.honest):
             return []
+        if node.role != "honest":
+            return self._hostile.messages(node, own, number)
         groups = [each.group for each in own if is_shared(node.config.verifier.share, each.rewards)]
-        attack = self.run_plan.attack
-        rng = random.Random(f"hostile {node.name} {self.run_plan.seed} {number}")
-        if node.role == "wrong":
-            groups = [poisoned(group, self._shared.answer(group.task.ref), attack, rng) for group in groups]
-        elif node.role == "duplicate" and groups:
-            first = self._first_sent.setdefault(node.name, _most_useful(own))
-            groups = [repeated(group, first, rng) for group in groups]
-        elif node.role == "flood":
-            groups = flooded(groups, attack)
         return [swarm_message(group, node.key, node.config) for group in groups]
 
     def _evaluate(self, number: int, records: RecordWriter) -> None:
@@ -195,8 +200,3 @@ class Simulation:
                 )
         if number == 0:
             records.write("round", round=0, seconds={"evaluate": time.perf_counter() - started})
-
-
-def _most_useful(own: Sequence[OwnGroup]) -> RolloutGroup:
-    """A duplicating node repeats a group that a filter would let through."""
-    return next((each.group for each in own if each.informative), own[0].group)

@@ -19,10 +19,23 @@ from shared.config import TaskSpec
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
 
-_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline"})
+_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings"})
 """Keys that describe the experiment; all others are the arms'."""
 
-Role = Literal["honest", "wrong", "duplicate", "flood", "low_quality"]
+Role = Literal[
+    "honest",
+    "wrong",
+    "duplicate",
+    "flood",
+    "low_quality",
+    "forged_tokens",
+    "near_copies",
+    "padded",
+    "gamed",
+    "many_names",
+    "sleeper",
+    "informed",
+]
 Overrides = dict[str, Any]
 
 
@@ -60,10 +73,22 @@ class LocalRule(_Table):
 class Attack(_Table):
     """What hostile nodes do; each role reads what concerns it."""
 
-    flood_factor: int = Field(8, ge=1, description="flood: groups sent for each one that an honest node sends.")
+    flood_factor: int = Field(8, ge=1, description="flood, near_copies: groups sent for each one that an honest node sends.")
     temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
     right_share: float = Field(0.5, gt=0, lt=1, description="wrong: share of a group's answers that a verifier calls right.")
-    filler_words: int = Field(12, ge=1, description="wrong: words of nonsense in front of an answer that is right.")
+    filler_words: int = Field(12, ge=1, description="wrong, bounded poison: most words of nonsense before a right answer.")
+    held_out_every: int = Field(
+        2, ge=0, description="forged_tokens: each of so many groups has a held-out question's prompt; 0: none."
+    )
+    max_length: float = Field(
+        2.0, gt=0, description="padded, bounded poison: longest answer as a multiple of generator.max_new_tokens."
+    )
+    completions: int = Field(0, ge=0, le=1024, description="padded: answers of a group; 0: as many as an honest one has.")
+    names: int = Field(
+        1, ge=1, le=64, description="many_names, informed: names and keys of one node, each as busy as an honest node."
+    )
+    start_round: int = Field(0, ge=0, description="sleeper, informed: honest before this round.")
+    margin: float = Field(0.05, description="Nats a token that bounded poison stays above the own-policy check's bound.")
 
 
 class NodeGroup(_Table):
@@ -110,6 +135,11 @@ class Spec(_Table):
     seeds: list[int] = Field(min_length=1)
     round_s: float = Field(60.0, gt=0, description="Simulated seconds a round lasts; ages of foreign groups count in them.")
     baseline: str = Field("", description="The arm that the others are compared with; empty: the first.")
+    settings: Literal["bare", "shipped"] = Field(
+        "bare",
+        description="What an arm does not set. shipped: a node's defaults, all defences included; bare: no newer defence, "
+        "and I and J as the arm says.",
+    )
     arms: dict[str, Arm]
     source: dict[str, Any]
 
@@ -121,6 +151,8 @@ class Spec(_Table):
     def digest(self, arm: str) -> str:
         """Sixteen digits that stand for all that an arm's runs depend on, as the file says it."""
         of_arm = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {"baseline": "", "round_s": self.round_s}
+        if self.settings != "bare":
+            of_arm |= {"settings": self.settings}
         return hashlib.sha256(json.dumps(of_arm, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedQwen3
 from lab.stacked_params import Architecture, leaves
 from services.trainer.importance import ImportanceConfig
+from services.trainer.influence import foreign_scales, out_of_proportion
 from services.trainer.intake import Intake
-from services.trainer.learner import advantage_config, objective_config
+from services.trainer.learner import advantage_config, influence_rules, objective_config
+from services.trainer.objectives import LossSums
 from services.trainer.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.rows import TokenGroup
 from services.trainer.schedule import learning_rate
-from services.trainer.update import BatchLogprobs, UpdateConfig, scored_loss, step_normaliser
+from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, scored_loss, step_normaliser
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 
@@ -32,13 +34,23 @@ __all__ = ["StackedLearner", "StepOutcome", "advantage_config"]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One node's step: what was trained on, one entry of statistics an update, and what the own policy found absurd."""
+    """One node's step: what was trained on, one entry of statistics an update, and what the own policy found absurd.
+
+    bounded: foreign groups whose loss was scaled down, over the updates.
+    """
 
     intake: Intake
     stats: list[UpdateStats]
     grad_norms: list[float]
     moved: bool
-    absurd: int
+    absurd_of: Counter[str]
+    """Absurd answers by the node that sent them."""
+    bounded: int = 0
+
+    @property
+    def absurd(self) -> int:
+        """All absurd answers."""
+        return self.absurd_of.total()
 
 
 class StackedLearner:
@@ -49,10 +61,8 @@ class StackedLearner:
         self.flat = flat.clone()
         self._trainers = [config.trainer for config in configs]
         self._update_configs = [_update_config(config) for config in configs]
-        self._own_policy = [
-            OwnPolicyRules(fraction=trainer.policy_check_fraction, min_logprob=trainer.min_foreign_logprob)
-            for trainer in self._trainers
-        ]
+        self._influence = [influence_rules(config) for config in configs]
+        self._own_policy = [OwnPolicyRules.of(trainer) for trainer in self._trainers]
         self._optimiser = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
         self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None
 
@@ -61,6 +71,18 @@ class StackedLearner:
         """`batch_logprobs` of every node for its own groups, all of them, under its policy as it is now (or the base policy)."""
         wanted = [list(range(len(of_node))) for of_node in groups]
         return self._logprobs(groups, wanted, base=base)
+
+    @torch.no_grad()
+    def logprobs_of(self, node: int, groups: Sequence[TokenGroup]) -> BatchLogprobs:
+        """`[group][completion]` -> (tokens,) under one node's policy as it is now."""
+        numbers = list(range(len(groups)))
+        stacked = stack_groups([groups], [numbers], self.flat.device)
+        policy = leaves(self.model.architecture, self.flat[node : node + 1])
+        (scored,) = group_logprobs(self.model, policy, stacked, [self._update_configs[node].temperature])
+        found: BatchLogprobs = [[torch.empty(0)] * len(group.completions) for group in groups]
+        for row, (group, completion) in enumerate(stacked.rows[0].sequences):
+            found[group][completion] = scored.logprobs[row, : len(groups[group].completions[completion])].cpu()
+        return found
 
     def step(self, intakes: Sequence[Intake | None], steps: Sequence[int], batch_seeds: Sequence[int]) -> list[StepOutcome | None]:
         """Train each node on its intake; None: that node has no batch. `steps`: the batches' numbers."""
@@ -76,14 +98,14 @@ class StackedLearner:
         stats: list[list[UpdateStats]] = [[] for _ in groups]
         norms: list[list[float]] = [[] for _ in groups]
         moved = [False] * len(groups)
+        bounded = [0] * len(groups)
         for update in range(max(trainer.updates_per_batch for trainer in self._trainers)):
             takes = [on and update < trainer.updates_per_batch for on, trainer in zip(active, self._trainers, strict=True)]
             if not any(takes):
                 break
             part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
-            of_update = self._accumulate(groups, part, proximal, reference)
+            gradient, node_stats, scaled = self._bounded(groups, part, proximal, reference)
             rates = [self._rate(node, steps[node]) if on else None for node, on in enumerate(takes)]
-            gradient, node_stats = of_update
             outcome = self._optimiser.step(self.flat, gradient, rates)
             for node, on in enumerate(takes):
                 if on:
@@ -91,10 +113,55 @@ class StackedLearner:
                     norms[node].append(outcome[node][0])
                     moved[node] = moved[node] or outcome[node][1]
                     active[node] = outcome[node][1]
+                    bounded[node] += scaled[node]
         return [
-            None if intake is None else StepOutcome(intake, stats[node], norms[node], moved[node], absurd)
+            None if intake is None else StepOutcome(intake, stats[node], norms[node], moved[node], absurd, bounded[node])
             for node, (intake, absurd) in enumerate(checked)
         ]
+
+    def _bounded(
+        self,
+        groups: Sequence[Sequence[TokenGroup]],
+        wanted: Sequence[Sequence[int]],
+        proximal: Sequence[BatchLogprobs | None],
+        reference: Sequence[BatchLogprobs | None],
+    ) -> tuple[Tensor, list[UpdateStats], list[int]]:
+        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics, foreign groups scaled down."""
+        nodes = range(len(groups))
+        local = [[number for number in wanted[node] if groups[node][number].is_local] for node in nodes]
+        foreign = [[number for number in wanted[node] if not groups[node][number].is_local] for node in nodes]
+
+        def of(
+            part: Sequence[Sequence[int]], scales: Sequence[dict[int, float]] | None = None
+        ) -> tuple[Tensor, list[GradientPart]]:
+            return self._accumulate(groups, part, proximal, reference, scales)
+
+        local_gradient, local_parts = of(local)
+        gradient, parts = of(foreign)
+        local_norms, foreign_norms = _norms(local_gradient), _norms(gradient)
+        pulling = [sum(groups[node][number].is_informative for number in local[node]) for node in nodes]
+        suspects = [
+            out_of_proportion(self._influence[node], local_norms[node], pulling[node], foreign_norms[node], len(foreign[node]))
+            for node in nodes
+        ]
+        scales: list[dict[int, float]] = [{} for _ in nodes]
+        if any(suspects):
+            alone: list[list[float]] = [[] for _ in nodes]
+            for place in range(max(len(foreign[node]) for node in nodes if suspects[node])):
+                one = [foreign[node][place : place + 1] if suspects[node] else [] for node in nodes]
+                for node, norm in enumerate(_norms(of(one)[0])):
+                    alone[node] += [norm] if one[node] else []
+            for node in nodes:
+                if suspects[node]:
+                    found = foreign_scales(self._influence[node], local_norms[node], pulling[node], alone[node])
+                    scales[node] = {number: scale for number, scale in zip(foreign[node], found, strict=True) if scale < 1.0}
+        if any(scales):
+            gradient, parts = of(foreign, scales)
+        stats = [
+            (local_parts[node] + parts[node]).stats(groups[node], config) if wanted[node] else UpdateStats.nothing()
+            for node, config in enumerate(self._update_configs)
+        ]
+        return local_gradient + gradient, stats, [len(of_node) for of_node in scales]
 
     def _accumulate(
         self,
@@ -102,33 +169,36 @@ class StackedLearner:
         wanted: Sequence[Sequence[int]],
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
-    ) -> tuple[Tensor, list[UpdateStats]]:
-        """The gradients (N, parameters) of one update, and its statistics."""
+        scales: Sequence[dict[int, float]] | None = None,
+    ) -> tuple[Tensor, list[GradientPart]]:
+        """The gradients (N, parameters) of the `wanted` groups of each node's step, and their statistics.
+
+        scales: factors on the losses of some groups, by number. A group whose scale is 0 is left out.
+        """
+        if scales is not None:
+            wanted = [[number for number in of_node if scales[node].get(number) != 0.0] for node, of_node in enumerate(wanted)]
+        nothing = GradientPart(LossSums.zero(self.flat.device))
+        if not any(wanted):
+            return torch.zeros_like(self.flat), [nothing] * len(groups)
         trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, self.flat).items()}
         stacked = stack_groups(groups, wanted, self.flat.device)
         scored = group_logprobs(self.model, trained, stacked, [config.temperature for config in self._update_configs])
         total = torch.zeros((), dtype=torch.float64, device=self.flat.device)
-        stats = []
+        parts = []
         for node, config in enumerate(self._update_configs):
             rows, numbers = stacked.rows[node], wanted[node]
             if not numbers:
-                stats.append(UpdateStats.nothing())
+                parts.append(nothing)
                 continue
-            normaliser = step_normaliser(groups[node], config)
-            loss, sums = scored_loss(groups[node], rows, scored[node], config, normaliser, proximal[node], reference[node])
+            normaliser = step_normaliser(groups[node], config, proximal[node])
+            weighed = list(groups[node])
+            for number, scale in (scales[node] if scales is not None else {}).items():
+                weighed[number] = replace(weighed[number], weight=weighed[number].weight * scale)
+            loss, sums = scored_loss(weighed, rows, scored[node], config, normaliser, proximal[node], reference[node])
             total = total + loss
-            stats.append(
-                UpdateStats.of(
-                    sums,
-                    groups=len(numbers),
-                    groups_left_out=len(groups[node]) - len(numbers),
-                    sequences=len(rows.sequences),
-                    micro_batches=1,
-                    padded_tokens=stacked.padded_tokens // len(groups),
-                )
-            )
+            parts.append(GradientPart(sums, 1, stacked.padded_tokens // len(groups)))
         gradients = torch.autograd.grad(total, list(trained.values()))
-        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1), stats
+        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1), parts
 
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
@@ -149,7 +219,10 @@ class StackedLearner:
 
     @torch.no_grad()
     def _proximal(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
-        several = [trainer.updates_per_batch > 1 for trainer in self._trainers]
+        several = [
+            trainer.updates_per_batch > 1 or config.importance.sequence_bounds is not None
+            for trainer, config in zip(self._trainers, self._update_configs, strict=True)
+        ]
         if not any(several):
             return [None] * len(groups)
         part = [numbers if on else [] for numbers, on in zip(wanted, several, strict=True)]
@@ -166,21 +239,23 @@ class StackedLearner:
         return [of_node if on else None for of_node, on in zip(found, needs, strict=True)]
 
     @torch.no_grad()
-    def _drop_absurd(self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]) -> list[tuple[Intake | None, int]]:
+    def _drop_absurd(
+        self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]
+    ) -> list[tuple[Intake | None, Counter[str]]]:
         checks = [
             groups_to_check(intake, config, rules, seed) if intake is not None and rules.fraction else []
             for intake, config, rules, seed in zip(intakes, self._update_configs, self._own_policy, batch_seeds, strict=True)
         ]
         if not any(checks):
-            return [(intake, 0) for intake in intakes]
+            return [(intake, Counter()) for intake in intakes]
         found = self._logprobs([intake.groups if intake else [] for intake in intakes], checks, base=False)
-        left: list[tuple[Intake | None, int]] = []
+        left: list[tuple[Intake | None, Counter[str]]] = []
         for intake, numbers, logprobs, rules in zip(intakes, checks, found, self._own_policy, strict=True):
             if intake is None or not numbers:
-                left.append((intake, 0))
+                left.append((intake, Counter()))
                 continue
             rest, dropped = without_absurd(intake, numbers, [logprobs[number] for number in numbers], rules)
-            left.append((rest, sum(Counter(dropped).values())))
+            left.append((rest, Counter(dropped)))
         return left
 
     def _rate(self, node: int, step: int) -> float:
@@ -192,6 +267,12 @@ class StackedLearner:
             kind=trainer.schedule,
             end_step=trainer.schedule_steps or trainer.max_steps,
         )
+
+
+def _norms(gradient: Tensor) -> list[float]:
+    """Of each node's gradient, in float64."""
+    found: list[float] = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+    return found
 
 
 def _update_config(config: NodeConfig) -> UpdateConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from lab.sim_node import OwnGroup, SimNode
@@ -21,12 +21,14 @@ def step_record(
     refused: Counter[str],
     now_s: float,
     round_s: float,
+    hostile: Collection[str] = (),
 ) -> dict[str, Any]:
     """The fields of a `step` line.
 
     trained_reward: metric (a), the mean reward of every completion in the batch, local and external, zero advantage included.
     local_reward: metric (b), of all completions that the node sampled this round, whatever became of them. staleness: optimiser
-    steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean.
+    steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the external
+    groups trained on, those under one of the names in `hostile`.
     """
     fresh = [reward for group in own for reward in group.rewards]
     record: dict[str, Any] = {
@@ -61,8 +63,14 @@ def step_record(
         "tokens": sum(sum(group.completion_lengths) for group in intake.groups),
         "updated": outcome.moved,
     }
+    if hostile:
+        record["groups_hostile"] = sum(author in hostile for author, _ in intake.authors)
     if outcome.absurd:
         record["absurd"] = outcome.absurd
+    if outcome.bounded:
+        record["bounded"] = outcome.bounded
+    if intake.skipped:
+        record["skipped"] = dict(sorted(intake.skipped.items()))
     if not outcome.stats:
         return record
 

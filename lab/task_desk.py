@@ -113,18 +113,18 @@ class RememberingTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._templates: dict[str, list[int]] = {}
-        self._encoded: dict[tuple[str, bool], dict[str, list[int]]] = {}
+        self._encoded: dict[tuple[object, ...], dict[str, list[int]]] = {}
         self._decoded: dict[tuple[Any, ...], str] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, **settings: Any) -> dict[str, list[int]]:
         """`input_ids` of a text."""
-        key = (text, add_special_tokens)
+        key = (text, *sorted(settings.items()))
         if key not in self._encoded:
             _make_room(self._encoded)
-            self._encoded[key] = {"input_ids": list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])}
+            self._encoded[key] = {"input_ids": list(self._tokenizer(text, **settings)["input_ids"])}
         return self._encoded[key]
 
     def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int]:

@@ -14,6 +14,7 @@ from services.trainer.gauges import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.status import StatusBoard
+from shared.runtime.watch_figures import Figures as WatchFigures
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 COMMAND = "python -m monitoring.metrics_doc"
@@ -51,6 +52,13 @@ def role_families(role: str) -> list[Metric]:
     return [family for family in role_registry(role).collect() if family.name.startswith("swarm_")]
 
 
+def watch_families() -> list[Metric]:
+    """What `swarm nats watch` exports besides what every service has."""
+    registry = CollectorRegistry()
+    WatchFigures(registry)
+    return list(registry.collect())
+
+
 def full_name(family: Metric) -> str:
     """The name under which a query finds the family (of a histogram: without `_bucket`, `_sum`, `_count`)."""
     return f"{family.name}_total" if family.type == "counter" else family.name
@@ -75,6 +83,7 @@ def render() -> str:
         _section("Every service", (each for each in by_role["verifier"] if each.name in common)),
         *(_section(role, (each for each in families if each.name not in common)) for role, families in by_role.items()),
     ]
+    sections.append(_section("`swarm nats watch`", watch_families()))
     return "\n".join(sections)
 
 

@@ -22,18 +22,22 @@ import msgspec
 from msgspec import Meta
 
 from shared.sampler_state import SamplerState as SamplerState
+from shared.wire import DEFAULT_SWARM_ID as DEFAULT_SWARM_ID
 from shared.wire import (
     Count,
     DatasetName,
     FinishReason,
     NodeId,
     Number,
+    PlainText,
     Reward,
     SchemaVersion,
     Seconds,
     Seed,
     Sha256,
     ShortText,
+    SwarmId,
+    SwarmSchemaVersion,
     UnixTime,
 )
 from shared.wire import Message as Message
@@ -41,7 +45,10 @@ from shared.wire import MessageError as MessageError
 from shared.wire import Origin as Origin
 
 SCHEMA_VERSION = 1
-"""Version of every message in this file. It also stands in the swarm plane's subjects (`swarm.rollouts.v1...`)."""
+"""Version of every message in this file but `SignedRollouts`. It also stands in the subjects of held-out scores."""
+
+SWARM_SCHEMA_VERSION = 2
+"""Version of `SignedRollouts`; it also stands in the subjects of shared groups (`swarm.rollouts.v2...`). 2: names the swarm."""
 
 MAX_COMPLETIONS = 1024
 MAX_TOKENS = 1_048_576
@@ -94,7 +101,7 @@ class Sampling(Message, frozen=True, kw_only=True):
 class ModelIdentity(Message, frozen=True, kw_only=True):
     """Which model sampled: its public name and the hash of its tokenizer (`shared.model.tokenizer_hash`)."""
 
-    name: ShortText
+    name: PlainText
     tokenizer_hash: Sha256
 
 
@@ -120,17 +127,24 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
 class SignedRollouts(Message, frozen=True, kw_only=True):
     """What crosses the swarm plane: the exact bytes of a `RolloutGroup` and an Ed25519 signature over them.
 
-    The signature covers `SIGNATURE_DOMAIN + body`. `public_key` is an nkey (`U...`).
+    The signature covers `signed_bytes(swarm, body)`. `public_key` is an nkey (`U...`). `swarm` is the setting `nats.swarm_id` of
+    the node that signed: what was made for one swarm counts in no other, and a receiver can tell such a group from a forgery.
     """
 
-    schema: SchemaVersion = 1
+    schema: SwarmSchemaVersion = 2
+    swarm: SwarmId
     node: NodeId
     public_key: Annotated[str, Meta(max_length=64)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
     body: bytes
 
 
-SIGNATURE_DOMAIN = b"swarm-rollouts-v1\x00"
+SIGNATURE_DOMAIN = b"swarm-rollouts-v2\x00"
+
+
+def signed_bytes(swarm: str, body: bytes) -> bytes:
+    """What a signature of a shared group covers. No swarm's name contains the zero byte that ends it here."""
+    return SIGNATURE_DOMAIN + swarm.encode() + b"\x00" + body
 
 
 class ScoredGroup(Message, frozen=True, kw_only=True):
@@ -149,6 +163,10 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     score_seconds: Seconds
     scored_at: UnixTime
     failure: ShortText | None = None
+    share: ShortText | None = None
+    """Of a foreign group: whose share of a batch it takes, its key's or that of all known copiers; None: its node's."""
+    established: bool = True
+    """Of a foreign group: whether its key had earned a whole share when it was taken in (`verifier.newcomer_groups`)."""
 
 
 class BatchItem(Message, frozen=True, kw_only=True):
@@ -261,7 +279,7 @@ class NodeRecord(Message, frozen=True, kw_only=True):
     model: ModelIdentity
     tasks: Annotated[list[DatasetName], Meta(max_length=1024)]
     policy_version: Count
-    software: ShortText
+    software: PlainText
     updated_at: UnixTime
 
 
@@ -290,6 +308,8 @@ class TaskLedger(Message, frozen=True, kw_only=True):
     schema: SchemaVersion = 1
     next_draw: Count = 0
     leases: Annotated[list[DrawLease], Meta(max_length=65_536)] = []
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
+    """Keys the draws' tasks, so that nobody outside the node can tell the next ones; empty until a generator makes it."""
 
 
 class DrawLease(Message, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Who may publish and subscribe to what on a secured server: the one place that knows. Rendered by `swarm nats config`.
 
 A node's user on the swarm plane publishes only under the node's own name and reads only by direct get; each role of a node has a
-user of its own on the node plane. What permissions cannot do: the server does not check the reply subject of a request, so that who
-may direct-get a message can have it stored under any subject of that account (`docs/security.md`).
+user of its own on the node plane. Permissions alone would not hold them to that: the server does not check the reply subject of a
+request. So every user but an operator has an account of its own, whose imports are these permissions (`swarm_cli.nats_accounts`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared import subjects
-from shared.senders import SENDERS_PREFIX
+from shared.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.transport.blobs import companion_name, companion_subject
 
 ROLES = ("generator", "verifier", "sampler", "trainer")
 OPERATOR = "operator"
 """A person's user: makes streams, looks at everything, requeues dead letters."""
+WATCH = "watch"
+"""User of `swarm nats watch`: hears what JetStream says of requests, and may ask for nothing."""
+ADVISORY = "$JS.EVENT.ADVISORY.API"
+"""On what JetStream says, in the account of the streams, who asked its API for what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,14 @@ def node_role(node: str, role: str) -> Permissions:
     if role not in _NEEDS:
         raise ValueError(f"no role {role!r}: one of {', '.join(ROLES)}")
     needs, bucket = _NEEDS[role](node), subjects.node_bucket(node)
+    publish = (
+        *needs.publish,
+        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"))),
+        *_reading((*needs.reads, _bucket_stream(bucket))),
+        *_looking(node, needs.reads),
+    )
     return Permissions(
-        publish=(
-            *needs.publish,
-            *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"))),
-            *_reading((*needs.reads, _bucket_stream(bucket))),
-            *_looking(node, needs.reads),
-        ),
+        publish=tuple(dict.fromkeys(publish)),
         subscribe=(f"{inbox(node, role)}.>", *(_key(bucket, key) for key in needs.watched)),
     )
 
@@ -105,7 +110,7 @@ def _verifier(node: str) -> _Needs:
             *(_dropping(_chunks(stream)) for stream in streams),
             *_purging(spent),
         ),
-        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*"),
+        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY),
         reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
     )
 
@@ -121,7 +126,7 @@ def _sampler(node: str) -> _Needs:
         ),
         keys=(subjects.SAMPLER_KEY,),
         reads=(*_with_chunks(scored), *_with_chunks(batches)),
-        watched=(subjects.TRAINER_KEY,),
+        watched=(subjects.TRAINER_KEY, subjects.EVAL_KEY),
     )
 
 
@@ -134,12 +139,10 @@ def _trainer(node: str) -> _Needs:
             *_purging(batches),
             f"$JS.API.STREAM.PURGE.{_chunks(batches)}",
             *_purging(policies),
+            # Not the stream itself: who may make one may have it republish to any subject.
             _dropping(policies),
-            # Policies lie in a stream only with policy_store.uri = "nats://", and then it is the trainer's own.
-            f"$JS.API.STREAM.CREATE.{policies}",
-            f"$JS.API.STREAM.UPDATE.{policies}",
         ),
-        keys=(subjects.POLICY_KEY, subjects.TRAINER_KEY),
+        keys=(subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY),
         reads=(*_with_chunks(batches), policies),
     )
 

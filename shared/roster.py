@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.keys import is_public_key
+from shared.wire import is_node_name
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 MAX_BYTES = 16 * 2**20
 
 
@@ -81,7 +80,7 @@ def _problem(fields: list[str], entries: Mapping[str, RosterEntry], keys: Mappin
     if len(fields) < 2:
         return f"{fields[0][:80]!r} has no key"
     name, public_key = fields[0], fields[1]
-    if not _NAME.fullmatch(name):
+    if not is_node_name(name):
         return f"{name[:80]!r} is no node name (small letters, digits, hyphens; at most 32)"
     if not is_public_key(public_key):
         return f"{public_key[:80]!r} is no public key (`swarm keys show` prints U...)"

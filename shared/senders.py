@@ -1,6 +1,8 @@
-"""What an operator tells a node's verifiers about senders (bans), and what they tell about them (standings).
+"""What is known of senders, in the node's key-value bucket: bans, standings, reputations, and what the trainer found.
 
-Both lie in the node's key-value bucket. `swarm ban` writes the first by compare-and-set; verifiers read it every second.
+`swarm ban` writes the bans by compare-and-set; verifiers read them every second. Verifiers write how they think of senders
+(standings, for people) and what they must know again after a restart (reputation, one entry for all replicas). The trainer writes
+findings, which verifiers read.
 """
 
 from __future__ import annotations
@@ -9,18 +11,22 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire import Count, Message, NodeId, Number, SchemaVersion, ShortText, UnixTime
+from shared.wire import Count, Message, NodeId, Number, Reward, SchemaVersion, Seconds, ShortText, UnixTime
 
 BANS_KEY = "bans"
 SENDERS_PREFIX = "senders."
+REPUTATION_KEY = "reputation"
+FINDINGS_KEY = "findings"
 MAX_BANS = 4096
 MAX_SENDERS = 16
+MAX_REPUTATIONS = 1000
+MAX_FINDINGS = 256
 
 
 class Ban(Message, frozen=True, kw_only=True):
     """`sender` is a node's name or a public key (`U...`). `until` None: for good."""
 
-    sender: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,31}|U[A-Z2-7]{55})$")]
+    sender: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,31}|U[A-Z2-7]{55})\Z")]
     until: UnixTime | None = None
     reason: ShortText = ""
     made_at: UnixTime = 0.0
@@ -63,3 +69,43 @@ class SendersReport(Message, frozen=True, kw_only=True):
     node: NodeId
     updated_at: UnixTime
     worst: Annotated[list[SenderStanding], Meta(max_length=MAX_SENDERS)]
+
+
+class KeyReputation(Message, frozen=True, kw_only=True):
+    """What is known of one key. `suspicion` is in [0, 1], as of `updated_at`; it was left out until `quarantined_until`, last for
+    `quarantine_s`."""
+
+    public_key: Annotated[str, Meta(max_length=64)]
+    name: ShortText
+    suspicion: Reward
+    updated_at: UnixTime
+    accepted: Count
+    refused: Annotated[dict[ShortText, Count], Meta(max_length=64)] = {}
+    quarantined_until: UnixTime = 0.0
+    quarantine_s: Seconds = 0.0
+
+
+class ReputationState(Message, frozen=True, kw_only=True):
+    """What all replicas of a node's verifier know of keys. `findings_batch`: findings up to this batch are taken into account."""
+
+    schema: SchemaVersion = 1
+    findings_batch: Count = 0
+    keys: Annotated[list[KeyReputation], Meta(max_length=MAX_REPUTATIONS)] = []
+
+
+class AbsurdText(Message, frozen=True, kw_only=True):
+    """Of the `answers` of a sender in a batch, `absurd` were not trained on because the node's policy finds them absurd."""
+
+    batch: Count
+    sender: NodeId
+    absurd: Count
+    answers: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class TrainerFindings(Message, frozen=True, kw_only=True):
+    """The newest findings of a node's trainer, oldest first."""
+
+    schema: SchemaVersion = 1
+    node: NodeId
+    updated_at: UnixTime
+    found: Annotated[list[AbsurdText], Meta(max_length=MAX_FINDINGS)]

@@ -172,7 +172,7 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
         await ensure_node_streams(transport, node, replicas=replicas)
         return
     names = [spec.name for spec in node_streams(node, NodeLimits())]
-    await _look_for(transport, [*names, f"KV_{subjects.node_bucket(node)}"], "swarm nats init --plane node")
+    await look_for_streams(transport, [*names, f"KV_{subjects.node_bucket(node)}"], "swarm nats init --plane node")
     try:
         await transport.consumer_state(subjects.node_rollouts_stream(node), subjects.VERIFIER_CONSUMER)
     except NotConnected:
@@ -187,10 +187,11 @@ async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas:
         await ensure_swarm_streams(transport, replicas=replicas)
         return
     names = [spec.name for spec in swarm_streams(SwarmLimits())]
-    await _look_for(transport, [*names, f"KV_{subjects.SWARM_NODES_BUCKET}"], "swarm nats init --plane swarm")
+    await look_for_streams(transport, [*names, f"KV_{subjects.SWARM_NODES_BUCKET}"], "swarm nats init --plane swarm")
 
 
-async def _look_for(transport: Transport, streams: list[str], command: str) -> None:
+async def look_for_streams(transport: Transport, streams: list[str], command: str) -> None:
+    """Raises MissingStreams, naming the operator's `command`, if one of `streams` is not there."""
     for name in streams:
         try:
             await transport.stream_state(name)

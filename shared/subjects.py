@@ -6,13 +6,14 @@ entry per distinct subject in memory.
 
 from __future__ import annotations
 
-from shared.messages import SCHEMA_VERSION
+from shared.messages import SCHEMA_VERSION, SWARM_SCHEMA_VERSION
+from shared.wire import is_node_name
 
 SWARM_ROLLOUTS = "SWARM_ROLLOUTS"
 SWARM_EVALS = "SWARM_EVALS"
 SWARM_NODES_BUCKET = "swarm_nodes"
 
-_ROLLOUTS_PREFIX = f"swarm.rollouts.v{SCHEMA_VERSION}"
+_ROLLOUTS_PREFIX = f"swarm.rollouts.v{SWARM_SCHEMA_VERSION}"
 _EVALS_PREFIX = f"swarm.evals.v{SCHEMA_VERSION}"
 
 ALL_ROLLOUTS = "swarm.rollouts.>"
@@ -33,9 +34,10 @@ def evals(node: str) -> str:
 
 
 def rollouts_author(subject: str) -> str | None:
-    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this schema version."""
+    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this schema version, or names no node: a
+    subject's tokens may hold anything but white space, and the author's name goes into logs, metrics and reports."""
     parts = subject.split(".")
-    if len(parts) == 5 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX:
+    if len(parts) == 5 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX and is_node_name(parts[3]):
         return parts[3]
     return None
 
@@ -97,7 +99,8 @@ def node_bucket(node: str) -> str:
 
 def node_of_bucket(bucket: str) -> str | None:
     """The node a bucket belongs to, or None if it is not a node's."""
-    return bucket.removeprefix("node_") if bucket.startswith("node_") else None
+    node = bucket.removeprefix("node_")
+    return node if node != bucket and is_node_name(node) else None
 
 
 POLICY_KEY = "policy"

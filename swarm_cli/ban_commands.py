@@ -17,15 +17,17 @@ from shared.messages import MessageError, decode, encode
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
+from shared.text import visible
 from shared.transport.base import Conflict, Transport
+from shared.wire import is_node_name
 from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.console import say
 from swarm_cli.errors import CommandError
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0
 TRIES = 10
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 ByOption = Annotated[str, typer.Option("--by", help="The node that shall not listen.  [default: node.id]")]
 NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's own streams.  [default: nats.node_url]")]
@@ -43,9 +45,9 @@ def ban(
     node_config = load_chosen(config)
     bucket = subjects.node_bucket(by or node_config.node.id)
     if not sender:
-        typer.echo("\n".join(asyncio.run(_with(node_config, node_url, lambda plane: _listing(plane, bucket)))))
+        say("\n".join(asyncio.run(_with(node_config, node_url, lambda plane: _listing(plane, bucket)))))
         return
-    if not (_NAME.fullmatch(sender) or is_public_key(sender)):
+    if not (is_node_name(sender) or is_public_key(sender)):
         raise CommandError(f"{sender[:80]!r} is neither a node's name nor a public key (U...)")
     if sender == (by or node_config.node.id):
         raise CommandError(f"{sender} is the node itself: name another, or whose ban it is with --by")
@@ -85,7 +87,7 @@ def _added(bans: BanList, made: Ban, now_s: float) -> BanList:
 def _removed(bans: BanList, sender: str) -> BanList:
     changed = bans.without(sender)
     if len(changed.bans) == len(bans.bans):
-        raise CommandError(f"{sender} is not banned: `swarm ban` without a name shows who is")
+        raise CommandError(f"{sender[:80]!r} is not banned: `swarm ban` without a name shows who is")
     return changed
 
 
@@ -116,7 +118,8 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
                 f"suspicion {sender.suspicion:.2f} {sender.name} {sender.public_key}: {refused}; accepted {sender.accepted}{term} "
                 f"({now_s - report.updated_at:.0f} s ago)"
             )
-    return lines or ["nobody is banned, and nothing is held against anyone"]
+    # A line each: a reason with a newline in it does not make another.
+    return [visible(line) for line in lines] or ["nobody is banned, and nothing is held against anyone"]
 
 
 async def _change(plane: Transport, bucket: str, change: Callable[[BanList], BanList]) -> None:

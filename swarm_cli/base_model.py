@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from shared.config import NodeConfig, TaskSpec
+from shared.hub_models import pin_problem
 from swarm_cli.errors import CommandError
 
 TOY_POLICY = Path("models/base")
 _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
-def model_problem(path: str) -> str | None:
-    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may be a hub name."""
+def model_problem(path: str, revision: str = "") -> str | None:
+    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may be a hub name at a commit."""
     folder = Path(path)
     if (folder / "config.json").is_file():
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
@@ -23,7 +24,7 @@ def model_problem(path: str) -> str | None:
     if folder.is_dir():
         return f"model.path {path}: the folder holds no config.json: give the folder that save_pretrained wrote"
     if is_hub_name(path):
-        return None
+        return pin_problem(path, revision)
     return f"model.path {path}: no such folder: `swarm model init --out {path}` builds the toy policy there"
 
 
@@ -40,7 +41,7 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     """
     if Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists():
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
-    problem = model_problem(config.model.path)
+    problem = model_problem(config.model.path, config.model.revision)
     if problem:
         raise CommandError(problem, exit_code=78)
 

@@ -58,7 +58,7 @@ def task_problems(config: NodeConfig) -> list[str]:
 
 def model_problems(model: ModelSection) -> list[str]:
     """Read the model's config and tokenizer, of a hub name through the hub or its cache; not the weights."""
-    problem = model_problem(model.path)
+    problem = model_problem(model.path, model.revision)
     if problem:
         return [problem]
     from shared.model.loading import ModelLoadError, load_tokenizer, model_max_length

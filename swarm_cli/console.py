@@ -1,22 +1,51 @@
-"""Where a command's words go: results to standard output, everything else to standard error."""
+"""Where a command's words go: results to standard output, everything else to standard error. All of it is escaped on the way.
+
+Names, states, causes and answers that a command shows are other nodes' and models' words: they are neither styles (rich's
+markup) nor control characters here, only text (`shared.text`).
+"""
 
 from __future__ import annotations
 
-import logging
 import sys
+import traceback
+from types import TracebackType
 
-import structlog
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from shared.runtime.logs import configure_logging
+from shared.text import visible, visible_lines
+
+CELL_CHARACTERS = 64
+"""Longest text of a table's cell: the names that are allowed are shorter, and one that is not must not push the others aside."""
 
 
 def log_to_standard_error() -> None:
     """Keep the log lines of what a command uses out of its result, and quiet: the command itself says what went wrong."""
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-    )
-    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    configure_logging(level="error", log_format="console", stream=sys.stderr)
+    sys.excepthook = _tell
 
 
 def note(text: str) -> None:
     """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible_lines(text), file=sys.stderr, flush=True)
+
+
+def say(text: str = "") -> None:
+    """A line of the result, or several."""
+    typer.echo(visible_lines(text))
+
+
+def terminal() -> Console:
+    """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for themselves."""
+    return Console(markup=False, emoji=False)
+
+
+def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:
+    """A table's cell that shows others' words."""
+    return Text(visible(text, limit))
+
+
+def _tell(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    note("".join(traceback.format_exception(kind, error, where)).rstrip())

@@ -15,7 +15,7 @@ from shared.config import NodeConfig
 from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import note
-from swarm_cli.dashboard_prometheus import SCRAPE_S, Prometheus, find_prometheus
+from swarm_cli.dashboard_prometheus import PREFIX, SCRAPE_S, Prometheus, find_prometheus
 from swarm_cli.dashboard_server import PageServer, page_panels
 from swarm_cli.dashboard_targets import target_groups, write_targets
 from swarm_cli.ports import check_ports
@@ -26,6 +26,7 @@ SHOWN = ("swarm", "node")
 LOOK_EVERY_S = 5.0
 LOOK_S = 15.0
 CONNECT_S = 3.0
+NODES_SCRAPED = 1000
 RULES = Path(__file__).parents[1] / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
 
 
@@ -45,7 +46,7 @@ def dashboard(
     rules = RULES if RULES.is_file() else None
     if rules is None:
         note(f"{RULES} is not there, so panels that show recorded rules stay empty; run this from a source tree to have them")
-    prometheus = Prometheus(program, folder or node_config.node.var_dir / "watch", port + 1, rules)
+    prometheus = Prometheus(program, folder or node_config.node.var_dir / "watch", port + 1, rules, f"http://127.0.0.1:{port}")
     asyncio.run(Watcher(node_config, prometheus, node_url or node_config.nats.node_url, port).run())
 
 
@@ -74,8 +75,9 @@ class Watcher:
         try:
             await asyncio.to_thread(self._prometheus.wait_ready)
             panels = page_panels([DASHBOARDS[name] for name in SHOWN], SCRAPE_S)
-            page = PageServer(self._port, self._prometheus.url, panels)
-            note(f"open {page.url}   (Prometheus itself: {self._prometheus.url}; Ctrl-C ends both, and nothing of the swarm)")
+            page = PageServer(self._port, self._prometheus.url, panels, self._prometheus.client)
+            own = page.url.rstrip("/") + PREFIX
+            note(f"open {page.url}   (Prometheus itself: {own}/; Ctrl-C ends both, and nothing of the swarm)")
             while not stopping.is_set():
                 self._prometheus.check_running()
                 await self._look()
@@ -91,7 +93,7 @@ class Watcher:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(LOOK_S):
-                snapshot = await take_snapshot(self._config, self._node_url, None, [], timeout_s=CONNECT_S)
+                snapshot = await take_snapshot(self._config, self._node_url, None, [], timeout_s=CONNECT_S, most=NODES_SCRAPED)
         except (NotConnected, TimeoutError):
             self._tell(f"no swarm answers at {self._node_url}: start one with `make run` in another terminal; waiting for it")
             return

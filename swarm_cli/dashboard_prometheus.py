@@ -1,4 +1,7 @@
-"""A Prometheus of its own for one developer: found, configured, started, waited for, ended."""
+"""A Prometheus of its own for one developer: found, configured, started, waited for, ended.
+
+It answers this process alone (`swarm_cli.loopback_tls`); the page's server, which looks at the Host header, passes its pages on.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from typing import Any
 import yaml
 
 from swarm_cli.errors import CommandError
+from swarm_cli.loopback_tls import LoopbackTls
 
+PREFIX = "/prometheus"
+"""Where its own pages are, here and behind the page's server."""
 SCRAPE_S = 2
 READY_S = 60.0
 STOP_S = 15.0
@@ -52,23 +58,31 @@ def prometheus_config(targets: Path, rules: Path | None) -> dict[str, Any]:
 
 
 class Prometheus:
-    """One Prometheus process with its files in `folder`, listening on loopback."""
+    """One Prometheus process with its files in `folder`, listening on loopback.
 
-    def __init__(self, program: str, folder: Path, port: int, rules: Path | None) -> None:
+    `page`: the address behind which its own pages are passed on to browsers, such as `http://127.0.0.1:8400`.
+    """
+
+    def __init__(self, program: str, folder: Path, port: int, rules: Path | None, page: str = "http://127.0.0.1") -> None:
         self._program = program
         self._folder = folder
         self._port = port
+        self._page = page
         self._log = folder / "prometheus.log"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.targets = folder / "targets.json"
         self._config = folder / "prometheus.yml"
+        self._web_config = folder / "web.yml"
+        tls = LoopbackTls(folder)
+        self._web_config.write_text(yaml.safe_dump(tls.web_config()))
+        self.client = tls.client()
         self._config.write_text(yaml.safe_dump(prometheus_config(self.targets.resolve(), rules.resolve() if rules else None)))
 
     @property
     def url(self) -> str:
-        """Base of its HTTP API."""
-        return f"http://127.0.0.1:{self._port}"
+        """Base of its HTTP API, for requests through `client`."""
+        return f"https://127.0.0.1:{self._port}{PREFIX}"
 
     def start(self) -> None:
         """Start it; it dies with this process, however this one ends. `wait_ready` says when it answers."""
@@ -78,6 +92,9 @@ class Prometheus:
             f"--storage.tsdb.path={self._folder / 'tsdb'}",
             f"--storage.tsdb.retention.time={RETENTION}",
             f"--web.listen-address=127.0.0.1:{self._port}",
+            f"--web.config.file={self._web_config}",
+            f"--web.external-url={self._page}{PREFIX}",
+            f"--web.route-prefix={PREFIX}",
             "--log.level=warn",
         ]
         with self._log.open("wb") as log:
@@ -94,7 +111,7 @@ class Prometheus:
     def ready(self) -> bool:
         """Whether it answers queries."""
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2, context=self.client) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -1,8 +1,14 @@
-"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API behind the same address, on loopback only."""
+"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API and pages behind the same address.
+
+Listens on loopback only, and answers nobody who asks for it by another name: a page elsewhere may have its own name resolve to
+127.0.0.1, to read in its visitor's browser what it should not (DNS rebinding).
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -14,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from monitoring.panels import Dashboard
+from swarm_cli.dashboard_prometheus import PREFIX
 
 PAGE = Path(__file__).parent / "dashboard_page"
 FILES = {
@@ -42,12 +49,18 @@ class PageServer:
         OSError: the port is taken.
     """
 
-    def __init__(self, port: int, prometheus_url: str, panels: dict[str, Any]) -> None:
+    def __init__(self, port: int, prometheus_url: str, panels: dict[str, Any], client: ssl.SSLContext | None = None) -> None:
+        """`client`: how to reach Prometheus where it speaks TLS."""
         body = json.dumps(panels).encode()
+        # No proxy, whatever the environment says, and no redirect: both are the browser's business, not this process'.
+        asked = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=client), _NoRedirect()
+        )
 
         class Handler(_Handler):
             upstream = prometheus_url
             panels_json = body
+            opener = asked
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
@@ -60,16 +73,21 @@ class PageServer:
         self._server.server_close()
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Make the redirection an HTTPError, which is passed on."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     upstream = ""
     panels_json = b""
+    opener: urllib.request.OpenerDirector
     protocol_version = "HTTP/1.1"
     timeout = 60
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in LOOPBACK_NAMES:
-            # A page elsewhere may have its own name resolve to 127.0.0.1 to read what it should not.
+        if not self._asked_here():
             self._answer(403, "text/plain; charset=utf-8", b"ask for this page by 127.0.0.1 or localhost\n")
         elif path in FILES:
             name, kind = FILES[path]
@@ -78,25 +96,41 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "application/json", self.panels_json)
         elif path in PASSED_ON:
             self._pass_on(path, query)
+        elif path.startswith(f"{PREFIX}/"):
+            self._pass_on(path.removeprefix(PREFIX), query, whole=True)
         else:
             self._answer(404, "text/plain; charset=utf-8", b"there is nothing here\n")
 
-    def _pass_on(self, path: str, query: str) -> None:
-        try:
-            with urllib.request.urlopen(f"{self.upstream}{path}?{query}", timeout=QUERY_TIMEOUT_S) as answer:
-                self._answer(answer.status, "application/json", answer.read())
-        except urllib.error.HTTPError as error:
-            self._answer(error.code, "application/json", error.read())
-        except (urllib.error.URLError, OSError) as error:
-            told = {"status": "error", "error": f"Prometheus does not answer ({error})"}
-            self._answer(502, "application/json", json.dumps(told).encode())
+    def _asked_here(self) -> bool:
+        origin = self.headers.get("Origin")
+        hosts = {(self.headers.get("Host") or "").rpartition(":")[0]}
+        if origin is not None:
+            hosts.add(origin.removeprefix("http://").rpartition(":")[0])
+        return hosts <= set(LOOPBACK_NAMES)
 
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
+    def _pass_on(self, path: str, query: str, *, whole: bool = False) -> None:
+        """Ask Prometheus. `whole`: one of its own pages, which needs its own kind, scripts and redirections."""
+        try:
+            with self.opener.open(f"{self.upstream}{path}{'?' if query else ''}{query}", timeout=QUERY_TIMEOUT_S) as answer:
+                self._answer(answer.status, answer.headers.get("Content-Type") if whole else None, answer.read(), whole=whole)
+        except urllib.error.HTTPError as error:
+            where = error.headers.get("Location") if whole else None
+            self._answer(
+                error.code, error.headers.get("Content-Type") if whole else None, error.read(), whole=whole, location=where
+            )
+        except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
+            told = {"status": "error", "error": f"Prometheus does not answer ({error})"}
+            self._answer(502, None, json.dumps(told).encode())
+
+    def _answer(self, status: int, kind: str | None, body: bytes, *, whole: bool = False, location: str | None = None) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", kind or "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'")
+        if location is not None:
+            self.send_header("Location", location)
+        if not whole:
+            self.send_header("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'")
         self.end_headers()
         self.wfile.write(body)
 

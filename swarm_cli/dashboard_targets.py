@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from shared.messages import ServiceStatus
 from swarm_cli.view import NodeView
 
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
 FORGET_S = 600.0
 """A process that is silent this long is no target any more; before, Prometheus sees that it is down."""
 
@@ -19,13 +21,15 @@ FORGET_S = 600.0
 def target_groups(views: Sequence[NodeView], now: float, here: str | None = None) -> list[dict[str, Any]]:
     """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this machine's host name.
 
-    Where two processes claim one address, the older one is gone and its port was taken over.
+    Where two processes claim one address, the older one is gone and its port was taken over. A status whose host or port is none
+    makes no target: Prometheus would refuse the whole file for it.
     """
     here = here or socket.gethostname()
     by_address: dict[str, ServiceStatus] = {}
     statuses = (status for view in views for status in view.statuses)
     for status in sorted(statuses, key=lambda status: status.updated_at):
-        if status.figures.get("http_port", 0) > 0 and status.state != "stopped" and now - status.updated_at <= FORGET_S:
+        listens = 0 < status.figures.get("http_port", 0) <= 65_535 and _HOST.fullmatch(status.host)
+        if listens and status.state != "stopped" and now - status.updated_at <= FORGET_S:
             by_address[address(status, here)] = status
     return [
         {"targets": [where], "labels": {"node": status.node, "role": status.role}} for where, status in sorted(by_address.items())
@@ -34,7 +38,8 @@ def target_groups(views: Sequence[NodeView], now: float, here: str | None = None
 
 def address(status: ServiceStatus, here: str) -> str:
     """Host and port of a process's metrics. On this machine it listens on loopback, whatever else it listens on."""
-    return f"{'127.0.0.1' if status.host == here else status.host}:{int(status.figures['http_port'])}"
+    host = "127.0.0.1" if status.host == here else status.host
+    return f"{f'[{host}]' if ':' in host else host}:{int(status.figures['http_port'])}"
 
 
 def write_targets(groups: list[dict[str, Any]], target: Path) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.dead_letters import DeadLetter, read_letters, requeue
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
+from shared.text import visible, visible_json
 from shared.transport.base import Transport
 from swarm_cli.config_commands import ConfigOption, load_chosen
-from swarm_cli.errors import CommandError
+from swarm_cli.console import cell, say, terminal
+from swarm_cli.errors import CommandError, checked_node
 
 dlq_app = typer.Typer(name="dlq", help="Look at a node's dead letters and put them back to work.", no_args_is_help=True)
 
@@ -27,6 +27,8 @@ UrlOption = Annotated[str, typer.Option("--node-url", help="Server of the node's
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 CONNECT_TIMEOUT_S = 5.0
+CAUSE_CHARACTERS = 240
+"""Longer than a cause is written."""
 T = TypeVar("T")
 
 
@@ -36,12 +38,12 @@ def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: U
     node_config = _of(node, load_chosen(config))
     letters = _with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id))
     if as_json:
-        typer.echo(json.dumps([letter.as_object() for letter in letters], indent=2))
+        typer.echo(visible_json([letter.as_object() for letter in letters], indent=2))
         return
     table = Table("seq", "age", "KiB", "dataset", "draw", "group", "cause", title=f"dead letters of {node_config.node.id}")
     for letter in letters:
-        table.add_row(*_cells(letter))
-    Console().print(table)
+        table.add_row(*(cell(text, CAUSE_CHARACTERS) for text in _cells(letter)))
+    terminal().print(table)
 
 
 @dlq_app.command()
@@ -55,12 +57,12 @@ def show(
     node_config = _of(node, load_chosen(config))
     (letter,) = _found(_with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq])), [seq])
     for name, value in letter.as_object().items():
-        typer.echo(f"{name}: {value}")
+        say(visible(f"{name}: {value}"))
     if letter.group is not None:
-        typer.echo(f"question: {letter.group.task.question}")
+        say(f"question: {_indented(letter.group.task.question)}")
         for number, completion in enumerate(letter.group.completions):
-            typer.echo(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
-            typer.echo(completion.text)
+            say(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
+            say("  " + _indented(completion.text))
 
 
 @dlq_app.command("requeue")
@@ -93,8 +95,13 @@ def requeue_letters(
     typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
 
 
+def _indented(text: str) -> str:
+    """A line of an answer cannot pass for the beginning of the next answer."""
+    return text.replace("\n", "\n  ")
+
+
 def _of(node: str, config: NodeConfig) -> NodeConfig:
-    return config.model_copy(update={"node": config.node.model_copy(update={"id": node})}) if node else config
+    return config.model_copy(update={"node": config.node.model_copy(update={"id": checked_node(node)})}) if node else config
 
 
 def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:

@@ -20,6 +20,7 @@ from shared.config.sections import ModelSection
 from shared.messages import EvalReport, Task, TaskScore
 from swarm_cli.base_model import model_problem
 from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.model_commands import export_node
 from swarm_cli.task_sources import task_sources
@@ -33,6 +34,7 @@ def evaluate(
     n: Annotated[int, typer.Option("--n", min=1, max=100_000, help="How many tasks.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
+    revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, where MODEL is model.path]")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -42,26 +44,27 @@ def evaluate(
     node_config = load_chosen(config)
     sources = task_sources(tasks) if tasks else node_config.tasks
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
-        folder = _model_folder(model, Path(scratch))
-        report = asyncio.run(_evaluate(node_config, folder, sources, n, temperature, engine))
+        commit = revision or (node_config.model.revision if model == node_config.model.path else "")
+        folder = _model_folder(model, commit, Path(scratch))
+        report = asyncio.run(_evaluate(node_config, folder, commit, sources, n, temperature, engine))
     if as_json:
         typer.echo(json.dumps({"model": model, "temperature": temperature, **_as_object(report)}, indent=2))
     else:
         _show(model, report)
 
 
-def _model_folder(model: str, scratch: Path) -> str:
+def _model_folder(model: str, revision: str, scratch: Path) -> str:
     folder = Path(model)
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
         return str(export_node(folder, scratch / "policy"))
-    problem = model_problem(model)
+    problem = model_problem(model, revision)
     if problem:
         raise CommandError(problem)
     return model
 
 
 async def _evaluate(
-    config: NodeConfig, model: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
+    config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
 ) -> EvalReport:
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
@@ -74,12 +77,14 @@ async def _evaluate(
     results: list[tuple[str, float]] = []
     try:
         threads = config.generator.threads or None
-        engine = create_engine(kind, model, device=config.model.device, dtype=config.model.dtype, threads=threads)
+        engine = create_engine(
+            kind, model, revision=revision, device=config.model.device, dtype=config.model.dtype, threads=threads
+        )
         await engine.start()
     except EngineError as error:
         raise CommandError(str(error)) from None
     try:
-        prompts = _prompts(model, config, tasks)
+        prompts = _prompts(model, revision, config, tasks)
         async with ScorerPool.from_config(config.verifier, tasks=sources, workers=1) as scorers:
             with _progress() as progress:
                 bar = progress.add_task("tasks", total=len(tasks))
@@ -106,12 +111,12 @@ def _held_out(sources: Sequence[TaskSpec], n: int) -> list[Task]:
         raise CommandError(str(error)) from None
 
 
-def _prompts(model: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
+def _prompts(model: str, revision: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
     from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
 
     try:
-        tokenizer = load_tokenizer(ModelSection(path=model))
+        tokenizer = load_tokenizer(ModelSection(path=model, revision=revision))
     except ModelLoadError as error:
         raise CommandError(str(error)) from None
     return [render_prompt(tokenizer, task.question, config.model.system_prompt) for task in tasks]
@@ -133,4 +138,4 @@ def _show(model: str, report: EvalReport) -> None:
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
         table.add_row(name, str(score.n), f"{score.pass_rate:.3f}", f"{score.mean_reward:.3f}")
-    Console().print(table)
+    terminal().print(table)

@@ -9,8 +9,9 @@ import typer
 
 from shared.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
 from shared.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
+from shared.text import visible
 from swarm_cli.config_commands import ConfigOption, load_chosen
-from swarm_cli.console import note
+from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
 keys_app = typer.Typer(name="keys", help="A node's Ed25519 key: make one, or show its public half.", no_args_is_help=True)
@@ -72,7 +73,7 @@ def add(
         raise CommandError(f"{name} is listed with another key: `swarm roster remove {name}` first if that is meant")
     if not is_public_key(public_key):
         raise CommandError(f"{public_key[:80]!r} is no public key: `swarm keys show` prints U...")
-    entries[name] = RosterEntry(name, public_key, " ".join(remark.split("#", 1)[0].split()))
+    entries[name] = RosterEntry(name, public_key, visible(" ".join(remark.split("#", 1)[0].split())))
     try:
         parse_roster("\n".join(f"{each.name} {each.public_key} {each.note}" for each in entries.values()))
     except RosterError as error:
@@ -96,7 +97,7 @@ def remove(
 def list_roster(file: FileOption = None, config: ConfigOption = None) -> None:
     """Print the roster."""
     for entry in _entries(_roster_file(file, config)).values():
-        typer.echo(f"{entry.name} {entry.public_key} {entry.note}".rstrip())
+        say(visible(f"{entry.name} {entry.public_key} {entry.note}".rstrip()))
 
 
 def _line(name: str, public_key: str) -> str:

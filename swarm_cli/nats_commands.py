@@ -1,4 +1,4 @@
-"""`swarm nats keys`, `swarm nats config` and `swarm nats init`: a secured server, from nothing to streams."""
+"""`swarm nats keys`, `config`, `init` and `watch`: a secured server, from nothing to streams, and who asks it for what."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ import typer
 
 from shared import keys
 from shared.config import NodeConfig
-from shared.permissions import OPERATOR, ROLES
+from shared.permissions import OPERATOR, ROLES, WATCH
+from shared.policy_store.jetstream import prepare_policies_stream
+from shared.runtime.errors import FatalError
+from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, verifier_consumer
 from shared.subjects import node_rollouts_stream
+from shared.transport.base import TransportError
+from shared.transport.connection import Options
 from swarm_cli.config_commands import ConfigOption, load_chosen
-from swarm_cli.errors import CommandError
-from swarm_cli.nats_config import Account, Tls, node_account, render, render_accounts, swarm_account
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.nats_accounts import Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.nats_config import Tls, render, render_accounts_only
+from swarm_cli.nats_watch import watch
+from swarm_cli.replace_file import replace_file
 
 nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 10.0
-_NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
 class Plane(Enum):
@@ -34,7 +42,7 @@ class Plane(Enum):
     BOTH = "both"
 
 
-FolderOption = Annotated[Path, typer.Option(help="Folder of key files: FOLDER/<node>/<role>.nk, operator.nk, swarm.nk.")]
+FolderOption = Annotated[Path, typer.Option(help="Folder of key files: FOLDER/NODE/ROLE.nk, operator.nk, swarm.nk.")]
 
 
 @nats_app.command("keys")
@@ -44,9 +52,9 @@ def make_keys(
 ) -> None:
     """Make the key files that are missing and print the public keys: what a server's operator has to be told, and no more."""
     for node in nodes:
-        names = ["swarm"] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
+        names = ["swarm", WATCH] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
         for name in names:
-            path = folder / _checked(node) / f"{name}.nk"
+            path = folder / checked_node(node) / f"{name}.nk"
             try:
                 typer.echo(f"{node} {name} {keys.load_or_create(path).public_key} {path}")
             except keys.KeyFileError as error:
@@ -63,26 +71,66 @@ def print_config(
     tls_cert: Annotated[str, typer.Option(help="Certificate chain, PEM, where the server finds it.")] = "",
     tls_key: Annotated[str, typer.Option(help="Its private key, PEM.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535)] = 4222,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Of clients. Two servers on one machine need two.")] = 4222,
+    store_dir: Annotated[
+        str,
+        typer.Option(
+            help="Where the server keeps its streams, one folder a server; a relative one begins where the server is started. "
+            "Then without -sd on the server's command line.  [default: nats-PLANE]"
+        ),
+    ] = "",
     sync_interval: Annotated[
         str, typer.Option(help="always: acknowledged means on disk. 10s: faster; a power cut loses so much.")
     ] = "always",
+    domain: Annotated[
+        str, typer.Option(help="The server's JetStream domain: of a hub, to which sites connect as leaves, or a site's.")
+    ] = "",
+    leaf_port: Annotated[int, typer.Option(min=0, max=65_535, help="Of a hub: where sites connect as leaves; 0: nowhere.")] = 0,
+    hub_url: Annotated[str, typer.Option(help="Of a site's server: the hub's leaf port, tls://HOST:7422.")] = "",
+    hub_domain: Annotated[str, typer.Option(help="The hub's JetStream domain; the nodes' nats.swarm_domain.")] = "hub",
+    hub_ca: Annotated[str, typer.Option(help="PEM file of the authority behind the hub's certificate; empty: the system's.")] = "",
     accounts_only: Annotated[
         bool, typer.Option("--accounts-only", help="Print accounts, users and permissions alone, for a file that includes them.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: whole, or if anything fails left as it was.  [default: print it]")
+    ] = None,
 ) -> None:
-    """Print a server's configuration: TLS, a user per node and role, and permissions."""
+    """Write a server's configuration: TLS, an account and a user per node and role, and permissions.
+
+    Use --out rather than the shell's `>`: that leaves an empty file when the command fails, and a server started from an empty
+    file lets everybody in.
+    """
     chosen = [part for entry in nodes for part in entry.split(",") if part]
+    watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     if accounts_only:
-        typer.echo(render_accounts(accounts_for(plane, dict(_named(entry) for entry in chosen), folder)), nl=False)
+        if hub_url or leaf_port:
+            raise CommandError("--accounts-only prints no leaf connections: leave out --hub-url and --leaf-port, or that")
+        if store_dir:
+            raise CommandError("--accounts-only prints accounts alone: store_dir belongs into the file that includes them")
+        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder)
+        _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain), out)
         return
     if bool(tls_cert) != bool(tls_key):
         raise CommandError("--tls-cert and --tls-key belong together: give both or none")
     if not tls_cert and host not in {"127.0.0.1", "localhost", "::1"}:
         raise CommandError(f"without TLS everybody on the way can read and change messages: {host} needs --tls-cert and --tls-key")
+    _check_leaves(plane, domain, leaf_port, hub_url)
     accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
-    typer.echo(render(accounts, tls=tls, host=host, port=port, sync_interval=sync_interval), nl=False)
+    text = render(
+        accounts,
+        tls=tls,
+        host=host,
+        port=port,
+        store_dir=store_dir or f"nats-{plane.value}",
+        sync_interval=sync_interval,
+        watch_key=watch_key,
+        domain=domain or ("site" if hub_url else ""),
+        leaf_port=leaf_port,
+        upstream=_upstream(hub_url, hub_domain, hub_ca, [_named(entry)[0] for entry in chosen], folder) if hub_url else None,
+    )
+    _deliver(text, out)
 
 
 @nats_app.command()
@@ -103,6 +151,26 @@ def init(
         typer.echo("swarm plane: streams are there")
 
 
+@nats_app.command("watch")
+def watch_requests(
+    url: Annotated[str, typer.Option(help="The server, or several separated by commas.")],
+    key: Annotated[Path, typer.Option(help="Key file of the user `watch`.")] = Path("keys/operator/watch.nk"),
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
+    host: Annotated[str, typer.Option(help="Address of /metrics, /livez and /readyz.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Their port; 0: any free.")] = 9405,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server at the start, in seconds.")] = 30.0,
+) -> None:
+    """Count and log every request of JetStream's API that neither a role nor an operator should have made."""
+    configure_logging(level="info", log_format="auto")
+    options = Options(
+        url=url, name="watch", key_file=str(key), ca_file=str(ca) if ca is not None else None, inbox_prefix="_INBOX_watch"
+    )
+    try:
+        asyncio.run(watch(options, host, port, timeout_s=timeout_s))
+    except (TransportError, FatalError) as error:
+        raise CommandError(str(error)) from None
+
+
 def accounts_for(plane: Plane, nodes: dict[str, str | None], folder: Path) -> list[Account]:
     """The accounts of a server. `nodes`: a public key where only that is known, which will do for the swarm plane."""
     if OPERATOR in nodes:
@@ -117,6 +185,29 @@ def accounts_for(plane: Plane, nodes: dict[str, str | None], folder: Path) -> li
     return accounts
 
 
+def _deliver(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        replace_file(out, text)
+        note(f"{out}: written; a server that runs with it takes it at `nats-server --signal reload=PID`")
+
+
+def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> None:
+    if leaf_port and not domain:
+        raise CommandError("--leaf-port needs --domain: sites name the hub's streams by it (nats.swarm_domain)")
+    if not hub_url:
+        return
+    if plane is not Plane.NODE:
+        raise CommandError("--hub-url is for a site's server, which carries its nodes' planes only: --plane node")
+    if not hub_url.startswith("tls://"):
+        raise CommandError(f"--hub-url {hub_url}: everybody on the way can read and change what goes in the clear: tls://HOST:7422")
+
+
+def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
+    return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, _public_key(folder / node / "swarm.nk")) for node in nodes))
+
+
 async def _init_node(config: NodeConfig) -> None:
     transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
     try:
@@ -124,6 +215,8 @@ async def _init_node(config: NodeConfig) -> None:
         limits = NodeLimits(verifier_ack_wait_s=verifier.ack_wait_s, verifier_max_deliver=verifier.max_deliver)
         await ensure_node_streams(transport, config.node.id, limits, replicas=config.nats.replicas)
         await transport.ensure_consumer(node_rollouts_stream(config.node.id), verifier_consumer(limits))
+        # Empty where policies travel by a shared volume. The trainer has no right to make it.
+        await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas)
     finally:
         await transport.close()
 
@@ -146,13 +239,11 @@ def _named(entry: str) -> tuple[str, str | None]:
     name, _, public_key = entry.partition("=")
     if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
         raise CommandError(f"{public_key!r} is no public key of a user: it has 56 characters and begins with U")
-    return _checked(name), public_key or None
+    return checked_node(name), public_key or None
 
 
-def _checked(node: str) -> str:
-    if not _NODE.fullmatch(node):
-        raise CommandError(f"{node!r} is no name of a node: up to 32 lower-case letters, digits and hyphens")
-    return node
+def _key_if_there(path: Path) -> str:
+    return _public_key(path) if path.exists() else ""
 
 
 def _public_key(path: Path) -> str:

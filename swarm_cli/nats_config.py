@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.permissions import EVERYTHING, OPERATOR, ROLES, Permissions, node_role, swarm_node
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """One user: a name for the reader, its public nkey, what it may do."""
-
-    name: str
-    public_key: str
-    permissions: Permissions
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Users that share streams. Accounts on one server see nothing of each other."""
-
-    name: str
-    users: tuple[User, ...]
+from swarm_cli.nats_accounts import MAX_CONNECTIONS_VARIABLE, Account, Upstream, quoted, render_accounts, upstream_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,88 +16,92 @@ class Tls:
     key_file: str
 
 
-def swarm_account(keys: Mapping[str, str]) -> Account:
-    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name."""
-    return Account("SWARM", tuple(User(name, key, _swarm_permissions(name)) for name, key in keys.items()))
+def render(
+    accounts: Sequence[Account],
+    *,
+    tls: Tls | None,
+    host: str,
+    port: int,
+    store_dir: str,
+    sync_interval: str,
+    watch_key: str = "",
+    domain: str = "",
+    leaf_port: int = 0,
+    upstream: Upstream | None = None,
+) -> str:
+    """The file. Without `tls` only for loopback: keys are never sent, but everything else could be read and changed on the way.
 
-
-def node_account(node: str, keys: Mapping[str, str]) -> Account:
-    """A node's plane: a user per role, and perhaps `operator`. Raises ValueError for a name that is neither."""
-    users = tuple(
-        User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
-    )
-    return Account(f"NODE_{node.upper()}", users)
-
-
-def render(accounts: Sequence[Account], *, tls: Tls | None, host: str, port: int, sync_interval: str) -> str:
-    """The file. Without `tls` only for loopback: keys are never sent, but everything else could be read and changed on the way."""
+    Args:
+        accounts: Streams with their users.
+        tls: The server's certificate, for clients and leaves.
+        host: Address to listen on.
+        port: Of clients.
+        store_dir: Folder of the streams. nats-server's own default is the temporary folder, which a restart of the machine empties.
+        sync_interval: When messages are forced to the disk.
+        watch_key: Public key of the user of `swarm nats watch`; empty: none.
+        domain: JetStream domain; needed of a hub and of a site. Empty: none.
+        leaf_port: Where sites connect as leaves; 0: nowhere.
+        upstream: The hub, if this is a site's server.
+    """
     lines = [
-        "# Written by `swarm nats config`. After a change of nodes: write it again, then `nats-server --signal reload`.",
-        f"host: {_quoted(host)}",
+        "# Written by `swarm nats config`. After a change of nodes: write it again, then, twice with seconds between,",
+        "#   nats-server --signal reload=PID      (the server's number, or the file that it wrote with -P)",
+        "# nats-server 2.15.1 gives an account that is new its imports at the second.",
+        f"host: {quoted(host)}",
         f"port: {port}",
         "max_payload: 8MB",
         "max_pending: 256MB",
-        *_jetstream(sync_interval),
+        *_jetstream(store_dir, sync_interval, domain),
         "# nats-py 2.16 cannot read the second format of acknowledgements.",
         "feature_flags { js_ack_fc_v2: false }",
         *_tls(tls),
-        *_accounts(accounts),
+        *_leaves(tls, host, leaf_port, upstream),
+        *render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream),
+        f"max_connections: ${MAX_CONNECTIONS_VARIABLE}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def render_accounts(accounts: Sequence[Account]) -> str:
-    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats` does."""
+def render_accounts_only(accounts: Sequence[Account], *, watch_key: str = "", domain: str = "") -> str:
+    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats` does. That file must say
+    `max_connections: $swarm_max_connections` after the include: a server without these accounts would take anybody as a client."""
     lines = [
-        "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again, then have the server reload.",
-        *_accounts(accounts),
+        "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again; twice, seconds apart,",
+        "#   nats-server --signal reload=PID      (each server's number, or its pid_file)",
+        "# nats-server 2.15.1 gives an account that is new its imports at the second.",
+        *render_accounts(accounts, watch_key=watch_key, domain=domain),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _accounts(accounts: Sequence[Account]) -> list[str]:
-    lines = ["accounts {"]
-    for account in accounts:
-        lines += [f"  {account.name} {{", "    jetstream: enabled", "    users: ["]
-        for user in account.users:
-            lines += _user(user)
-        lines += ["    ]", "  }"]
-    return [*lines, "}"]
-
-
-def _swarm_permissions(name: str) -> Permissions:
-    return EVERYTHING if name == OPERATOR else swarm_node(name)
-
-
-def _order(item: tuple[str, str]) -> int:
-    return ROLES.index(item[0]) if item[0] in ROLES else len(ROLES)
-
-
-def _jetstream(sync_interval: str) -> list[str]:
-    return ["jetstream {", "  max_file_store: 1TB", f"  sync_interval: {sync_interval}", "}"]
+def _jetstream(store_dir: str, sync_interval: str, domain: str) -> list[str]:
+    named = [f"  domain: {quoted(domain)}"] if domain else []
+    return [
+        "jetstream {",
+        f"  store_dir: {quoted(store_dir)}",
+        *named,
+        "  max_file_store: 1TB",
+        f"  sync_interval: {sync_interval}",
+        "}",
+    ]
 
 
 def _tls(tls: Tls | None) -> list[str]:
     if tls is None:
         return []
-    return ["tls {", f"  cert_file: {_quoted(tls.cert_file)}", f"  key_file: {_quoted(tls.key_file)}", "  timeout: 5", "}"]
+    return ["tls {", f"  cert_file: {quoted(tls.cert_file)}", f"  key_file: {quoted(tls.key_file)}", "  timeout: 5", "}"]
 
 
-def _user(user: User) -> list[str]:
-    return [
-        f"      {{ # {user.name}",
-        f"        nkey: {user.public_key}",
-        "        permissions {",
-        *_allowed("publish", user.permissions.publish),
-        *_allowed("subscribe", user.permissions.subscribe),
-        "        }",
-        "      }",
-    ]
-
-
-def _allowed(verb: str, subjects: Sequence[str]) -> list[str]:
-    return [f"          {verb}: {{ allow: [", *(f"            {_quoted(subject)}" for subject in subjects), "          ] }"]
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _leaves(tls: Tls | None, host: str, leaf_port: int, upstream: Upstream | None) -> list[str]:
+    lines = [f"  host: {quoted(host)}", f"  port: {leaf_port}", *(f"  {line}" for line in _tls(tls))] if leaf_port else []
+    if upstream is not None:
+        authority = f", tls {{ ca_file: {quoted(upstream.ca_file)} }}" if upstream.ca_file else ""
+        lines += ['  reconnect: "2s"', "  remotes: ["]
+        for node in upstream.nodes:
+            account = quoted(upstream_account(node.name))
+            lines += [
+                f"    # {node.seed_variable}: the seed in keys/{node.name}/swarm.nk, in the server's environment.",
+                f"    {{ url: {quoted(upstream.url)}, nkey: ${node.seed_variable}, account: {account}{authority} }}",
+            ]
+        lines.append("  ]")
+    return ["leafnodes {", *lines, "}"] if lines else []

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.text import visible
 from swarm_cli.evaluations import Evaluation
 from swarm_cli.procfile import ROLES
 from swarm_cli.view import NodeView
@@ -25,6 +26,7 @@ LEGEND = (
     "the policy it began with; made, shared, taken, refused: rollout groups; stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
+STATE_CHARACTERS = 80
 
 
 class StepRate:
@@ -57,12 +59,12 @@ class Row:
         view = self.view
         newest, base = newest_evaluation(view, self.evaluations), base_evaluation(self.evaluations)
         return (
-            f"{_clock(elapsed_s):>7}  {view.node:<9}{view.step:>6}{view.version:>8}{_number(self.steps_per_minute, 10, 1)}"
+            f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{view.version:>8}{_number(self.steps_per_minute, 10, 1)}"
             f"{_number(view.newest('trainer', 'reward_local'), 8, 3)}{_number(newest.pass_rate if newest else None, 9, 3)}"
             f"{_number(base.pass_rate if base else None, 8, 3)}"
             f"{view.total('generator', 'groups_generated'):>8.0f}{view.total('verifier', 'shared'):>8.0f}"
             f"{view.total('verifier', 'accepted'):>7.0f}{view.total('verifier', 'refused'):>8.0f}"
-            f"{_number(self.staleness, 7, 2)}  {state(view, now)}"
+            f"{_number(self.staleness, 7, 2)}  {visible(state(view, now), STATE_CHARACTERS)}"
         )
 
 
@@ -106,7 +108,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         newest, base = newest_evaluation(row.view, row.evaluations), base_evaluation(row.evaluations)
         gain = newest.pass_rate - base.pass_rate if newest and base else None
         lines.append(
-            f"{row.view.node:<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
+            f"{visible(row.view.node):<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
             f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
             f"{row.view.total('generator', 'groups_generated'):>8.0f}{row.view.total('verifier', 'shared'):>8.0f}"
             f"{row.view.total('verifier', 'accepted'):>7.0f}{row.view.total('verifier', 'refused'):>8.0f}"

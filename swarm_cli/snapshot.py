@@ -1,19 +1,27 @@
-"""One look at a whole swarm through its two planes: the directory, every node's bucket, and the streams."""
+"""One look at a swarm through its two planes: the directory, the nodes' buckets, and the streams.
+
+Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both and asks no question per name
+that only they have written.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shared import subjects
 from shared.config import NodeConfig
-from shared.messages import EvalReport, MessageError, decode
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
+from swarm_cli.directory import Directory, read_directory
+from swarm_cli.errors import checked_node
+from swarm_cli.evaluation_log import EvaluationLog
 from swarm_cli.view import NodeView, gather, node_view
+
+NODES_SHOWN = 100
+"""Unless more are asked for: this server's own first, then the newest entries of the directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +54,17 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
-    """All nodes at one time. `swarm_reachable` is None where there is no swarm plane."""
+    """The nodes at one time. `swarm_reachable` is None where there is no swarm plane.
+
+    `left_out`: nodes and entries of the directory that are not among `nodes`; `unreadable`: entries that are no node's.
+    """
 
     at: float
     nodes: tuple[NodeSnapshot, ...]
     swarm_streams: tuple[StreamFill, ...]
     swarm_reachable: bool | None
-
-
-class EvaluationLog:
-    """The held-out scores that nodes reported to the swarm, read on from look to look."""
-
-    def __init__(self) -> None:
-        self.reports: list[EvalReport] = []
-        self._next_seq = 1
-
-    async def follow(self, swarm_plane: Transport) -> None:
-        """Read what is new. A server whose stream is shorter than what was read is another one: begin again."""
-        try:
-            state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
-            if state.last_seq + 1 < self._next_seq:
-                self.reports, self._next_seq = [], 1
-            while messages := await swarm_plane.read(subjects.SWARM_EVALS, self._next_seq, _REPORTS_A_READ):
-                self._next_seq = messages[-1].seq + 1
-                for message in messages:
-                    with suppress(MessageError):  # the swarm's stream takes anybody's bytes
-                        report = decode(await swarm_plane.payload(message), EvalReport)
-                        if message.subject == subjects.evals(report.node):
-                            self.reports.append(report)
-        except TransportError:
-            return
-
-
-_REPORTS_A_READ = 256
+    left_out: int = 0
+    unreadable: int = 0
 
 
 async def take_snapshot(
@@ -89,24 +75,29 @@ async def take_snapshot(
     *,
     timeout_s: float,
     evaluations: EvaluationLog | None = None,
+    most: int = NODES_SHOWN,
 ) -> SwarmSnapshot:
-    """Look at `names`, or else at all nodes in the directory and on this server; the configuration's own when there are none.
-    `evaluations` is brought up to date besides.
+    """Look at `names`, or else at `most` of the nodes on this server and in the directory; the configuration's own when there
+    are none. `evaluations` is brought up to date besides.
 
     Raises:
+        CommandError: one of `names` is none.
         NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part of the snapshot.
     """
+    for name in names:
+        checked_node(name)
     node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
         swarm_plane = await _try_connect(config, swarm_url, timeout_s)
         try:
-            listed = await _directory(swarm_plane) if swarm_plane else []
             here = await _nodes_here(node_plane)
-            wanted = list(names) or sorted({*listed, *here} or {config.node.id})
+            listed = await read_directory(swarm_plane, names or sorted(here)[:most]) if swarm_plane else Directory()
+            wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most)
             # The directory also lists nodes whose own plane is elsewhere, or in an account that this user does not see.
-            views = [*await gather(node_plane, [name for name in wanted if name in here])]
-            views += [node_view(name, ()) for name in wanted if name not in here]
-            nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in listed) for view in views]
+            views = await gather(node_plane, [name for name in wanted if name in here])
+            in_directory = set(listed.names)
+            nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in in_directory) for view in views]
+            nodes += [NodeSnapshot(node_view(name, ()), (), name in in_directory) for name in wanted if name not in here]
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane)
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
@@ -116,7 +107,17 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(time.time(), tuple(nodes), tuple(swarm_streams), reachable)
+    return SwarmSnapshot(time.time(), tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable)
+
+
+def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:
+    """Names to look at, at most `most`, and how many others there are. `here`: nodes whose bucket is on this server.
+
+    This node and the others here come first, whatever the directory says, and then the directory's newest. `own` alone where
+    there is nothing.
+    """
+    ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *listed.names])) or [own]
+    return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
 async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> Transport | None:
@@ -128,15 +129,8 @@ async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) ->
         return None
 
 
-async def _directory(swarm_plane: Transport) -> list[str]:
-    try:
-        return [entry.key for entry in await swarm_plane.kv_all(subjects.SWARM_NODES_BUCKET)]
-    except TransportError:
-        return []
-
-
-async def _nodes_here(node_plane: Transport) -> list[str]:
-    return [node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket))]
+async def _nodes_here(node_plane: Transport) -> frozenset[str]:
+    return frozenset(node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket)))
 
 
 async def _node_streams(plane: Transport, node: str) -> tuple[StreamFill, ...]:

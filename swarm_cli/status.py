@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.config import NodeConfig
+from shared.text import visible_json
 from shared.transport.base import ConsumerState
 from swarm_cli.config_commands import load_chosen
+from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.procfile import ROLES
 from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
+
+_WITHOUT = "sandbox_without_"
 
 
 def status(
@@ -30,9 +33,9 @@ def status(
     node_config = load_chosen(config)
     snapshot = asyncio.run(_snapshot(node_config, nodes or [], node_url, swarm_url))
     if as_json:
-        typer.echo(json.dumps(as_object(snapshot), indent=2))
+        typer.echo(visible_json(as_object(snapshot), indent=2))
         return
-    show(snapshot, Console())
+    show(snapshot, terminal())
     if not any(view.statuses for view in snapshot.nodes):
         raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
 
@@ -49,6 +52,8 @@ def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
         "at": snapshot.at,
         "swarm_reachable": snapshot.swarm_reachable,
         "nodes": {node.node: _node_object(node, snapshot.at) for node in snapshot.nodes},
+        "left_out": snapshot.left_out,
+        "unreadable_entries": snapshot.unreadable,
         "swarm_streams": [_fill_object(fill) for fill in snapshot.swarm_streams],
     }
 
@@ -99,17 +104,46 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for node in snapshot.nodes:
         evaluation = node.view.evaluation
         held_out = f"{evaluation.pass_rate:.3f} @{evaluation.policy_version}" if evaluation else "–"
-        roles = [_role_cell(node, role, snapshot.at) for role in ROLES]
-        nodes.add_row(node.node, str(node.view.step), str(node.view.version), held_out, *roles)
+        roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
+        nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
     console.print(nodes)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
         size_mib = f"{fill.state.size_bytes / 2**20:.2f}"
-        streams.add_row(fill.stream, str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
+        streams.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
     console.print(streams)
+    for line in omissions(snapshot):
+        console.print(line)
+    for node in snapshot.nodes:
+        if missing := _missing_protections(node):
+            console.print(
+                f"{node.node}: its scorers go without {', '.join(missing)}; cause and remedy are in the verifier's log "
+                "(sandbox_protection_missing)",
+                markup=False,
+            )
     if snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
+
+
+def omissions(snapshot: SwarmSnapshot) -> list[str]:
+    """What the snapshot does not show, and how to see it."""
+    lines = []
+    if snapshot.left_out:
+        lines.append(
+            f"{snapshot.left_out:,} more entries in the directory are not shown: name nodes to see them (`swarm status NODE`)"
+        )
+    if snapshot.unreadable:
+        lines.append(f"{snapshot.unreadable:,} unreadable entries in the directory: no honest node of this version writes such")
+    keys = sum(len(node.view.unreadable) for node in snapshot.nodes)
+    if keys:
+        lines.append(f"{keys:,} unreadable keys in the nodes' buckets: `swarm status --json` names them")
+    return lines
+
+
+def _missing_protections(node: NodeSnapshot) -> list[str]:
+    figures = {name for status in node.view.roles("verifier") for name, value in status.figures.items() if value}
+    return sorted(name.removeprefix(_WITHOUT).replace("_", " ") for name in figures if name.startswith(_WITHOUT))
 
 
 def _lag_cells(consumer: ConsumerState | None) -> list[str]:

@@ -1,20 +1,27 @@
-"""`swarm task list`, `swarm task show` and `swarm task score`: tasks and rewards as a task's author looks at them."""
+"""`swarm task list`, `show`, `score` and `audit`: tasks and rewards as a task's author looks at them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from shared.messages import Task, TaskRef
+from shared.text import visible_json
+from swarm_cli.console import say
 from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
-    from shared.tasks.sandbox import JobResult, ScoringJob
+    from shared.tasks.audit.run import Finding
+    from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+
+Result = TypeVar("Result")
 
 task_app = typer.Typer(name="task", help="Look at the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
@@ -58,7 +65,7 @@ def show(
     for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs]):
         if result.task is None:
             raise CommandError(result.detail)
-        typer.echo(json.dumps(_as_object(result.task)) if as_json else _as_text(result.task))
+        say(visible_json(_as_object(result.task)) if as_json else _as_text(result.task))
 
 
 @task_app.command()
@@ -85,7 +92,61 @@ def score(
     typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
 
 
+@task_app.command()
+def audit(
+    datasets: Annotated[list[str] | None, typer.Argument(help="Names of datasets; all of them when left out.")] = None,
+    count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
+    config: Config = "{}",
+    seed: Seed = 0,
+    verifier: Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, math, or an installed one.")] = "reasoning_gym",
+    as_json: AsJson = False,
+) -> None:
+    """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with text added or one thing changed.
+
+    Ends with code 1 if it found any.
+    """
+    from shared.tasks.audit.run import audit as run_audit
+    from shared.tasks.derive import dataset_names
+
+    names = datasets or dataset_names()
+    failed = False
+    for name in names:
+        refs = [_ref(name, config, seed, index) for index in range(count)]
+        found = _with_pool(partial(run_audit, refs=refs), name, verifier)
+        if name not in found:
+            raise CommandError(f"{name}: none of its first {count} tasks can be derived; `swarm task show {name}` says why")
+        failed = _report(found[name], as_json) or failed
+    if failed:
+        raise typer.Exit(1)
+
+
+def _report(finding: Finding, as_json: bool) -> bool:
+    # Prints one dataset's result; True if something wrong was paid in full.
+    constant, mean = finding.best_constant()
+    paid = [
+        {"index": ref.index, "kind": candidate.kind, "name": candidate.name, "answer": candidate.text}
+        for ref, candidate, _ in finding.paid
+    ]
+    if as_json:
+        counts = {"tasks": finding.tasks, "right_paid": finding.right_paid, "wrong": finding.wrong, "wrong_paid": paid}
+        best = {"best_constant": constant, "best_constant_mean": round(mean, 4)}
+        typer.echo(json.dumps({"dataset": finding.dataset, **counts, **best, "timeouts": finding.timeouts}))
+        return bool(paid)
+    right, wrong = f"{finding.right_paid}/{finding.tasks}", f"{len(paid)}/{finding.wrong}"
+    lost = f", timeouts {finding.timeouts}" if finding.timeouts else ""
+    typer.echo(
+        f"{finding.dataset}: right answers paid {right}, wrong answers paid {wrong}, best constant {constant} {mean:.2f}{lost}"
+    )
+    for one in paid:
+        typer.echo(f"  task {one['index']}, {one['kind']}, {one['name']}: {str(one['answer'])[:200]!r}")
+    return bool(paid)
+
+
 def _run(jobs: list[ScoringJob], verifier: str = "reasoning_gym") -> list[JobResult]:
+    return _with_pool(lambda pool: pool.run(jobs), jobs[0].ref.dataset, verifier)
+
+
+def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], dataset: str, verifier: str) -> Result:
     from shared.config import TaskSpec
     from shared.config.sections import VerifierSection
     from shared.tasks.sandbox import SandboxError, ScorerPool
@@ -93,11 +154,11 @@ def _run(jobs: list[ScoringJob], verifier: str = "reasoning_gym") -> list[JobRes
 
     if verifier not in verifier_names():
         raise CommandError(unknown_verifier(verifier))
-    specs = [TaskSpec(dataset=jobs[0].ref.dataset, verifier=verifier)]
+    specs = [TaskSpec(dataset=dataset, verifier=verifier)]
 
-    async def run() -> list[JobResult]:
+    async def run() -> Result:
         async with ScorerPool.from_config(VerifierSection(), tasks=specs, workers=1) as pool:
-            return await pool.run(jobs)
+            return await work(pool)
 
     try:
         return asyncio.run(run())

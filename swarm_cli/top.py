@@ -20,9 +20,11 @@ from rich.live import Live
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
+from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.evaluation_log import EvaluationLog
 from swarm_cli.evaluations import Evaluation, read_evaluations
-from swarm_cli.snapshot import EvaluationLog, SwarmSnapshot, take_snapshot
+from swarm_cli.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.top_model import TopHistory, TopModel
 from swarm_cli.top_view import screen
 
@@ -43,7 +45,7 @@ def top(
 ) -> None:
     """Show who learns, who shares and what waits for what, live; q ends it."""
     view = Top(load_chosen(config), nodes or [], node_url, swarm_url)
-    console = Console()
+    console = terminal()
     if once or not (console.is_terminal and sys.stdin.isatty()):
         asyncio.run(view.once(console))
     else:

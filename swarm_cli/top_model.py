@@ -105,6 +105,9 @@ class TopModel:
     nodes: tuple[NodeModel, ...]
     swarm_fills: tuple[Fill, ...]
     swarm_reachable: bool | None
+    left_out: int = 0
+    unreadable: int = 0
+    """Of the directory: entries that are not shown, and those that are no node's."""
 
 
 class TopHistory:
@@ -118,13 +121,16 @@ class TopHistory:
     ) -> TopModel:
         """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a run's folder, by node."""
         nodes = []
+        by_node: dict[str, list[EvalReport]] = {}
+        for report in reports:
+            by_node.setdefault(report.node, []).append(report)
         for node in snapshot.nodes:
             rate = self._rates.setdefault(node.node, StepRate()).update(snapshot.at, node.view.step)
-            held_out = held_out_history(node.view, reports, in_files.get(node.node, ()))
+            held_out = held_out_history(node.view, by_node.get(node.node, ()), in_files.get(node.node, ()))
             nodes.append(_node_model(node, rate, held_out, snapshot.at))
         specs = {spec.name: spec for spec in swarm_streams(SwarmLimits())}
         fills = tuple(_fill(fill, specs) for fill in snapshot.swarm_streams)
-        return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable)
+        return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable, snapshot.left_out, snapshot.unreadable)
 
 
 def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Sequence[Evaluation]) -> HeldOut:
@@ -213,7 +219,7 @@ def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
 
 def _phase_shares(view: NodeView) -> dict[str, float]:
     shares = {phase: view.newest("trainer", f"{phase}_share") for phase in PHASES}
-    return {phase: share for phase, share in shares.items() if share is not None}
+    return {phase: min(1.0, max(0.0, share)) for phase, share in shares.items() if share is not None}
 
 
 def _intake(view: NodeView) -> int | None:

@@ -10,26 +10,33 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from shared.text import visible
 from swarm_cli.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PANEL_WIDTH = 78
 """Columns that a panel's lines need; twice as many and panels stand in pairs."""
 PANEL_LINES = 10
+MOST_PANELS = 24
+"""Where there is no height to fit into; more nodes are rows."""
 SPARK_COLUMNS = 22
 PHASE_NAMES = {"forward_backward": "compute"}
 PHASE_STYLES = dict(zip(PHASES, ("bright_black", "cyan", "green", "yellow", "magenta", "blue"), strict=True))
 FILL_WARNS = 0.8
+HUGE = 10**12
+"""No count here is as large: what is, somebody made up, and it must not push the rest of the line away."""
+NAME_CHARACTERS = 32
+"""Of a node's name, a state or a reason: as long as a name may be."""
 
 
 def screen(model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "") -> RenderableType:
     """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is wrong with the view itself."""
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
-    fits = height is None or rows * PANEL_LINES + 2 + bool(notice) <= height
+    fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) <= height
     parts: list[RenderableType] = [_headline(model, headline)]
     if notice:
-        parts.append(Text(notice, style="bold red"))
+        parts.append(Text(visible(notice), style="bold red"))
     parts.append(_panels(model.nodes, per_row) if fits else _table(model.nodes, width))
     parts.append(_swarm_line(model))
     return Group(*parts)
@@ -59,6 +66,8 @@ def rate(steps_per_minute: float | None) -> str:
     """A step rate in the unit that leaves a figure before the point."""
     if steps_per_minute is None:
         return "– steps/s"
+    if steps_per_minute >= HUGE:
+        return f"{steps_per_minute / 60:.0e} steps/s"
     if steps_per_minute >= 6:
         return f"{steps_per_minute / 60:.2f} steps/s"
     return f"{steps_per_minute:.1f} steps/min" if steps_per_minute >= 1 else f"{steps_per_minute * 60:.1f} steps/h"
@@ -68,7 +77,7 @@ def _headline(model: TopModel, headline: str) -> Text:
     clock = time.strftime("%H:%M:%S", time.localtime(model.at))
     count = f"{len(model.nodes)} node" + ("s" if len(model.nodes) != 1 else "")
     return Text.assemble(
-        (" swarm top ", "reverse bold"), f"  {count}  {clock}  ", (headline, "dim"), overflow="ellipsis", no_wrap=True
+        (" swarm top ", "reverse bold"), f"  {count}  {clock}  ", (visible(headline), "dim"), overflow="ellipsis", no_wrap=True
     )
 
 
@@ -95,14 +104,14 @@ def _panel(node: NodeModel) -> Panel:
         body.add_row(label, line)
     body.add_row("streams", _fills(node.fills))
     title = Text.assemble(
-        (f" {node.node} ", "bold"),
-        f" step {node.step:,}  {rate(node.steps_per_minute)}  policy {node.version:,}",
-        f" (sampling with {node.generating_version:,}) " if node.generating_version is not None else " ",
+        (f" {visible(node.node, NAME_CHARACTERS)} ", "bold"),
+        f" step {_number(node.step)}  {rate(node.steps_per_minute)}  policy {_number(node.version)}",
+        f" (sampling with {_number(node.generating_version)}) " if node.generating_version is not None else " ",
     )
     batch = (
         None
         if node.wanted_local is None
-        else f" a batch: {node.wanted_local} own + {_number(node.wanted_external)} others' groups "
+        else f" a batch: {_number(node.wanted_local)} own + {_number(node.wanted_external)} others' groups "
     )
     return Panel(
         body, title=title, title_align="left", subtitle=batch, subtitle_align="right", border_style=_health(node), padding=(0, 1)
@@ -119,7 +128,7 @@ def _held_out(held_out: HeldOut) -> Text:
     newest, base = held_out.newest, held_out.base
     if newest is None:
         return Text("not evaluated yet", style="dim")
-    text = Text.assemble((f"{newest.pass_rate:.3f}", "bold"), f" @{newest.policy_version:,} of {newest.n}")
+    text = Text.assemble((f"{newest.pass_rate:.3f}", "bold"), f" @{_number(newest.policy_version)} of {_number(newest.n)}")
     if base and base is not newest:
         gain = newest.pass_rate - base.pass_rate
         text.append(f"  base {base.pass_rate:.3f} ")
@@ -128,21 +137,22 @@ def _held_out(held_out: HeldOut) -> Text:
 
 
 def _rewards(node: NodeModel) -> Text:
-    staleness = "–" if node.staleness_mean is None else f"{node.staleness_mean:.1f} (max {node.staleness_max or 0:.0f})"
+    staleness = (
+        "–" if node.staleness_mean is None else f"{_ratio(node.staleness_mean, 1)} (max {_ratio(node.staleness_max or 0.0, 0)})"
+    )
     text = Text(f"local {_ratio(node.reward_local)}  external {_ratio(node.reward_external)}  stale {staleness}  ")
-    return text.append(f"scorer kills {node.scorer_kills}", style="yellow" if node.scorer_kills else "")
+    return text.append(f"scorer kills {_number(node.scorer_kills)}", style="yellow" if node.scorer_kills else "")
 
 
 def _own_groups(node: NodeModel) -> Text:
     pool = f"{_number(node.pool_local)}+{_number(node.pool_external)}"
-    return Text(
-        f"made {node.made:,}  to score {_number(node.to_score)}  shared {node.shared:,}  outbox {_number(node.outbox)}  pool {pool}"
-    )
+    made = f"made {_number(node.made)}  to score {_number(node.to_score)}  shared {_number(node.shared)}"
+    return Text(f"{made}  outbox {_number(node.outbox)}  pool {pool}")
 
 
 def _foreign_groups(node: NodeModel) -> Text:
-    text = Text(f"waiting {_number(node.intake)}  taken in {node.taken:,}  ")
-    refused = f"refused {node.refused:,}" + (f": {node.top_reason}" if node.top_reason else "")
+    text = Text(f"waiting {_number(node.intake)}  taken in {_number(node.taken)}  ")
+    refused = f"refused {_number(node.refused)}" + (f": {visible(node.top_reason, NAME_CHARACTERS)}" if node.top_reason else "")
     return text.append(refused, style="yellow" if node.refused else "")
 
 
@@ -183,7 +193,7 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
         what = "stopped" if first.state == "stopped" else "silent"
         return Text(f"{role} {what} for {age(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
-    return Text.assemble((f"{role}{count}", "green"), f" {first.state}, up {age(first.age_s)}")
+    return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {age(first.age_s)}")
 
 
 def _fills(fills: Sequence[Fill]) -> Text:
@@ -192,11 +202,11 @@ def _fills(fills: Sequence[Fill]) -> Text:
     text = Text()
     for fill in fills:
         if fill.name == "dead":
-            text.append(f"dead letters {fill.messages:,}  ", style="red" if fill.messages else "")
+            text.append(f"dead letters {_number(fill.messages)}  ", style="red" if fill.messages else "")
             continue
-        ratio = f"{fill.messages:,}" if fill.ratio is None else f"{fill.ratio:.0%}"
+        ratio = f"{_number(fill.messages)}" if fill.ratio is None else f"{fill.ratio:.0%}"
         nearly_full = fill.ratio is not None and fill.ratio >= FILL_WARNS and not fill.full_is_normal
-        text.append(f"{fill.name} {ratio}  ", style="red" if nearly_full else "")
+        text.append(f"{visible(fill.name, NAME_CHARACTERS)} {ratio}  ", style="red" if nearly_full else "")
     return text.append(_size(sum(fill.size_bytes for fill in fills)), style="dim")
 
 
@@ -205,7 +215,17 @@ def _swarm_line(model: TopModel) -> Text:
         return Text(" no swarm plane: these nodes train alone", style="dim")
     if not model.swarm_reachable:
         return Text(" the swarm plane cannot be reached; nodes train alone until it is back", style="bold yellow")
-    return Text(" shared streams  ", style="dim").append(_fills(model.swarm_fills))
+    return Text(" shared streams  ", style="dim").append(_fills(model.swarm_fills)).append(_omissions(model))
+
+
+def _omissions(model: TopModel) -> Text:
+    """What of the directory is not on the screen."""
+    text = Text()
+    if model.left_out:
+        text.append(f"  {model.left_out:,} more nodes: `swarm top NODE`", style="yellow")
+    if model.unreadable:
+        text.append(f"  {model.unreadable:,} unreadable entries", style="yellow")
+    return text
 
 
 def _table(nodes: Sequence[NodeModel], width: int) -> Table:
@@ -218,23 +238,38 @@ def _table(nodes: Sequence[NodeModel], width: int) -> Table:
     for node in nodes:
         newest = node.held_out.newest
         per_s = None if node.steps_per_minute is None else node.steps_per_minute / 60
-        cells = [node.node, f"{node.step:,}", _ratio(per_s, 2), f"{node.version:,}", _ratio(newest.pass_rate if newest else None)]
+        cells = [
+            visible(node.node, NAME_CHARACTERS),
+            f"{_number(node.step)}",
+            _ratio(per_s, 2),
+            f"{_number(node.version)}",
+            _ratio(newest.pass_rate if newest else None),
+        ]
         cells += [sparkline([e.pass_rate for e in node.held_out.history], 12 if wide else 8), _ratio(node.reward_local)]
-        cells += [f"{node.taken:,}", f"{node.refused:,}"]
+        cells += [f"{_number(node.taken)}", f"{_number(node.refused)}"]
         if wide:
-            cells += [_ratio(node.reward_external), _ratio(node.staleness_mean, 1), f"{node.made:,}", f"{node.shared:,}"]
-            cells += [f"{node.dead}", f"{node.scorer_kills}"]
+            cells += [
+                _ratio(node.reward_external),
+                _ratio(node.staleness_mean, 1),
+                f"{_number(node.made)}",
+                f"{_number(node.shared)}",
+            ]
+            cells += [_number(node.dead), _number(node.scorer_kills)]
         state = "ok" if not node.missing else "no " + ",".join(node.missing)
-        table.add_row(*cells, Text(state, style=_health(node)))
+        table.add_row(*(Text(each) for each in cells), Text(state, style=_health(node)))
     return table
 
 
 def _ratio(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" if abs(value) < HUGE else f"{value:.0e}"
 
 
 def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
+    if value is None:
+        return "–"
+    return f"{value:,}" if abs(value) < HUGE else f"{value:.0e}"
 
 
 def _size(size_bytes: int) -> str:

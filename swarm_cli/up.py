@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
+from shared.wire import DEFAULT_SWARM_ID
 from swarm_cli.base_model import ensure_toy_policy
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -42,6 +43,7 @@ def up(
     environment = run_environment(config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
+    os.environ.update(swarm_of_run(node_config, layout))
     ensure_toy_policy(node_config)
     check_ports(layout.ports)
     _announce(node_config, layout)
@@ -57,6 +59,16 @@ def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]
     if steps:
         environment["SWARM_TRAINER__MAX_STEPS"] = str(steps)
     return environment
+
+
+def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
+    """The variable that makes a run on a server of its own a swarm of its own: its folder still holds earlier runs' groups.
+
+    On somebody else's server, and where the configuration names a swarm, that stays.
+    """
+    if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
+        return {}
+    return {"SWARM_NATS__SWARM_ID": config.node.run}
 
 
 def _announce(config: NodeConfig, layout: Layout) -> None:

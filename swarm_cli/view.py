@@ -67,16 +67,31 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
     for entry in entries:
         try:
             if entry.key.startswith(STATUS_PREFIX):
-                statuses.append(decode(entry.value, ServiceStatus))
+                statuses.append(_own_status(node, entry))
             elif entry.key == subjects.TRAINER_KEY:
                 position = decode(entry.value, TrainerPosition)
             elif entry.key == subjects.POLICY_KEY:
                 policy = decode(entry.value, PolicyPointer)
             elif entry.key == subjects.EVAL_KEY:
-                evaluation = decode(entry.value, EvalReport)
+                evaluation = _own_report(node, entry)
         except MessageError:
             unreadable.append(entry.key)
     return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable))
+
+
+def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
+    """The status under a key. Each role may write its own keys alone, so a value that speaks for another is nobody's word."""
+    status = decode(entry.value, ServiceStatus)
+    if status.node != node or entry.key != subjects.status_key(status.role, status.replica):
+        raise MessageError("malformed", f"the status under {entry.key} is of {status.node}'s {status.role} {status.replica}")
+    return status
+
+
+def _own_report(node: str, entry: KvEntry) -> EvalReport:
+    report = decode(entry.value, EvalReport)
+    if report.node != node:
+        raise MessageError("malformed", f"the evaluation under {entry.key} is of {report.node}")
+    return report
 
 
 async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:

@@ -13,8 +13,9 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
+from shared.text import visible
 from shared.transport.base import NotConnected, Transport
-from swarm_cli.errors import CommandError
+from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.evaluations import newest_step, read_evaluations
 from swarm_cli.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.view import NodeView, gather
@@ -33,7 +34,14 @@ def watch(
 ) -> None:
     """Show how nodes get on, line by line; with a number of steps, end when all nodes have taken them."""
     node_config = load_config(config)
-    asyncio.run(Watch(node_config, nodes or [node_config.node.id], steps or node_config.trainer.max_steps, every_s).run())
+    asyncio.run(
+        Watch(
+            node_config,
+            [checked_node(name) for name in nodes or [node_config.node.id]],
+            steps or node_config.trainer.max_steps,
+            every_s,
+        ).run()
+    )
 
 
 class Watch:
@@ -115,4 +123,4 @@ class Watch:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(visible(line), flush=True)

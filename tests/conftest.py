@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests.nats_server import NatsServer
+from tests.scorer_processes import scorers_of_this_process
 
 ASYNC_TEST_TIMEOUT_S = 120.0
 
@@ -25,16 +26,28 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in an event loop of their own, with a deadline."""
+    """Run `async def` tests in an event loop of their own, with a deadline: that of `@pytest.mark.deadline(seconds)`, if any."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
+    marker = pyfuncitem.get_closest_marker("deadline")
+    timeout_s = ASYNC_TEST_TIMEOUT_S if marker is None else float(marker.args[0])
+
     async def run() -> None:
-        await asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TEST_TIMEOUT_S)
+        await asyncio.wait_for(pyfuncitem.obj(**arguments), timeout_s)
 
     asyncio.run(run())
     return True
+
+
+@pytest.fixture(autouse=True)
+def no_scorer_outlives_its_test() -> Iterator[None]:
+    """A scorer process that a test leaves behind is that test's failure, not of whoever counts processes later."""
+    before = scorers_of_this_process()
+    yield
+    left = scorers_of_this_process() - before
+    assert not left, f"scorer processes were left: {sorted(left)}"
 
 
 @pytest.fixture(scope="session")

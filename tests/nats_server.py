@@ -33,10 +33,11 @@ class NatsServer:
     """One server process. `config` is added to the file; `jetstream` replaces the settings inside its JetStream block."""
 
     def __init__(self, folder: Path, *, config: str = "", jetstream: str = "sync_interval: 1m", port: int | None = None) -> None:
-        self.folder = folder
+        self.folder = folder = folder.absolute()
         self.port = port or free_port()
         self.log_file = folder / "nats.log"
         self._config_file = folder / "nats.conf"
+        self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.configure(config, jetstream)
@@ -58,9 +59,12 @@ class NatsServer:
 
     def start(self) -> NatsServer:
         """Start (again), on the same port and store. Returns when it takes connections."""
-        command = [find_binary(), "-c", str(self._config_file), "-p", str(self.port), "-sd", str(self.folder / "store")]
+        command = [find_binary(), "-c", str(self._config_file), "-p", str(self.port)]
+        if "store_dir" not in self._config_file.read_text():  # said twice, the server does not start
+            command += ["-sd", str(self.folder / "store")]
+        environment = os.environ | self.environment
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=self.folder)
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:

@@ -67,13 +67,16 @@ def swarm(*arguments: str, environment: dict[str, str] | None = None) -> str:
 class SecuredServer(NatsServer):
     """A server that carries planes as `swarm nats config --plane` says. Key files lie in `folder/keys`."""
 
-    def __init__(self, folder: Path, nodes: Sequence[str], *, plane: str = "both", keys: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: Sequence[str], *, plane: str = "both", keys: Path | None = None, more: Sequence[str] = ()
+    ) -> None:
+        """`more`: further arguments of `swarm nats config`."""
         self.nodes = list(nodes)
         self.keys = keys or folder / "keys"
         self.ca_file, cert, key = make_certificates(folder / "tls")
         swarm("nats", "keys", *nodes, "operator", "--folder", str(self.keys))
         where = ("--folder", str(self.keys), "--tls-cert", str(cert), "--tls-key", str(key), "--sync-interval", "1m")
-        self._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", plane, *where)
+        self._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", plane, *where, *more)
         super().__init__(folder, port=free_port())
 
     def configure(self, config: str = "", jetstream: str = "") -> None:

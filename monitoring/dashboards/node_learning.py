@@ -41,9 +41,12 @@ LEARNING = Row(
         ),
         _gauge(
             "Gradient norm",
-            "Of the last step, before clipping (trainer.grad_clip). Spikes that last: lower the learning rate.",
+            "Of the last step, before clipping (trainer.grad_clip). Spikes that last: lower the learning rate. The local and the "
+            "foreign part are before foreign groups are held to their bound.",
             "short",
             ("swarm_trainer_grad_norm", "norm"),
+            ("swarm_trainer_grad_norm_local", "local groups"),
+            ("swarm_trainer_grad_norm_foreign", "foreign groups"),
             minimum=0,
         ),
         _gauge(

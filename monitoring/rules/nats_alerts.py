@@ -35,6 +35,27 @@ RULES: tuple[Alert, ...] = (
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
+        name="NatsUnexpectedRequest",
+        expr='sum by (job, instance) (increase(swarm_nats_api_requests_total{by="unexpected"}[1h])) > 0',
+        hold="",
+        severity=Severity.CRITICAL,
+        summary="JetStream took requests that no role and no operator may make (seen by {{ $labels.instance }})",
+        description='About {{ $value | printf "%.0f" }} requests of JetStream\'s API in an hour came neither from an operator nor '
+        "from a role within its permissions: somebody has found a way to administer streams. The watch's log names the account, "
+        "the request and who made it.",
+        dashboard=NATS_DASHBOARD,
+    ),
+    Alert(
+        name="NatsWatchDeaf",
+        expr="swarm_nats_watch_listening == 0",
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.instance }} does not hear who asks JetStream for what",
+        description="`swarm nats watch` at {{ $labels.instance }} runs and is not connected to the server, or may not listen. "
+        "Requests that nobody should make go unseen.",
+        dashboard=NATS_DASHBOARD,
+    ),
+    Alert(
         name="NatsStreamNearlyFull",
         expr="""
         max by (job, account, stream_name) (

@@ -126,6 +126,22 @@ RULES: tuple[Alert, ...] = (
         dashboard=SWARM_DASHBOARD,
     ),
     Alert(
+        name="SwarmForeignGradientDominates",
+        expr="""
+        (
+          sum by (job, node) (rate(swarm_trainer_bounded_groups_total[30m]))
+          / (sum by (job, node) (rate(swarm_trainer_steps_total[30m])) > 0)
+        ) > 0.2
+        """,
+        hold="15m",
+        severity=Severity.WARNING,
+        summary="{{ $labels.node }} holds back {{ $value | humanize }} foreign groups a step",
+        description="Foreign groups whose gradient is out of all proportion keep coming to {{ $labels.node }}, "
+        "{{ $value | humanize }} in each step. They "
+        "are scaled down; somebody may be trying to steer the policy.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
         name="SwarmStepsChangeNothing",
         expr="""
         sum by (job, node) (rate(swarm_trainer_unchanged_steps_total[30m]))

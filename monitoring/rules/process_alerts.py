@@ -29,7 +29,7 @@ RULES: tuple[Alert, ...] = (
     ),
     Alert(
         name="TargetDown",
-        expr='up{job=~"swarm|nats"} == 0',
+        expr='up{job=~"swarm|nats|nats-watch"} == 0',
         hold="10m",
         severity=Severity.WARNING,
         summary="{{ $labels.job }} target {{ $labels.instance }} does not answer",

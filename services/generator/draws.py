@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Callable
 
@@ -27,6 +28,11 @@ class DrawLedger:
     async def release_own(self) -> None:
         """Give back what a former life of this replica had taken."""
         await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
+
+    async def secret(self) -> bytes:
+        """What keys this node's draws: 16 random bytes, made once for all replicas and kept with the ledger."""
+        fresh = secrets.token_bytes(16)
+        return (await self._change(lambda ledger: rules.with_secret(ledger, fresh))).secret
 
     async def claim(
         self, max_count: int, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int
@@ -66,14 +72,14 @@ class DrawLedger:
         """Mark a range as stored."""
         await self._change(lambda ledger: rules.finish(ledger, first=first))
 
-    async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> None:
+    async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> TaskLedger:
         deadline = time.monotonic() + timeout_s
         while True:
             entry = await self._transport.kv_get(self._bucket, LEDGER_KEY)
             ledger = TaskLedger() if entry is None else decode(entry.value, TaskLedger)
             changed = step(ledger)
             if changed is None or changed == ledger:
-                return
+                return ledger
             try:
                 revision = 0 if entry is None else entry.revision
                 await self._transport.kv_update(self._bucket, LEDGER_KEY, encode(changed), last_revision=revision)
@@ -82,4 +88,4 @@ class DrawLedger:
                     raise NotConnected(f"ledger of task draws: lost every compare-and-set for {timeout_s:.0f} s") from None
                 await asyncio.sleep(random.uniform(0.0, 0.02))
             else:
-                return
+                return changed

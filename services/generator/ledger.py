@@ -17,6 +17,8 @@ wait for batch 2, which trains on version 1: staleness 1. After version 1 is pub
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from shared.messages import DrawLease, SamplerPosition, TaskLedger
 
 
@@ -50,18 +52,18 @@ def claim(
         if lease.expires_at <= now_s:
             taken = DrawLease(first=lease.first, count=lease.count, replica=replica, expires_at=now_s + lease_s)
             leases = [*ledger.leases[:position], taken, *ledger.leases[position + 1 :]]
-            return TaskLedger(next_draw=ledger.next_draw, leases=leases), taken
+            return replace(ledger, leases=leases), taken
     count = min(max_count, allowed)
     if count <= 0:
         return None
     taken = DrawLease(first=ledger.next_draw, count=count, replica=replica, expires_at=now_s + lease_s)
-    return TaskLedger(next_draw=ledger.next_draw + count, leases=[*ledger.leases, taken]), taken
+    return replace(ledger, next_draw=ledger.next_draw + count, leases=[*ledger.leases, taken]), taken
 
 
 def release_own(ledger: TaskLedger, *, replica: str, now_s: float) -> TaskLedger:
     """At start: the leases a former life of this replica left behind run out at once."""
-    return TaskLedger(
-        next_draw=ledger.next_draw,
+    return replace(
+        ledger,
         leases=[
             DrawLease(first=e.first, count=e.count, replica=e.replica, expires_at=now_s) if e.replica == replica else e
             for e in ledger.leases
@@ -71,8 +73,8 @@ def release_own(ledger: TaskLedger, *, replica: str, now_s: float) -> TaskLedger
 
 def renew(ledger: TaskLedger, *, replica: str, first: int, now_s: float, lease_s: float) -> TaskLedger:
     """Move the end of a running lease; unchanged if another replica has it by now."""
-    return TaskLedger(
-        next_draw=ledger.next_draw,
+    return replace(
+        ledger,
         leases=[
             DrawLease(first=e.first, count=e.count, replica=e.replica, expires_at=now_s + lease_s)
             if (e.replica, e.first) == (replica, first)
@@ -84,4 +86,9 @@ def renew(ledger: TaskLedger, *, replica: str, first: int, now_s: float, lease_s
 
 def finish(ledger: TaskLedger, *, first: int) -> TaskLedger:
     """All groups of the range that starts at `first` are stored. Safe to call twice."""
-    return TaskLedger(next_draw=ledger.next_draw, leases=[e for e in ledger.leases if e.first != first])
+    return replace(ledger, leases=[e for e in ledger.leases if e.first != first])
+
+
+def with_secret(ledger: TaskLedger, fresh: bytes) -> TaskLedger:
+    """The ledger with `fresh` as its secret, unless it has one already."""
+    return ledger if ledger.secret else replace(ledger, secret=fresh)

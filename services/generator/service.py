@@ -58,6 +58,7 @@ class GeneratorService:
         self._engine: Engine = create_engine(
             generator.engine,
             config.model.path,
+            revision=config.model.revision,
             dtype=config.model.dtype,
             device=config.model.device,
             max_model_len=max_length,
@@ -88,6 +89,8 @@ class GeneratorService:
         config = self._config
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
+        if config.node.seed == 0:
+            self._prompter.key_draws(await self._draws.secret())
         self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.name != "openai"
         evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)

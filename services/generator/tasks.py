@@ -27,7 +27,8 @@ class Prompter:
     """Turns draws into prompted tasks, never a held-out one, never one that leaves no room for an answer."""
 
     def __init__(self, config: NodeConfig, tokenizer: Any, max_length: int, held_out: HeldOut) -> None:
-        self._source = TaskSource(config.tasks, node=config.node.id, seed=config.node.seed)
+        self._config = config
+        self.key_draws(b"")
         self._tokenizer = tokenizer
         self._system_prompt = config.model.system_prompt
         self._longest_prompt = max_length - config.generator.max_new_tokens
@@ -38,8 +39,13 @@ class Prompter:
                 f"{max_length} tokens: lower generator.max_new_tokens"
             )
 
+    def key_draws(self, secret: bytes) -> None:
+        """Draw under a secret from now on; under b"" by the node's id and seed alone, which anybody can do after it."""
+        self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
+
     def for_draw(self, draw: int) -> PromptedTask:
-        """The task of a draw: the first of its candidates that is not held out and fits. The same draw always gives the same task.
+        """The task of a draw: the first of its candidates that is not held out and fits. The same draw under
+        the same secret always gives the same task.
 
         Raises:
             FatalError: none of many candidates fits the model.

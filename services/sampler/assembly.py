@@ -9,6 +9,8 @@ A batch waits for three things in turn: the trainer to come near, I local groups
 * **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy decides. `wait` waits on; `short` goes
   on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
   those: the generator is paced by I, so they may never come. No policy makes an empty batch.
+* **Newcomers**: senders that have not earned a whole share yet have a part of the external groups together, or what the
+  established ones leave (`newcomers`).
 * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of within
   `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for the
   slowest of the others: the batch has fewer external groups, and local ones instead where the policy is `fill_local`.
@@ -32,6 +34,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from services.sampler.knowledge import Knowledge
+from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry
 from services.sampler.steering import InForce
 from services.sampler.strategies import Strategy, available, candidates, local_order, node_cap
@@ -66,6 +69,7 @@ class Rules:
     node_seed: int
     node_id: str
     max_share_per_node: float = 1.0
+    newcomer_share: float = 1.0
     max_staleness: int = 1
     oversample: float = 1.0
 
@@ -197,10 +201,11 @@ class Assembly:
         if not wanted:
             return [], None
         if strategy.prefers is None:
-            return strategy.draw(fresh, wanted, cap, rng, knowledge), None
+            return draw_with_newcomers(strategy, fresh, wanted, cap, self.rules.newcomer_share, rng, knowledge), None
         drawn = candidates(len(fresh), wanted, self.rules.oversample)
         # A cap in the same proportion leaves among the candidates as many as the trainer may keep.
-        chosen = strategy.draw(fresh, drawn, cap * drawn // wanted, rng, knowledge)
+        wider = cap * drawn // wanted
+        chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.rules.newcomer_share, rng, knowledge)
         return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap)
 
     def _short_for(self, short: bool, now: float) -> float:

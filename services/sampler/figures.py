@@ -18,8 +18,8 @@ _LAG_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _AGE_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
 _ORIGINS: tuple[Origin, ...] = ("local", "external")
 _DROPS: dict[Origin, tuple[DropReason, ...]] = {
-    "local": ("failed", "stale", "duplicate", "overflow", "lost", "unreadable"),
-    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost"),
+    "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
+    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large"),
 }
 """What can happen to whom. What cannot be decoded, and what is gone from the stream unread, is counted as local."""
 

@@ -33,7 +33,7 @@ MAX_POSITIONS = 100_000
 
 _UNMOVED = SteeringState()
 
-DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "unreadable"]
+DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "too_large", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +110,12 @@ class SamplerMemory:
         """
         return {node: at for node, (seq, at) in self._heard.items() if seq > self.cursor - DUPLICATE_POSITIONS}
 
-    def lose(self, seq: int) -> None:
-        """The stream no longer holds the payload of this entry."""
+    def lose(self, seq: int, reason: DropReason = "lost") -> None:
+        """This entry can be in no batch: the stream no longer holds its payload, or it is too large for the log."""
         for pool in (self.local, self.external):
             entry = pool.remove(seq)
             if entry is not None:
-                self._drop(entry.origin, "lost")
+                self._drop(entry.origin, reason)
 
     def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
         """Remove a batch's groups and those that grew too old; returns the state that travels in this batch.
@@ -174,8 +174,9 @@ class SamplerMemory:
 
     def _hear(self, seq: int, scored: ScoredGroup) -> None:
         if scored.failure is None and scored.rewards and self._keeps(pool_entry(seq, scored)):
-            self._heard[scored.group.node] = (seq, scored.scored_at)
-            self._heard.move_to_end(scored.group.node)
+            sender = scored.share or scored.group.node
+            self._heard[sender] = (seq, scored.scored_at)
+            self._heard.move_to_end(sender)
             while next(iter(self._heard.values()))[0] <= seq - DUPLICATE_POSITIONS:
                 self._heard.popitem(last=False)
 

@@ -26,6 +26,7 @@ class PoolEntry:
     group_id: str
     origin: Origin
     node: str
+    """Whose share of a batch it takes: its author's key, all known copiers', or its node's name where that is all known."""
     dataset: str
     source: str
     """Which source of tasks it is of, see `task_source`."""
@@ -41,6 +42,8 @@ class PoolEntry:
     """Standard deviation of its rewards (the population's)."""
     completions: int
     token_count: int
+    established: bool = True
+    """Whether that sender had earned a whole share when the group was taken in."""
 
     def age_s(self, now: float) -> float:
         """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its author says."""
@@ -58,7 +61,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         seq=seq,
         group_id=scored.group_id,
         origin=scored.origin,
-        node=group.node,
+        node=scored.share or group.node,
         dataset=group.task.ref.dataset,
         source=task_source(group.task.ref),
         draw=group.draw,
@@ -70,6 +73,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         reward_std=_deviation(rewards),
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
+        established=scored.established,
     )
 
 

@@ -15,14 +15,25 @@ from services.sampler.assembly import Assembly, BatchPlan, Wait, WaitFor
 from services.sampler.bandit import Evaluation
 from services.sampler.composition import compose, taken_of
 from services.sampler.figures import Figures
+from services.sampler.fitting import fitted
 from services.sampler.knowledge import knowledge_of
 from services.sampler.logs import BatchLog, ScoredLog
 from services.sampler.memory import SamplerMemory, state_for_new_stream
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from shared.config import NodeConfig
-from shared.messages import EvalReport, MessageError, SamplerPosition, SamplerState, TrainerPosition, decode, encode
-from shared.rollout_id import batch_fields
+from shared.messages import (
+    Batch,
+    EvalReport,
+    MessageError,
+    SamplerPosition,
+    SamplerState,
+    ScoredGroup,
+    TrainerPosition,
+    decode,
+    encode,
+)
+from shared.rollout_id import batch_fields, rollout_id_of
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.sampler_state import SteeringState
 from shared.subjects import EVAL_KEY, SAMPLER_KEY, TRAINER_KEY, node_bucket
@@ -43,6 +54,10 @@ _REMEDIES = {
     WaitFor.TRAINER: "is the trainer alive? see `swarm status`",
     WaitFor.NOTHING: "",
 }
+
+
+class _BatchTooLarge(Exception):
+    """The log did not take a batch; the next attempt knows how much it takes."""
 
 
 @dataclass
@@ -72,6 +87,8 @@ class SamplerService:
         self._position: TrainerPosition | None = None
         self._evaluation: Evaluation | None = None
         self._news = asyncio.Event()
+        self._room_bytes: int | None = None
+        """What the log takes of groups in one batch; None until it refused one."""
 
     async def run(self, context: ServiceContext) -> None:
         """Build batches until `context.stopping` is set."""
@@ -112,6 +129,8 @@ class SamplerService:
                 self._context.mark_ready()
                 failures = 0
                 await self._build_batches(loaded)
+            except _BatchTooLarge:
+                continue
             except Conflict as error:
                 self._context.log.warning("log_end_moved", reason=str(error), consequence="reading the newest batch again")
                 await asyncio.sleep(IDLE_S)
@@ -211,15 +230,18 @@ class SamplerService:
             for gone in payloads.keys() - present.keys():
                 loaded.memory.lose(gone)
             return False
+        smaller = self._fitting(plan, present, loaded)
+        if smaller is None:
+            return False
+        plan = smaller
         now = self._clock()
         state = loaded.memory.take((*plan.local, *plan.external), plan.aged, self._steered(plan, loaded, now))
         batch = compose(plan, present, state, now)
         try:
             seq = await self._batches.append(batch, loaded.after_seq)
         except TooLarge as error:
-            raise FatalError(
-                f"batch {plan.number} does not fit into {self._batches.stream}: {error}: lower sampler.local and sampler.external"
-            ) from None
+            self._make_room(batch, error)
+            raise _BatchTooLarge from None
         except StreamFull as error:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
@@ -238,6 +260,40 @@ class SamplerService:
             seconds=round(time.monotonic() - started, 4),
         )
         return True
+
+    def _fitting(self, plan: BatchPlan, present: dict[int, ScoredGroup], loaded: _Loaded) -> BatchPlan | None:
+        """The plan as the log takes it; None when a group that fits into no batch was given up, so that it is planned anew."""
+        if self._room_bytes is None:
+            return plan
+        sizes = {seq: len(encode(scored)) for seq, scored in present.items()}
+        fits = fitted(plan, sizes, self._room_bytes)
+        for entry in fits.too_large:
+            loaded.memory.lose(entry.seq, "too_large")
+            self._context.log.error(
+                "group_too_large",
+                rollout_id=rollout_id_of(entry.group_id),
+                node=entry.node,
+                size_bytes=sizes[entry.seq],
+                room_bytes=self._room_bytes,
+                consequence="dropped",
+                remedy=f"raise max_msg_size of {self._batches.stream}, or lower generator.completions and generator.max_new_tokens",
+            )
+        return None if fits.too_large else fits.plan
+
+    def _make_room(self, batch: Batch, error: TooLarge) -> None:
+        """Note what the log takes: its limit less what a batch has besides groups, or half of what it refused."""
+        size_bytes, groups_bytes = len(encode(batch)), sum(len(encode(item.scored)) for item in batch.items)
+        limit_bytes = size_bytes // 2 if error.limit_bytes is None else error.limit_bytes
+        self._room_bytes = max(1, min(limit_bytes - (size_bytes - groups_bytes), groups_bytes - 1))
+        self._context.log.warning(
+            "batch_too_large",
+            batch=batch.number,
+            size_bytes=size_bytes,
+            reason=str(error),
+            consequence=f"batches of at most {self._room_bytes} bytes of groups; the largest wait",
+            remedy=f"raise max_msg_size of {self._batches.stream} and start the sampler again, or lower sampler.local and "
+            "sampler.external",
+        )
 
     def _steered(self, plan: BatchPlan, loaded: _Loaded, now: float) -> SteeringState:
         """What the next batch will be made of, decided with this one."""

@@ -24,6 +24,7 @@ def rules_of(config: NodeConfig) -> Rules:
         node_seed=config.node.seed,
         node_id=config.node.id,
         max_share_per_node=sampler.max_share_per_node,
+        newcomer_share=sampler.newcomer_share,
         max_staleness=sampler.max_staleness,
         oversample=sampler.oversample,
     )

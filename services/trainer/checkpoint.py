@@ -55,6 +55,8 @@ class TrainedModel:
     lora_alpha: float
     lora_dropout: float
     lora_target_modules: str | list[str]
+    model_revision: str = ""
+    """Commit of a hub name, `model.revision`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False) -> Path:
         raise FileExistsError(f"{out_dir} is not empty: choose another folder for the export")
     checkpoint = _chosen_checkpoint(source, best)
     model = _policy_of(checkpoint)
-    tokenizer = load_tokenizer(ModelSection(path=checkpoint.model.model_path))
+    tokenizer = load_tokenizer(_base(checkpoint.model))
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
@@ -73,9 +73,13 @@ def _chosen_checkpoint(source: Path, best: bool) -> Checkpoint:
     return checkpoint
 
 
+def _base(model: TrainedModel) -> ModelSection:
+    return ModelSection(path=model.model_path, revision=model.model_revision)
+
+
 def _policy_of(checkpoint: Checkpoint) -> Any:
     trained = checkpoint.model
-    base = ModelSection(path=trained.model_path)
+    base = _base(trained)
     dtype, cpu = DTYPES[trained.dtype], torch.device("cpu")
     model: Any = load_causal_lm(base, dtype=dtype, device=cpu)
     if trained.lora_rank:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.trainer.budget import GROUP_BUDGET, SENDER_BUDGET
 from services.trainer.gpu_memory import GpuMemory
 from services.trainer.records import PhaseSeconds, StepRecord
 from shared.messages import PolicyPointer
@@ -15,7 +16,10 @@ from shared.runtime import ServiceContext
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 
 _PHASES = tuple(PhaseSeconds.__dataclass_fields__)
-_SKIPPED = ("unscored", "empty", "too_long", "malformed_tokens", "unknown_token", "absurd")
+_SKIPPED = (
+    *("unscored", "empty", "too_long", "malformed_tokens", "unknown_token", "control_text", "absurd"),
+    *(GROUP_BUDGET, SENDER_BUDGET),
+)
 _WRITES = ("metrics", "policy", "position", "checkpoint")
 _WINDOW_STEPS = 50
 
@@ -55,6 +59,14 @@ class TrainerGauges:
         self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest published policy. {published}")
         self.loss = last("swarm_trainer_loss", "Loss")
         self.grad_norm = last("swarm_trainer_grad_norm", "Gradient norm before clipping")
+        self.grad_norm_local = last("swarm_trainer_grad_norm_local", "Norm of what local groups gave to the gradient")
+        self.grad_norm_foreign = last(
+            "swarm_trainer_grad_norm_foreign", "Norm of what foreign groups gave to the gradient before any bound"
+        )
+        self.bounded = counter(
+            "swarm_trainer_bounded_groups_total",
+            "Foreign groups held to the bound of a group's gradient (trainer.foreign_norm_factor).",
+        )
         self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy per token")
         self.clip_fraction = last("swarm_trainer_clip_ratio", "Share of clipped tokens")
         self.importance_ratio = last("swarm_trainer_importance_ratio", "Mean policy to proximal policy ratio over the tokens")
@@ -123,6 +135,9 @@ class TrainerGauges:
         self.last_step.set(time.time())
         self.loss.set(record.loss)
         self.grad_norm.set(record.grad_norm)
+        self.grad_norm_local.set(record.grad_norm_local)
+        self.grad_norm_foreign.set(record.grad_norm_foreign)
+        self.bounded.inc(record.groups_bounded)
         self.entropy.set(record.entropy)
         self.clip_fraction.set(record.clip_fraction)
         self.importance_ratio.set(record.importance_ratio)

@@ -6,6 +6,8 @@ for staleness and for the inference engine's own numerics. It is a constant, nev
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +56,27 @@ class ImportanceWeights:
     known: Tensor
     behaviour_kl: Tensor
     truncated: Tensor
+
+
+def kept_tokens(
+    config: ImportanceConfig, behaviour_logprobs: Sequence[float] | None, tokens: int, proximal_logprobs: Tensor | None = None
+) -> int:
+    """Of a completion of `tokens` tokens, how many `importance_weights` keeps.
+
+    behaviour_logprobs: one per token, None: unknown. proximal_logprobs: (tokens,); without them the sequence mask is not applied.
+    """
+    if behaviour_logprobs is None:
+        return tokens
+    if config.sequence_bounds is None or proximal_logprobs is None:
+        return sum(map(math.isfinite, behaviour_logprobs))
+    correction = importance_weights(
+        config,
+        proximal_logprobs=proximal_logprobs.unsqueeze(0),
+        behaviour_logprobs=torch.tensor([list(behaviour_logprobs)], dtype=proximal_logprobs.dtype),
+        has_behaviour=torch.ones(1, dtype=torch.bool),
+        mask=torch.ones(1, tokens, dtype=torch.bool),
+    )
+    return int(correction.keep.sum())
 
 
 def importance_weights(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from services.trainer.advantages import AdvantageConfig
+from services.trainer.bounded_step import BoundedGradient, bounded_gradients
 from services.trainer.importance import ImportanceConfig
+from services.trainer.influence import InfluenceRules
 from services.trainer.intake import Intake, IntakeRules, take_in
 from services.trainer.objectives import ObjectiveConfig
 from services.trainer.own_policy import OwnPolicyRules, drop_absurd
@@ -26,11 +29,11 @@ from services.trainer.preference import Preferred, prefer
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
 from services.trainer.shared_prompt import supports_shared_prompt
-from services.trainer.update import BatchLogprobs, UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.messages import Batch
-from shared.model.loading import end_token_id, model_max_length, vocabulary_size
+from shared.model.loading import end_token_id, end_token_ids, model_max_length, vocabulary_size
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.model.weights import load_trainable, policy_tensors, trainable_tensors
 
@@ -46,13 +49,18 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """One optimiser update: the gradient's statistics, its norm, whether the weights moved, and its seconds."""
+    """One optimiser update: the gradient, its norm, whether the weights moved, and its seconds."""
 
-    stats: UpdateStats
+    gradient: BoundedGradient
     grad_norm: float
     moved: bool
     forward_backward_s: float
     optimiser_s: float
+
+    @property
+    def stats(self) -> UpdateStats:
+        """The gradient's statistics."""
+        return self.gradient.stats
 
 
 class Learner:
@@ -76,16 +84,14 @@ class Learner:
         self._device, self.dtype = policy.device, policy.dtype
         self.model: Any = policy.model
         self.tokenizer = policy.tokenizer
-        self.rules = IntakeRules(
-            tokenizer=policy.tokenizer,
-            tokenizer_hash=tokenizer_hash(policy.tokenizer),
+        self.rules = intake_rules(
+            config,
+            policy.tokenizer,
             end_token_id=end_token_id(policy.model, policy.tokenizer),
+            end_token_ids=end_token_ids(policy.model, policy.tokenizer),
             vocabulary_size=vocabulary_size(policy.model),
-            max_length=model_max_length(config.model),
-            system_prompt=config.model.system_prompt,
-            external_weight=trainer.external_weight,
-            advantages=advantage_config(config),
         )
+        self._influence = influence_rules(config)
         self.update_config = UpdateConfig(
             objective=objective_config(config),
             importance=ImportanceConfig(
@@ -98,7 +104,7 @@ class Learner:
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,
         )
-        self._own_policy = OwnPolicyRules(fraction=trainer.policy_check_fraction, min_logprob=trainer.min_foreign_logprob)
+        self._own_policy = OwnPolicyRules.of(trainer)
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
@@ -147,7 +153,8 @@ class Learner:
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
-        if self._config.updates_per_batch > 1:
+        # The sequence mask is known from these alone, and what it drops must not count in the divisor.
+        if self._config.updates_per_batch > 1 or config.importance.sequence_bounds is not None:
             proximal = batch_logprobs(self.model, groups, config, self._parallel)
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
@@ -164,19 +171,25 @@ class Learner:
     def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
-        stats = accumulate_gradients(
-            self.model, intake.groups, self.update_config, proximal=proximal, reference=reference, parallel=self._parallel
+        gradient = bounded_gradients(
+            self.model,
+            intake.groups,
+            self.update_config,
+            self._influence,
+            proximal=proximal,
+            reference=reference,
+            parallel=self._parallel,
         )
         computed = time.perf_counter()
         grad_norm, moved = 0.0, False
-        if stats.groups:
+        if any(parameter.grad is not None for parameter in self._parameters):
             limit = self._config.grad_clip or math.inf
             grad_norm = self._parallel.number(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
             moved = math.isfinite(grad_norm)
         if moved:
             self._optimizer.step()
         ended = time.perf_counter()
-        return _Update(stats, grad_norm, moved, before_s + computed - started, ended - computed)
+        return _Update(gradient, grad_norm, moved, before_s + computed - started, ended - computed)
 
     def _set_learning_rate(self, step: int) -> float:
         trainer = self._config
@@ -236,6 +249,34 @@ def advantage_config(config: NodeConfig) -> AdvantageConfig:
     return AdvantageConfig(kind=kind, scale=config.trainer.advantage_scale)  # type: ignore[arg-type]
 
 
+def intake_rules(
+    config: NodeConfig, tokenizer: Any, *, end_token_id: int | None, end_token_ids: tuple[int, ...] = (), vocabulary_size: int
+) -> IntakeRules:
+    """What a node's configuration and model take in."""
+    trainer, generator = config.trainer, config.generator
+    return IntakeRules(
+        tokenizer=tokenizer,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        end_token_id=end_token_id,
+        end_token_ids=end_token_ids,
+        vocabulary_size=vocabulary_size,
+        max_length=model_max_length(config.model),
+        system_prompt=config.model.system_prompt,
+        max_foreign_tokens=config.max_foreign_tokens,
+        external_weight=trainer.external_weight,
+        advantages=advantage_config(config),
+        max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
+        usual_tokens=generator.completions * generator.max_new_tokens,
+        foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
+        foreign_share_factor=trainer.foreign_share_factor or math.inf,
+    )
+
+
+def influence_rules(config: NodeConfig) -> InfluenceRules:
+    """What a node's configuration lets foreign groups add to a gradient."""
+    return InfluenceRules(proportion=config.trainer.foreign_norm_proportion, factor=config.trainer.foreign_norm_factor or math.inf)
+
+
 def _record(
     preferred: Preferred, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
 ) -> StepRecord:
@@ -246,6 +287,8 @@ def _record(
 
     staleness = [item.staleness for item in batch.items if item.scored.origin == "local" and item.staleness is not None]
     taken = max(1, intake.local + intake.external)
+    most_scaled = max((update.gradient.scales for update in updates), key=len)
+    bounded = Counter(intake.authors[number][0] for number in most_scaled)
     return StepRecord(
         step=batch.number,
         policy_version=batch.number,
@@ -274,6 +317,11 @@ def _record(
         skipped=dict(sorted(intake.skipped.items())),
         answers_absurd=sum(absurd.values()),
         absurd_of=dict(sorted(absurd.items())),
+        over_budget_of=dict(sorted(intake.over_budget_of.items())),
+        grad_norm_local=_mean([norm for update in updates if (norm := update.gradient.local_norm) is not None]),
+        grad_norm_foreign=_mean([norm for update in updates if (norm := update.gradient.foreign_norm) is not None]),
+        groups_bounded=sum(bounded.values()),
+        bounded_of=dict(sorted(bounded.items())),
         groups_left_out=preferred.left_out,
         logprob_external=preferred.logprob,
         logprob_left_out=preferred.logprob_left_out,

@@ -1,13 +1,15 @@
 """What the own policy thinks of other nodes' answers: text that it finds absurd is not trained on.
 
 A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer in poisoned reasoning; the mean
-log-probability under the own policy tells such text from what the policy might have said (arXiv 2511.09780). It also tells what is
-merely new to the policy, which is why the check is off by default and its floor low.
+log-probability under this node's policy tells such text from what the policy might have said (arXiv 2511.09780). How likely a
+policy finds its own words differs from model to model; how much less likely it finds its peers' hardly does. So the bound is
+relative to the mean of the same batch's local answers, and needs neither choosing for a model nor memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +20,28 @@ from services.trainer.intake import Intake
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.rows import TokenGroup
 from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
+from shared.config.sections import TrainerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPolicyRules:
-    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per token, in nats."""
+    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per token, in nats.
+
+    slack: how many nats a token below the mean of the batch's local answers a foreign one may be; None: only `min_logprob` counts.
+    """
 
     fraction: float
     min_logprob: float
+    slack: float | None = None
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> OwnPolicyRules:
+        """The rules of a node's configuration."""
+        return cls(
+            fraction=trainer.policy_check_fraction,
+            min_logprob=trainer.min_foreign_logprob,
+            slack=trainer.foreign_logprob_slack,
+        )
 
 
 def drop_absurd(
@@ -53,15 +69,38 @@ def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules,
     ]
 
 
+def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
+    """The least mean logprob per token of a foreign answer, given those of the batch's local answers when they were sampled.
+
+    Without local answers there is nothing to compare with, and `min_logprob` stands alone.
+    """
+    known = [mean for mean in local_means if math.isfinite(mean)]
+    if rules.slack is None or not known:
+        return rules.min_logprob
+    return max(rules.min_logprob, math.fsum(known) / len(known) - rules.slack)
+
+
+def local_means(groups: Sequence[TokenGroup]) -> list[float]:
+    """Mean logprob per token of every local answer whose logprobs are known, as the policy that sampled it found it."""
+    return [
+        math.fsum(logprobs) / len(logprobs)
+        for group in groups
+        if group.is_local
+        for logprobs in group.behaviour_logprobs
+        if logprobs
+    ]
+
+
 def without_absurd(
     intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: OwnPolicyRules
 ) -> tuple[Intake, Counter[str]]:
     """What `drop_absurd` returns, given the own policy's `logprobs` of the groups at `looked_at`."""
     dropped: Counter[str] = Counter()
+    least = least_logprob(local_means(intake.groups), rules)
     groups: list[TokenGroup | None] = list(intake.groups)
     for index, of_group in zip(looked_at, logprobs, strict=True):
         # A mean that is no number is no reason to train on what it stands for.
-        kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= rules.min_logprob]
+        kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
         if len(kept) < len(of_group):
             dropped[intake.authors[index][0]] += len(of_group) - len(kept)
             groups[index] = _only(intake.groups[index], kept) if kept else None

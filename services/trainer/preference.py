@@ -65,7 +65,7 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
         if of_group
     }
     means = [mean_of.get(item.scored.group_id, math.nan) for item in candidates]
-    chosen = preferred_indices(means, [item.scored.group.node for item in candidates], preference)
+    chosen = preferred_indices(means, [item.scored.share or item.scored.group.node for item in candidates], preference)
     kept = {candidates[index].scored.group_id for index in chosen}
     return Preferred(
         batch=replace(batch, items=[item for item in batch.items if item.scored.origin == "local" or item.scored.group_id in kept]),
@@ -78,7 +78,7 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
 def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: Preference) -> list[int]:
     """Which candidates to keep, in their order.
 
-    means: mean logprob per token of each candidate's text. nodes: its author.
+    means: mean logprob per token of each candidate's text. nodes: whose share of the batch each takes.
     """
     sign = -1.0 if preference.by == "near" else 1.0
     last = math.inf

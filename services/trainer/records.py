@@ -49,6 +49,10 @@ class StepRecord:
     Where the sampler left the choice to the trainer (`services.trainer.preference`), `groups_left_out` candidates were not trained
     on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the others'.
     `behaviour_share` and `reencoded_share` are shares of the groups taken in.
+    `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups give to the gradient before any bound,
+    means over the updates; None without such groups. `groups_bounded` foreign groups were held to the bound of a group's gradient
+    (`trainer.foreign_norm_factor`), most in any update, `bounded_of` says by node; `over_budget_of` says whose groups among
+    `skipped` were left out for their cost.
     """
 
     step: int
@@ -78,6 +82,11 @@ class StepRecord:
     skipped: dict[str, int]
     answers_absurd: int = 0
     absurd_of: dict[str, int] = field(default_factory=dict)
+    over_budget_of: dict[str, int] = field(default_factory=dict)
+    grad_norm_local: float | None = None
+    grad_norm_foreign: float | None = None
+    groups_bounded: int = 0
+    bounded_of: dict[str, int] = field(default_factory=dict)
     groups_left_out: int = 0
     logprob_external: float | None = None
     logprob_left_out: float | None = None
@@ -161,7 +170,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that TensorBoard shows."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "batch_number", "time", "skipped", "absurd_of"}:
+        if name in {"step", "batch_number", "time", "skipped", "absurd_of", "over_budget_of", "bounded_of"}:
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

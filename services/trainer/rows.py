@@ -24,6 +24,7 @@ class TokenGroup:
     prompt_ids: at least one token. completions: token ids of each, end token included, at least one token.
     behaviour_logprobs: per completion, one per token, or None when it was sampled with another tokenizer. Not finite
     is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
+    share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.influence`).
     Raises ValueError when lengths disagree.
     """
 
@@ -33,6 +34,7 @@ class TokenGroup:
     advantages: Sequence[float]
     is_local: bool = True
     weight: float = 1.0
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a group whose parts do not fit each other."""

@@ -19,6 +19,7 @@ import torch
 from services.trainer.batch_log import BatchLog
 from services.trainer.checkpoint import CheckpointError, CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.export import CHECKPOINTS
+from services.trainer.findings import Findings
 from services.trainer.gauges import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.publish import Publisher, publication
@@ -74,7 +75,13 @@ class _Training:
         self._batches = BatchLog(context.node, node)
         self._checkpoints = _checkpoint_store(config)
         self._publisher = Publisher(
-            open_policy_store(config.policy_store_uri, context.node, node, replicas=config.nats.replicas),
+            open_policy_store(
+                config.policy_store_uri,
+                context.node,
+                node,
+                replicas=config.nats.replicas,
+                create=config.nats.create_streams,
+            ),
             context.node,
             node=node,
             staging=config.node.run_dir / "publishing",
@@ -86,6 +93,7 @@ class _Training:
         self._checkpoint_s = 0.0
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
+        self._findings = Findings(node)
         self._metrics: MetricsLog
 
     @classmethod
@@ -199,6 +207,7 @@ class _Training:
                 "trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
             ) from None
         self._position = position
+        self._findings.note(batch, record.absurd_of)
         started = time.perf_counter()
         await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s)
@@ -239,6 +248,10 @@ class _Training:
             await self._announce()
         except TransportError as error:
             self._failed("position", "the sampler waits; see to the NATS server; tried again", error)
+        try:
+            await self._findings.tell(self._context.node, time.time())
+        except TransportError as error:
+            self._log.warning("findings_not_written", reason=str(error), consequence="tried again after the next step")
         try:
             await self._publisher.prune()
         except (PolicyStoreError, TransportError) as error:
@@ -376,4 +389,5 @@ def _trained_model(config: NodeConfig, learner: Learner) -> TrainedModel:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         lora_target_modules=lora.target_modules,
+        model_revision=config.model.revision,
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from services.trainer.forward import CompletionLogprobs, completion_logprobs
-from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
+from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights, kept_tokens
 from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
 from services.trainer.parallel.protocol import ALONE, Parallel
@@ -57,10 +57,22 @@ class UpdateConfig:
         return group.is_informative or (self.objective.needs_reference and group.weight != 0.0)
 
 
-def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig) -> Normaliser:
-    """The counts that a step over `groups` divides by; add those of other processes that share the step."""
-    counted = [group for group in groups if config.count_uninformative or config.takes_part(group)]
-    return Normaliser.count([length for group in counted for length in group.completion_lengths])
+def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
+    """The counts that a step over `groups` divides by; add those of other processes that share the step.
+
+    Tokens that are dropped do not count. Which ones the sequence mask drops is known from `proximal`, without it they count.
+    """
+    total = Normaliser(0, 0)
+    for number, group in enumerate(groups):
+        if not (config.count_uninformative or config.takes_part(group)):
+            continue
+        of_group = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
+        kept = [
+            kept_tokens(config.importance, behaviour, length, logprobs)
+            for behaviour, length, logprobs in zip(group.behaviour_logprobs, group.completion_lengths, of_group, strict=True)
+        ]
+        total = total + Normaliser.count(kept, group.share)
+    return total
 
 
 def batch_logprobs(
@@ -72,7 +84,7 @@ def batch_logprobs(
     """
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
-    for rows, counted in _micro_batches(model, groups, config, parallel):
+    for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
         with torch.no_grad(), _autocast(rows, config):
             scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
         dtype = scored.dtype
@@ -89,6 +101,34 @@ def batch_logprobs(
         return [[] for _ in groups]
     all_tokens = iter(torch.split(reduce(add, parallel.gather(torch.cat(flat))), [len(part) for part in flat]))
     return [[next(all_tokens) for _ in of_group] for of_group in lengths]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """What was added to the gradient by a part of a step: sums over its tokens, and what this process computed for it."""
+
+    sums: LossSums
+    micro_batches: int = 0
+    padded_tokens: int = 0
+
+    def __add__(self, other: GradientPart) -> GradientPart:
+        """Of two parts that follow each other."""
+        return GradientPart(
+            self.sums + other.sums, self.micro_batches + other.micro_batches, self.padded_tokens + other.padded_tokens
+        )
+
+    def stats(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> UpdateStats:
+        """The statistics of a step over `groups`, of all processes together."""
+        taking_part = [group for group in groups if config.takes_part(group)]
+        computed = reduce(add, parallel.gather(torch.tensor([self.micro_batches, self.padded_tokens]))).tolist()
+        return UpdateStats.of(
+            reduce(add, map(LossSums.unpack, parallel.gather(self.sums.pack()))),
+            groups=len(taking_part),
+            groups_left_out=len(groups) - len(taking_part),
+            sequences=sum(len(group.completions) for group in taking_part),
+            micro_batches=computed[0],
+            padded_tokens=computed[1],
+        )
 
 
 def accumulate_gradients(
@@ -112,26 +152,41 @@ def accumulate_gradients(
     Groups that take no part are left out before any compute; when none is left no gradient is touched.
     """
     if normaliser is None:
-        normaliser = step_normaliser(groups, config)
-    device = next(model.parameters()).device
-    sums = LossSums.zero(device)
-    micro_batches = padded_tokens = 0
-    for rows, counted in _micro_batches(model, groups, config, parallel):
-        loss, part = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
-        (loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
-        sums = sums + part if counted else sums
-        micro_batches += 1
-        padded_tokens += rows.input_ids.numel()
-    taking_part = [group for group in groups if config.takes_part(group)]
-    computed = reduce(add, parallel.gather(torch.tensor([micro_batches, padded_tokens]))).tolist()
-    return UpdateStats.of(
-        reduce(add, map(LossSums.unpack, parallel.gather(sums.pack()))),
-        groups=len(taking_part),
-        groups_left_out=len(groups) - len(taking_part),
-        sequences=sum(len(group.completions) for group in taking_part),
-        micro_batches=computed[0],
-        padded_tokens=computed[1],
+        normaliser = step_normaliser(groups, config, proximal)
+    part = accumulate_part(
+        model,
+        groups,
+        range(len(groups)),
+        config,
+        normaliser,
+        proximal=proximal,
+        reference=reference,
+        loss_scale=loss_scale,
+        parallel=parallel,
     )
+    return part.stats(groups, config, parallel)
+
+
+def accumulate_part(
+    model: nn.Module,
+    groups: Sequence[TokenGroup],
+    numbers: Sequence[int],
+    config: UpdateConfig,
+    normaliser: Normaliser,
+    *,
+    proximal: BatchLogprobs | None = None,
+    reference: BatchLogprobs | None = None,
+    loss_scale: float = 1.0,
+    parallel: Parallel = ALONE,
+) -> GradientPart:
+    """As `accumulate_gradients`, for the groups at `numbers` alone; `normaliser` is the whole step's."""
+    part = GradientPart(LossSums.zero(next(model.parameters()).device))
+    for rows, counted in _micro_batches(model, groups, numbers, config, parallel):
+        loss, sums = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
+        (loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
+        added = sums if counted else LossSums.zero(rows.mask.device)
+        part = part + GradientPart(added, 1, rows.input_ids.numel())
+    return part
 
 
 def _micro_batch_loss(
@@ -184,8 +239,11 @@ def scored_loss(
         keep=correction.keep,
         reference_logprobs=None if reference is None else rows.pad(reference, dtype),
     )
-    group_weights = torch.tensor([groups[group].weight for group, _ in rows.sequences], dtype=torch.float64, device=device)
-    weights = token_weights(config.objective, rows.mask, normaliser) * group_weights.unsqueeze(1)
+    # A mean per sequence says nothing of lengths: there a long group counts for its sequences as any other.
+    by_length = config.objective.aggregated_by != "sequence_mean"
+    factors = [groups[group].weight * (groups[group].share if by_length else 1.0) for group, _ in rows.sequences]
+    group_weights = torch.tensor(factors, dtype=torch.float64, device=device)
+    weights = token_weights(config.objective, correction.keep, normaliser) * group_weights.unsqueeze(1)
     loss = (weights * per_token.loss).sum()
     return loss, _sums(loss, per_token, correction, scored.entropy, rows.mask)
 
@@ -211,12 +269,13 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
 
 
 def _micro_batches(
-    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel
+    model: nn.Module, groups: Sequence[TokenGroup], numbers: Sequence[int], config: UpdateConfig, parallel: Parallel
 ) -> Iterator[tuple[TokenRows, bool]]:
-    """This process's rows of the groups that take part, a micro-batch at a time, on the model's device; and whether they count."""
+    """This process's rows of those groups at `numbers` that take part, a micro-batch at a time, on the model's device; and whether
+    they count."""
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
-    numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
+    numbers = [number for number in numbers if config.takes_part(groups[number])]
     planned = plan_rows(
         [groups[number] for number in numbers],
         shared_prompt=config.shared_prompt,

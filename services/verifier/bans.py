@@ -13,6 +13,7 @@ class Bans:
         self._trust = trust
         self._bans: dict[str, Ban] = {}
         self._by_key: dict[str, Ban] = {}
+        self._keys: dict[str, frozenset[str | None]] = {}
 
     def count(self, now_s: float) -> int:
         """How many bans are in force."""
@@ -25,8 +26,9 @@ class Bans:
 
     def refresh(self) -> None:
         """Look up again which keys the banned names belong to."""
-        owned = {self._trust.key_of(sender): ban for sender, ban in self._bans.items()}
-        self._by_key = {key: ban for key, ban in owned.items() if key is not None}
+        # A name that expires or that its key gives up does not end the ban of the key.
+        self._keys = {sender: self._keys.get(sender, frozenset()) | {self._trust.key_of(sender)} for sender in self._bans}
+        self._by_key = {key: self._bans[sender] for sender, keys in self._keys.items() for key in keys if key is not None}
 
     def of_name(self, name: str | None, now_s: float) -> Ban | None:
         """The ban on a name that a message claims."""

@@ -1,7 +1,7 @@
 """What a foreign group must pass before any other code sees it: ordered checks, each with a typed reason.
 
-    ban of the name -> size -> signature -> ban of the key -> quarantine -> decode -> author -> roster or known key -> age -> replay
-    -> task allowed -> held-out -> lengths -> (sandbox) task equal -> score
+    ban of the name -> size -> swarm -> signature -> ban of the key -> quarantine -> decode -> author -> roster or known key -> age
+    -> replay -> task allowed -> held-out -> lengths -> copy -> (sandbox) task equal -> score -> copy -> name bound to the key
 
 The cheap checks come first and are all in `Border.examine`: pure but for the memory of names and group ids, time is an argument,
 and nothing that a sender can put into a message makes it raise. The task is derived again and scored in the sandbox afterwards
@@ -18,23 +18,28 @@ from typing import Literal
 import msgspec
 
 from services.verifier.bans import Bans
+from services.verifier.completion_checks import completion_problem
+from services.verifier.copies import CopyMemory, Likeness, Print
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.reputation import Reputation
+from services.verifier.scoring_cost import ScoringCost
+from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared import keys, subjects
 from shared.messages import (
-    SIGNATURE_DOMAIN,
+    DEFAULT_SWARM_ID,
+    MAX_TOKENS,
     MessageError,
     RolloutGroup,
     SignedRollouts,
     content_id,
     decode,
+    signed_bytes,
     unpack_ids,
-    unpack_logprobs,
 )
 from shared.tasks.held_out import HeldOut
-from shared.tasks.sandbox import JobResult
+from shared.tasks.sandbox import DROPPED, JobResult
 
 __all__ = ["Border", "BorderRules", "Candidate", "Refusal", "Refused", "without_tokens"]
 
@@ -50,6 +55,8 @@ class Candidate:
     public_key: str
     group_id: str
     group: RolloutGroup
+    made: Print
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +72,18 @@ class BorderRules:
     max_bytes: int
     max_completions: int
     max_answer_chars: int
+    max_tokens: int = MAX_TOKENS
+    established_after: int = 32
+    swarm_id: str = DEFAULT_SWARM_ID
+    """`nats.swarm_id`: groups signed for another swarm stay outside."""
 
 
 class Border:
     """The checks and their memories: which key a name belongs to, which groups were seen, what each key's groups were worth."""
 
-    def __init__(self, rules: BorderRules, trust: Trust, replay: ReplayMemory, held_out: HeldOut) -> None:
+    def __init__(
+        self, rules: BorderRules, trust: Trust, replay: ReplayMemory, held_out: HeldOut, copies: CopyMemory | None = None
+    ) -> None:
         self._rules = rules
         self._trust = trust
         self._replay = replay
@@ -79,6 +92,9 @@ class Border:
         self._datasets = frozenset(dataset for dataset, _ in rules.own_tasks)
         self.bans = Bans(trust)
         self.reputation = Reputation()
+        self._cost = ScoringCost()
+        self._copies = copies or CopyMemory()
+        self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
         """The first checks, possible before the payload is fetched: a ban of the name, and the size."""
@@ -91,8 +107,23 @@ class Border:
         detail = f"{size_bytes} bytes, at most {self._rules.max_bytes} are looked at (verifier.max_foreign_bytes)"
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
-    def examine(self, subject: str, payload: bytes, now_s: float) -> Candidate | Refused:
-        """All checks that need neither reasoning-gym nor a worker. Never raises, whatever the bytes."""
+    def sender(self, name: str | None, now_s: float) -> Sender:
+        """Whose share a message under this name takes, and how much of one that is. Before the signature: a claim."""
+        return self._senders.of_name(name or "", now_s)
+
+    def signer(self, public_key: str, now_s: float) -> Sender:
+        """The same once the key is known."""
+        return self._senders.of_key(public_key, now_s)
+
+    def note_own(self, group: RolloutGroup) -> None:
+        """A group of this node: who sends it back is a copier."""
+        self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
+
+    def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
+        """All checks that need neither reasoning-gym nor a worker. Never raises, whatever the bytes.
+
+        seq: the message's position in the swarm's stream, by which the first of two that say the same is known.
+        """
         sender = subjects.rollouts_author(subject)
         refused = self.refuse_unread(subject, len(payload), now_s)
         if refused is not None:
@@ -101,7 +132,10 @@ class Border:
             envelope = decode(payload, SignedRollouts)
         except MessageError as error:
             return Refused(_decode_reason(error), sender, error.detail)
-        if not keys.verify(envelope.public_key, SIGNATURE_DOMAIN + envelope.body, envelope.signature):
+        if envelope.swarm != self._rules.swarm_id:
+            detail = f"signed for swarm {envelope.swarm}, this node is of {self._rules.swarm_id} (nats.swarm_id)"
+            return Refused(Refusal.OTHER_SWARM, sender, detail)
+        if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
             return Refused(Refusal.SIGNATURE, sender, "the signature is not by the key that the message names")
         body_id = content_id(envelope.body)
         problem = self._key_problem(envelope.public_key, now_s)
@@ -111,8 +145,9 @@ class Border:
             except MessageError as error:
                 problem = _decode_reason(error), error.detail
             else:
+                group = with_first_completions(group, self._rules.max_completions)
                 problem = (
-                    self._author_problem(sender, envelope, group)
+                    self._author_problem(sender, envelope, group, now_s)
                     or self._age_problem(group, now_s)
                     or self._replay_problem(envelope.public_key, body_id)
                     or self._task_problem(group)
@@ -121,31 +156,80 @@ class Border:
         if problem is not None:
             return self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
         assert sender is not None
-        if not self._trust.bind(sender, envelope.public_key):
-            return Refused(Refusal.UNKNOWN_KEY, sender, "too many names are known already")
-        return Candidate(sender, envelope.public_key, body_id, group)
+        candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), self._copies.print_of(group), seq)
+        return self._refuse_copy(candidate, now_s) or candidate
 
     def conclude(self, candidate: Candidate, result: JobResult, now_s: float) -> Refused | None:
-        """The verdict once the sandbox has derived the task again and scored the answers. None: accepted and remembered."""
-        if result.reason is None and len(result.rewards) == len(candidate.group.completions):
-            self._replay.remember(candidate.group_id)
-            self.reputation.credit(candidate.public_key, candidate.sender, now_s)
-            return None
+        """The verdict once the sandbox has derived the task again and scored the answers. None: accepted and remembered.
+
+        Whatever the verdict, the group's cost is charged to its key.
+        """
+        if result.reason == DROPPED:
+            reason, detail = self._key_problem(candidate.public_key, now_s) or (Refusal.QUARANTINED, result.detail)
+            return Refused(reason, candidate.sender, detail)
+        accepted = result.reason is None and len(result.rewards) == len(candidate.group.completions)
+        if self._cost.charge(candidate.public_key, result.cpu_s, accepted=accepted, now_s=now_s):
+            detail = f"the key's groups cost more than they bring; this one {result.cpu_s:.1f} s of CPU time. {result.detail}"
+            return self._refuse(Refusal.SCORING_COST, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s)
+        if accepted:
+            return self._accept(candidate, now_s)
         try:
             reason = Refusal(result.reason or Refusal.TASK_UNDERIVABLE)
         except ValueError:
             reason = Refusal.TASK_UNDERIVABLE
         detail = result.detail if result.reason is not None else "not every answer has a reward"
-        return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s)
+        # On a machine that is short of processors an honest group may miss the deadline, and has used little of them.
+        part = min(1.0, result.cpu_s) if reason is Refusal.SCORING_TIMEOUT else 1.0
+        return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s, part)
 
-    def _refuse(self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float) -> Refused:
-        """Refuse what `key` has signed, and blame it once where the reason is its fault."""
+    def left_out(self, public_key: str, now_s: float) -> bool:
+        """Whether a key is banned or in quarantine now."""
+        return self._key_problem(public_key, now_s) is not None
+
+    def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
+        """The last checks: while this group was scored, another like it or under another name of its key may have come in."""
+        refused = self._refuse_copy(candidate, now_s)
+        if refused is not None:
+            return refused
+        if not self._trust.bind(candidate.sender, candidate.public_key, now_s):
+            detail = f"{candidate.sender} became another key's name, or the key took another name, while this was scored"
+            return Refused(Refusal.UNKNOWN_KEY, candidate.sender, detail)
+        self._replay.remember(candidate.group_id, now_s)
+        self._copies.remember(candidate.made, candidate.public_key, candidate.seq, now_s)
+        self.reputation.credit(candidate.public_key, candidate.sender, now_s)
+        return None
+
+    def _refuse_copy(self, candidate: Candidate, now_s: float) -> Refused | None:
+        key, sender = candidate.public_key, candidate.sender
+        found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s)
+        for copier in copiers:
+            # Its group was looked at before the one it was made from: too late to refuse it, not to count it.
+            self._senders.copied(copier, now_s)
+            self.reputation.blame(copier, "", Refusal.COPIED, now_s)
+        if found is None:
+            return None
+        if found.kind == "repeated":
+            detail = "the sender has sent this task before, with the same answers or twice"
+            return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
+        detail = f"says what a group of {self._named(found)} said before"
+        if not found.telling:
+            return Refused(Refusal.COPIED, sender, detail)
+        self._senders.copied(key, now_s)
+        return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s)
+
+    def _named(self, found: Likeness) -> str:
+        return found.of or self._rules.node
+
+    def _refuse(
+        self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
+    ) -> Refused:
+        """Refuse what `key` has signed, and blame it once where the reason is its fault, in `part`."""
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
-        self._judged.remember(judged_id)
+        self._judged.remember(judged_id, now_s)
         name = sender if sender is not None and self._trust.key_of(sender) in {key, None} else ""
-        quarantined_s = self.reputation.blame(key, name, reason, now_s)
+        quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
 
     def _key_problem(self, public_key: str, now_s: float) -> tuple[Refusal, str] | None:
@@ -155,11 +239,13 @@ class Border:
         remaining_s = self.reputation.remaining_s(public_key, now_s)
         return (Refusal.QUARANTINED, f"for {remaining_s:.0f} s more") if remaining_s > 0 else None
 
-    def _author_problem(self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup) -> tuple[Refusal, str] | None:
+    def _author_problem(
+        self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup, now_s: float
+    ) -> tuple[Refusal, str] | None:
         if not sender == envelope.node == group.node or sender == self._rules.node:
             return Refusal.AUTHOR, f"subject says {sender}, envelope {envelope.node}, body {group.node}"
-        if not self._trust.may_use(envelope.node, envelope.public_key):
-            return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the name of this key (verifier.trust)"
+        if not self._trust.may_use(envelope.node, envelope.public_key, now_s):
+            return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
 
     def _age_problem(self, group: RolloutGroup, now_s: float) -> tuple[Refusal, str] | None:
@@ -182,25 +268,21 @@ class Border:
             or (ref.dataset, ref.config) in self._rules.own_tasks
         )
         if not allowed:
-            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept)"
+            return (
+                Refusal.TASK_NOT_ALLOWED,
+                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self._rules.accept})",
+            )
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
         return None
 
     def _length_problem(self, group: RolloutGroup) -> tuple[Refusal, str] | None:
-        if len(group.completions) > self._rules.max_completions:
-            return Refusal.LENGTHS, f"{len(group.completions)} completions (verifier.max_foreign_completions)"
         for completion in group.completions:
-            if len(completion.text) > self._rules.max_answer_chars:
-                return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
-            for packed in (completion.token_ids, completion.behaviour_logprobs):
-                if packed is not None and len(packed) != 4 * completion.token_count:
-                    return Refusal.LENGTHS, "token_ids, behaviour_logprobs and token_count disagree"
+            problem = completion_problem(completion, self._rules.max_answer_chars, self._rules.max_tokens)
+            if problem is not None:
+                return problem
         try:
             unpack_ids(group.prompt_ids or b"")
-            for completion in group.completions:
-                unpack_ids(completion.token_ids or b"")
-                unpack_logprobs(completion.behaviour_logprobs or b"")
         except MessageError as error:
             return Refusal.MALFORMED, error.detail
         return None
@@ -213,6 +295,18 @@ def _judged_id(public_key: str, body_id: str) -> str:
 
 def _decode_reason(error: MessageError) -> Refusal:
     return Refusal.SCHEMA_VERSION if error.reason == "schema_version" else Refusal.MALFORMED
+
+
+def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:
+    """The group with at most `count` completions, its first ones: a node that samples more of them is heard, for so much."""
+    if len(group.completions) <= count:
+        return group
+    return msgspec.structs.replace(group, completions=group.completions[:count])
+
+
+def without_prompt(group: RolloutGroup) -> RolloutGroup:
+    """The group without its sender's prompt tokens: who trains on it renders the prompt from the derived question."""
+    return group if group.prompt_ids is None else msgspec.structs.replace(group, prompt_ids=None)
 
 
 def without_tokens(group: RolloutGroup) -> RolloutGroup:

@@ -1,14 +1,21 @@
 """Which waiting message is looked at next, so that no sender takes what others need: pure, time is an argument.
 
-Each sender has a queue and a token bucket. Queues are served in turn, which gives every sender the same share of the budget and
-leaves what one does not use to the others (max-min fairness); the bucket limits a sender also when nobody else is there. When too
-much waits, the sender that takes up the most room loses its oldest. The sender is what the subject says, before any check:
-what turns out to be a forgery is given back (`refund`), so that forging costs its victim nothing.
+Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each sender has earned
+(`services.verifier.standing`), and what one does not use is left to the others (max-min fairness); the bucket limits a sender also
+when nobody else is there. Senders that have not earned a whole share yet are newcomers: all of them together get `newcomer_share`
+of the turns while established senders wait too, and never less, so that a thousand new names neither crowd anybody out nor are
+locked out themselves. When too much waits, the class that takes most room for its share, and there the sender that takes most,
+loses its oldest.
+
+The sender is what the subject says, before any check: what turns out to be a forgery is given back (`refund`), so that forging
+costs its victim nothing. Names that belong to a key wait in that key's line; one that belongs to nobody yet has a line of its own,
+and what it brings is charged to the key that signed it once that is known (`charge`), so that names do not multiply a share.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,64 +24,134 @@ from services.verifier.intake_plan import TokenBucket
 MAX_WAITING = 512
 MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
+NEWCOMER_SHARE = 0.25
 
 T = TypeVar("T")
+
+
+def anything_fits(sender: str, size_bytes: int) -> bool:
+    """No bound besides the turns."""
+    return True
 
 
 @dataclass(slots=True)
 class _Sender(Generic[T]):
     bucket: TokenBucket
+    earned: float
+    turn: float
+    """Self-clocked fair queueing (Golestani, INFOCOM 1994): when its next message is through, in turns; the smallest goes first."""
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     size_bytes: int = 0
 
     @property
+    def established(self) -> bool:
+        return self.earned >= 1.0
+
+    @property
     def room(self) -> float:
-        """What it takes of the two bounds together."""
-        return self.size_bytes / MAX_WAITING_BYTES + len(self.waiting) / MAX_WAITING
+        """What it takes of the two bounds together, for its share."""
+        return _room(len(self.waiting), self.size_bytes) / self.earned
+
+    @property
+    def claim_to_give_way(self) -> tuple[bool, float]:
+        """An established sender with one message in line, be it large, gives way after all that have more, so that several keys
+        cannot push it out. Not a newcomer: ever new names have one message each."""
+        return not self.established or len(self.waiting) > 1, self.room
+
+
+@dataclass(slots=True)
+class _Class:
+    share: float
+    turn: float = 0.0
+    line_turn: float = 0.0
+    """Turn of the message served last. A line that had nothing waiting comes in 1 / share later, so that ever new names, which
+    share little, never stand before one that has earned more."""
+    waiting: int = 0
+    size_bytes: int = 0
+
+    @property
+    def room(self) -> float:
+        return _room(self.waiting, self.size_bytes) / self.share
 
 
 class FairQueue(Generic[T]):
     """Messages by sender: `rate_per_s` for all together, `max_share` of it for each, `burst_s` seconds of both at once."""
 
-    def __init__(self, rate_per_s: float, max_share: float, burst_s: float, now_s: float) -> None:
+    def __init__(
+        self, rate_per_s: float, max_share: float, burst_s: float, now_s: float, newcomer_share: float = NEWCOMER_SHARE
+    ) -> None:
+        """`newcomer_share`: of the turns, for all that have not earned a whole share together, in (0, 1)."""
         self._rate_per_s = rate_per_s * max_share
         self._burst_s = burst_s
         self._budget = TokenBucket(rate_per_s, rate_per_s * burst_s, now_s)
         self._senders: OrderedDict[str, _Sender[T]] = OrderedDict()
-        self._waiting = 0
-        self._size_bytes = 0
+        self._classes = {True: _Class(1.0 - newcomer_share), False: _Class(newcomer_share)}
 
     def __len__(self) -> int:
         """How many messages wait."""
-        return self._waiting
+        return sum(each.waiting for each in self._classes.values())
 
-    def offer(self, sender: str, message: T, size_bytes: int, now_s: float) -> list[tuple[str, T]]:
-        """Put a message in line. Returns those that had to give way, with their senders."""
-        line = self._line(sender, now_s)
+    def offer(self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0) -> list[tuple[str, T]]:
+        """Put a message in line. Returns those that had to give way, with their senders.
+
+        `size_bytes` is what it claims to be: a reference takes the room of the payload that it makes this node fetch.
+        `earned`: the sender's share in (0, 1], as it stands now; below 1 it is a newcomer.
+        """
+        line = self._line(sender, now_s, earned)
+        place = self._classes[line.established]
+        if not place.waiting:
+            place.turn = max(place.turn, self._classes[not line.established].turn)
+        if not line.waiting:
+            line.turn = max(line.turn, place.line_turn + 1.0 / line.earned)
         line.waiting.append((message, size_bytes))
         self._count(line, 1, size_bytes)
         dropped: list[tuple[str, T]] = []
-        while self._waiting > MAX_WAITING or (self._size_bytes > MAX_WAITING_BYTES and self._waiting > 1):
-            name = max(self._senders, key=lambda name: self._senders[name].room)
+        while len(self) > MAX_WAITING or (self._waiting_bytes() > MAX_WAITING_BYTES and len(self) > 1):
+            name = self._takes_most()
             lost, lost_bytes = self._senders[name].waiting.popleft()
             self._count(self._senders[name], -1, -lost_bytes)
             dropped.append((name, lost))
         return dropped
 
-    def next(self, now_s: float) -> tuple[str, T] | None:
-        """The next message and its sender, None when nobody may go on now."""
-        if not self._waiting or self._budget.available(now_s) < 1:
+    def next(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> tuple[str, T] | None:
+        """The next message and its sender, None when nobody may go on now. Whose next message does not fit waits his turn.
+
+        `fits` is asked in the order in which senders would be served.
+        """
+        if not len(self) or self._budget.available(now_s) < 1:
             return None
-        for name in list(self._senders):
+        first: dict[bool, str] = {}
+        for name in self._ready(now_s):
             line = self._senders[name]
-            if line.waiting and line.bucket.available(now_s) >= 1:
-                self._senders.move_to_end(name)
-                self._budget.take(1)
-                line.bucket.take(1)
-                message, size_bytes = line.waiting.popleft()
-                self._count(line, -1, -size_bytes)
-                return name, message
-        return None
+            if line.established not in first and fits(name, line.waiting[0][1]):
+                first[line.established] = name
+        if not first:
+            return None
+        established = min(first, key=lambda each: self._classes[each].turn)
+        name, place = first[established], self._classes[established]
+        if not first.get(not established):
+            # Who may not go on now saves nothing up for later.
+            other = self._classes[not established]
+            other.turn = max(other.turn, place.turn)
+        line = self._senders[name]
+        place.line_turn = line.turn
+        place.turn += 1.0 / place.share
+        line.turn += 1.0 / line.earned
+        self._senders.move_to_end(name)
+        self._budget.take(1)
+        line.bucket.take(1)
+        message, size_bytes = line.waiting.popleft()
+        self._count(line, -1, -size_bytes)
+        return name, message
+
+    def charge(self, key: str, now_s: float, earned: float = 1.0) -> bool:
+        """Take a token of this key's own line for a message that came under a name of nobody's. False when it has none left."""
+        bucket = self._line(key, now_s, earned).bucket
+        self._senders.move_to_end(key)
+        if bucket.available(now_s) < 1:
+            return False
+        bucket.take(1)
+        return True
 
     def refund(self, sender: str, *, blameless: bool) -> None:
         """Give the budget back what a message took that was refused cheaply.
@@ -82,31 +159,71 @@ class FairQueue(Generic[T]):
         `blameless`: give it back to the sender too, who may not have sent it.
         """
         self._budget.give_back()
-        if blameless and sender in self._senders:
-            self._senders[sender].bucket.give_back()
+        line = self._senders.get(sender)
+        if line is None:
+            return
+        if line.established:
+            # Newcomers keep to their part of the turns also with messages that cost next to nothing: else replays go before all.
+            place = self._classes[True]
+            place.turn -= 1.0 / place.share
+        if blameless:
+            line.bucket.give_back()
+            line.turn -= 1.0 / line.earned
 
-    def may_go_on(self, now_s: float) -> bool:
+    def may_go_on(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> bool:
         """Whether `next` would give a message."""
-        if not self._waiting or self._budget.available(now_s) < 1:
+        if not len(self) or self._budget.available(now_s) < 1:
             return False
-        return any(line.waiting and line.bucket.available(now_s) >= 1 for line in self._senders.values())
+        return any(fits(name, self._senders[name].waiting[0][1]) for name in self._ready(now_s))
 
-    def _line(self, sender: str, now_s: float) -> _Sender[T]:
+    def _ready(self, now_s: float) -> list[str]:
+        """Senders whose next message their own allowance lets through, in the order in which they would be served."""
+        ready = [name for name, line in self._senders.items() if line.waiting and line.bucket.available(now_s) >= 1]
+        return sorted(ready, key=lambda name: (self._classes[self._senders[name].established].turn, self._senders[name].turn))
+
+    def _line(self, sender: str, now_s: float, earned: float) -> _Sender[T]:
         line = self._senders.get(sender)
         if line is None:
             self._forget_idle()
             bucket = TokenBucket(self._rate_per_s, self._rate_per_s * self._burst_s, now_s)
-            line = self._senders[sender] = _Sender(bucket)  # last in turn, so that a new name is no way to the front
+            line = self._senders[sender] = _Sender(bucket, earned, 0.0)  # last in turn, so that a new name is no way to the front
+        elif line.earned != earned:
+            self._promote(line, earned)
         return line
+
+    def _promote(self, line: _Sender[T], earned: float) -> None:
+        """What waits of a sender changes its class with it, and so does its turn."""
+        before = line.established
+        waiting, size_bytes = len(line.waiting), line.size_bytes
+        self._count(line, -waiting, -size_bytes)
+        line.earned = earned
+        self._count(line, waiting, size_bytes)
+        if line.established != before:
+            line.turn = self._classes[line.established].line_turn + 1.0 / earned
+
+    def _takes_most(self) -> str:
+        established = max(self._classes, key=lambda each: (self._classes[each].waiting > 0, self._classes[each].room))
+        return max(
+            (name for name, line in self._senders.items() if line.waiting and line.established is established),
+            key=lambda name: self._senders[name].claim_to_give_way,
+        )
 
     def _forget_idle(self) -> None:
         while len(self._senders) >= MAX_SENDERS:
-            idle = next((name for name, line in self._senders.items() if not line.waiting), None)
-            if idle is None:
+            idle = [name for name, line in self._senders.items() if not line.waiting]
+            if not idle:
                 return
-            del self._senders[idle]
+            del self._senders[next((name for name in idle if not self._senders[name].established), idle[0])]
 
     def _count(self, line: _Sender[T], messages: int, size_bytes: int) -> None:
+        place = self._classes[line.established]
         line.size_bytes += size_bytes
-        self._waiting += messages
-        self._size_bytes += size_bytes
+        place.waiting += messages
+        place.size_bytes += size_bytes
+
+    def _waiting_bytes(self) -> int:
+        return sum(each.size_bytes for each in self._classes.values())
+
+
+def _room(messages: int, size_bytes: int) -> float:
+    return size_bytes / MAX_WAITING_BYTES + messages / MAX_WAITING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,6 +12,7 @@ from shared.messages import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool
+from shared.tasks.sandbox.confine import PROTECTIONS
 
 MAX_SENDER_LABELS = 64
 OTHER_SENDER = "_other"
@@ -97,7 +98,13 @@ class Figures:
         self._waiting = Gauge(
             "swarm_ingest_waiting_messages", "Foreign messages read and waiting for their sender's turn.", registry=registry
         )
-        self._left_out = Gauge("swarm_senders_left_out", "Senders not listened to, by why.", ["why"], registry=registry)
+        self._protections = Gauge(
+            "swarm_sandbox_protections",
+            "Whether the system gives the scorers this protection (1) or not (0); the verifier's log has cause and remedy.",
+            ["protection"],
+            registry=registry,
+        )
+        self._left_out = Gauge("swarm_senders_left_out", "Senders of whom nothing is taken in, by why.", ["why"], registry=registry)
         self._senders = {OTHER_SENDER}
         self._restarts_seen = 0
         self._by_sender.labels(OTHER_SENDER)
@@ -106,7 +113,7 @@ class Figures:
         for reason in Refusal:
             self._refused.labels(reason.value)
             self._status.set(f"refused_{reason.value}", 0)
-        for why in ("quarantined", "banned"):
+        for why in ("quarantined", "banned", "other_tasks"):
             self._left_out.labels(why)
 
     def scored_local(self, dataset: str, result: JobResult) -> None:
@@ -187,6 +194,17 @@ class Figures:
         for why, count in (("quarantined", quarantined), ("banned", banned)):
             self._left_out.labels(why).set(count)
             self._status.set(f"senders_{why}", count)
+
+    def other_tasks(self, senders: int) -> None:
+        """Senders of whom only tasks came that this node does not take in."""
+        self._left_out.labels("other_tasks").set(senders)
+        self._status.set("senders_other_tasks", senders)
+
+    def protections(self, missing: Container[str]) -> None:
+        """Which protections the scorers go without."""
+        for protection in PROTECTIONS:
+            self._protections.labels(protection).set(protection not in missing)
+            self._status.set(f"sandbox_without_{protection}", protection in missing)
 
     async def watch_workers(self, pool: ScorerPool) -> None:
         """Keep count of replaced scorer processes, for ever."""

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
 import msgpack
 
 from services.verifier.border import Border, Candidate, without_tokens
+from services.verifier.claims import BytesInFlight, ClaimedChunks
 from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.figures import Figures
+from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
+from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.own_model import OwnModel
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.swarm_link import SwarmLink
@@ -29,29 +33,38 @@ from shared.messages import ScoredGroup, encode
 from shared.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.runtime import run_until_stopped
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
-from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
+from shared.transport.base import BadReference, Conflict, NotConnected, StoredMessage, Transport, TransportError
+from shared.transport.reference import reference_of
 
 T = TypeVar("T")
 
 BURST_S = 2.0
 MAX_READ = 64
 IN_WORK = 64
-ALLOWED_TIMEOUTS = 1
+IN_WORK_PER_SENDER = 4
+"""Enough to hide the time that payloads take to arrive; sixteen senders fill the places, not one."""
 STORE_ATTEMPTS = 5
 RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
 KNOWN_SUBJECTS = 256
+TOLD_OF = 64
+"""Senders of another swarm that the log names, once each."""
 ASKED_SUBJECTS = 16
 """Subjects in good standing that a look at an overfull stream asks for their newest group."""
 
+FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
+
 _NOT_THE_SENDERS_DOING = {
     Refusal.TOO_LARGE,
+    Refusal.REFERENCE,
     Refusal.MALFORMED,
+    Refusal.OTHER_SWARM,
     Refusal.SIGNATURE,
     Refusal.AUTHOR,
     Refusal.TOO_OLD,
     Refusal.REPLAYED,
+    Refusal.COPIED,
 }
 
 
@@ -81,10 +94,18 @@ class Intake:
         verifier, now_s = config.verifier, time.monotonic()
         self._look_rate_per_s = verifier.intake_groups_per_s * verifier.intake_look_factor
         self._looks = TokenBucket(self._look_rate_per_s, self._look_rate_per_s * BURST_S, now_s)
-        self._waiting: FairQueue[StoredMessage] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s)
+        self._waiting: FairQueue[StoredMessage] = FairQueue(
+            verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
+        )
+        self._in_flight = BytesInFlight()
+        self._chunks = ClaimedChunks()
+        self._told_of: set[str | None] = set()
+        self._started_at = time.time()
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
         self._in_work: set[asyncio.Task[None]] = set()
+        self._working: Counter[str] = Counter()
+        self._other_tasks = OtherTasks()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -117,24 +138,48 @@ class Intake:
                 task.result()
             swarm = self._link.transport
             while swarm is not None and len(self._in_work) < IN_WORK:
-                found = self._waiting.next(time.monotonic())
+                found = self._waiting.next(time.monotonic(), self._fits())
                 if found is None:
                     break
-                task = asyncio.create_task(self._admit(swarm, *found))
-                task.add_done_callback(lambda _: self._news.set())
-                self._in_work.add(task)
+                self._start(swarm, *found)
             self._figures.waiting(len(self._waiting))
+            self._drop_left_out()
             try:
                 await asyncio.wait_for(self._news.wait(), BUSY_S if len(self._waiting) else RETRY_S)
             except TimeoutError:
                 continue
+
+    def _fits(self) -> Callable[[str, int], bool]:
+        within = self._in_flight.look()
+        return lambda sender, size_bytes: self._working[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
+
+    def _start(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
+        self._working[sender] += 1
+        self._in_flight.start(sender, message.size_bytes)
+        task = asyncio.create_task(self._admit(swarm, sender, message))
+        task.add_done_callback(partial(self._worked, sender, message.size_bytes))
+        self._in_work.add(task)
+
+    def _worked(self, sender: str, size_bytes: int, _: object) -> None:
+        self._in_flight.end(sender, size_bytes)
+        self._working[sender] -= 1
+        if not self._working[sender]:
+            del self._working[sender]
+        self._news.set()
+
+    def _drop_left_out(self) -> None:
+        """Give up the groups of keys that were banned or put in quarantine while these waited or were in work."""
+        now_s = time.time()
+        for key in self._pool.foreign_senders():
+            if self._border.left_out(key, now_s):
+                self._pool.drop(key)
 
     async def _turn(self) -> bool:
         """Read what may be read now. True when there is more to read."""
         swarm = self._link.transport
         if swarm is None:
             return False
-        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic()):
+        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._fits()):
             # Not a flood but a slow moment here: what waits in the stream is not lost.
             await asyncio.sleep(BUSY_S)
             return True
@@ -181,10 +226,13 @@ class Intake:
             return
         if message.subject in self._known_subjects:
             self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
-        size_bytes = len(message.inline or b"")
-        for flooding, lost in self._waiting.offer(sender, message, size_bytes, time.monotonic()):
-            detail = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share)"
-            self._refuse(Refused(Refusal.FLOOD, flooding or None, detail), lost)
+        unread = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
+        if unread is not None:
+            self._refuse(unread, message)
+            return
+        claimed = self._border.sender(sender, time.time())
+        for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
+            self._refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
 
     async def _cursor(self) -> tuple[int, int]:
         entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
@@ -224,48 +272,80 @@ class Intake:
             return
         texts = [completion.text for completion in examined.group.completions]
         task = examined.group.task
-        (result,) = await self._pool.run([ScoringJob(ref=task.ref, texts=texts, expected=task, max_timeouts=ALLOWED_TIMEOUTS)])
+        (result,) = await self._pool.run([ScoringJob(ref=task.ref, texts=texts, expected=task, sender=examined.public_key)])
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
             self._figures.unscored("external", len(texts), result)
             self._refuse(refused, message, examined.group_id)
+            if refused.quarantined_s:
+                self._drop_left_out()
             return
         self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
         if len(self._known_subjects) > KNOWN_SUBJECTS:
             self._known_subjects.popitem(last=False)
+        self._other_tasks.accepted(examined.sender)
         await self._store(examined, result, message.seq)
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
         """The checks before scoring. What they refuse costs nobody's budget, but its sender's where it is the sender's doing."""
+        author, fetched = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if verdict is None:
+            verdict = self._refuse_reference(message)
+        if verdict is None:
+            fetched = message.inline is None
             try:
                 payload = await swarm.payload(message)
-            except NotConnected as error:
-                self._log.warning("intake_delayed", reason=str(error))
-                return None
             except TransportError as error:
-                self._refuse(Refused(Refusal.BLOB_MISSING, subjects.rollouts_author(message.subject), str(error)), message)
+                if isinstance(error, NotConnected) and not swarm.connected:
+                    self._log.warning("intake_delayed", reason=str(error))
+                    return None
+                reason = Refusal.REFERENCE if isinstance(error, BadReference) else Refusal.BLOB_MISSING
+                self._refuse(Refused(reason, author, str(error)), message)
                 return None
-            verdict = self._border.examine(message.subject, payload, time.time())
+            verdict = self._border.examine(message.subject, payload, time.time(), message.seq)
         if isinstance(verdict, Candidate):
-            return verdict
+            if self._border.sender(verdict.sender, time.time()).known or self._charge(verdict):
+                return verdict
+            verdict = Refused(Refusal.FLOOD, verdict.sender, FLOODED)
         self._refuse(verdict, message)
-        if message.inline is not None or verdict.reason is Refusal.TOO_LARGE:
+        if not fetched:
             self._waiting.refund(sender, blameless=verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING)
             self._news.set()
         return None
 
+    def _charge(self, candidate: Candidate) -> bool:
+        """Names that belong to nobody yet do not multiply the share of the key behind them."""
+        signer = self._border.signer(candidate.public_key, time.time())
+        return self._waiting.charge(signer.share, time.monotonic(), signer.earned)
+
+    def _refuse_reference(self, message: StoredMessage) -> Refused | None:
+        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another message referred to."""
+        author = subjects.rollouts_author(message.subject)
+        try:
+            reference = reference_of(message)
+        except BadReference as error:
+            return Refused(Refusal.REFERENCE, author, str(error))
+        first = None if reference is None else self._chunks.claim(author or "", message.seq, reference.chunks)
+        if first is None:
+            return None
+        return Refused(
+            Refusal.REFERENCE, author, f"its chunks belong to message {first}: each payload is stored in chunks of its own"
+        )
+
     async def _store(self, candidate: Candidate, result: JobResult, swarm_seq: int) -> None:
+        signer = self._border.signer(candidate.public_key, time.time())
         group = candidate.group if self._own.same_tokenizer(candidate.group) else without_tokens(candidate.group)
         scored = ScoredGroup(
             group_id=candidate.group_id,
             origin="external",
             group=group,
-            rewards=result.rewards,
+            rewards=foreign_rewards(result.rewards, partial_credit=self._config.verifier.foreign_partial_credit),
             scored_by=self._id,
             score_seconds=result.seconds,
             scored_at=time.time(),
+            share=signer.share,
+            established=signer.established,
         )
         payload, rollout_id = encode(scored), rollout_id_of(candidate.group_id)
         headers = {ROLLOUT_ID_HEADER: rollout_id}
@@ -302,6 +382,17 @@ class Intake:
         self._log.debug(
             "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
         )
+        if refused.reason is Refusal.TASK_NOT_ALLOWED and self._other_tasks.refused(refused.sender or ""):
+            self._log.warning(
+                "sender_has_other_tasks",
+                sender=refused.sender,
+                groups=TOLD_AFTER,
+                detail=detail,
+                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show)",
+            )
+        self._figures.other_tasks(self._other_tasks.count())
+        if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
+            self._tell_of_another_swarm(refused)
         if refused.quarantined_s:
             self._log.warning(
                 "sender_quarantined",
@@ -312,3 +403,10 @@ class Intake:
                 seconds=refused.quarantined_s,
                 remedy="it is let in again by itself; `swarm ban` keeps it out",
             )
+
+    def _tell_of_another_swarm(self, refused: Refused) -> None:
+        """Once for each sender that is here now; what an earlier run left in the stream needs no remedy."""
+        if refused.sender not in self._told_of and len(self._told_of) < TOLD_OF:
+            self._told_of.add(refused.sender)
+            remedy = "set nats.swarm_id alike on both nodes, if they are to learn from each other"
+            self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)

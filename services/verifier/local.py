@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -34,8 +35,17 @@ class LocalScorer:
     """Scores this node's own groups."""
 
     def __init__(
-        self, config: NodeConfig, node: Transport, pool: ScorerPool, outbox: Outbox, own: OwnModel, figures: Figures, log: Any
+        self,
+        config: NodeConfig,
+        node: Transport,
+        pool: ScorerPool,
+        outbox: Outbox,
+        own: OwnModel,
+        figures: Figures,
+        log: Any,
+        note_own: Callable[[RolloutGroup], None] = lambda _: None,
     ) -> None:
+        """`note_own` is told of each scored group, so that who sends it back as his own is known."""
         self._config = config
         self._id = config.node.id
         self._node = node
@@ -44,6 +54,7 @@ class LocalScorer:
         self._own = own
         self._figures = figures
         self._log = log
+        self._note_own = note_own
         self._in_work: set[asyncio.Task[None]] = set()
         self._seen_since: dict[int, float] = {}
 
@@ -119,6 +130,7 @@ class LocalScorer:
         if not stored.duplicate:
             self._figures.scored_local(group.task.ref.dataset, result)
             self._say_scored(group, group_id, result, stored.seq)
+            self._note_own(group)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
         self._outbox.offer(group, group_id, result.rewards)
         await delivery.ack()

@@ -28,6 +28,16 @@ class Quarantine:
         until_s, length_s = self._senders.get(sender, (0.0, 0.0))
         return min(length_s, max(0.0, until_s - now_s))
 
+    def term(self, sender: str) -> tuple[float, float]:
+        """Until when `sender` was left out last (Unix time), and for how long; zeros when it never was."""
+        return self._senders.get(sender, (0.0, 0.0))
+
+    def restore(self, sender: str, until_s: float, length_s: float) -> None:
+        """Take over a term that was noted elsewhere."""
+        self._senders.pop(sender, None)
+        if length_s > 0:
+            self._senders[sender] = (until_s, min(length_s, LONGEST_S))
+
     def count(self, now_s: float) -> int:
         """How many are left out now."""
         return sum(until_s > now_s for until_s, _ in self._senders.values())

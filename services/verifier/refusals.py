@@ -11,9 +11,11 @@ class Refusal(Enum):
 
     TOO_LARGE = "too_large"
     BLOB_MISSING = "blob_missing"
+    REFERENCE = "reference"
     FLOOD = "flood"
     MALFORMED = "malformed"
     SCHEMA_VERSION = "schema_version"
+    OTHER_SWARM = "other_swarm"
     SIGNATURE = "signature"
     BANNED = "banned"
     QUARANTINED = "quarantined"
@@ -28,27 +30,47 @@ class Refusal(Enum):
     TASK_UNDERIVABLE = "task_underivable"
     TASK_MISMATCH = "task_mismatch"
     SCORING_TIMEOUT = "scoring_timeout"
+    SCORING_COST = "scoring_cost"
+    REPEATED = "repeated"
+    COPIED = "copied"
 
 
-BLAME: dict[Refusal, float] = {
+class Found(Enum):
+    """What is found out about a group after it was taken in. The values stand beside those of `Refusal` in reports."""
+
+    ABSURD = "absurd"
+
+
+Offence = Refusal | Found
+
+BLAME: dict[Offence, float] = {
     Refusal.MALFORMED: 1.0,
     Refusal.TASK_MISMATCH: 1.0,
     Refusal.SCORING_TIMEOUT: 1.0,
+    Refusal.SCORING_COST: 1.0,
     Refusal.TASK_UNDERIVABLE: 0.5,
-    Refusal.LENGTHS: 0.25,
     Refusal.FROM_FUTURE: 0.25,
     Refusal.UNKNOWN_KEY: 0.25,
+    Refusal.REPEATED: 0.25,
+    Refusal.COPIED: 0.25,
+    Found.ABSURD: 0.5,
 }
 """How bad a body is for the standing of the key that signed it, in [0, 1]; what is missing here is nobody's fault.
 
 Only a body under a valid signature can be blamed on anyone, and only on the key, never on a name:
 
-* Before the signature is checked everybody could have sent it: too large, chunks missing, unreadable envelope, forged signature.
+* Before the signature is checked everybody could have sent it: too large, chunks missing or not the message's own, unreadable
+  envelope, forged signature.
 * The envelope's `node` and the subject are not signed. A peer can store another's message under a third one's subject (`author`).
 * Whoever reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body counts once, however often it comes.
-* `task_not_allowed`, `held_out`, `schema_version`: an honest node cannot know this node's choices and version.
-* Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong clock, a narrower limit here,
-  two nodes of one name. What no honest node of the same software sends weighs 1.
+* Whoever reads another swarm can bring its groups here (`other_swarm`), and an honest node may be set up wrongly.
+* `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this node's choices and version.
+* `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a judgement on many groups
+  (`services.verifier.scoring_cost`) and leads to quarantine by itself.
+* A copy is blamed only where chance is no explanation, and on the later one in the stream (`services.verifier.copies`).
+* What this node's policy finds absurd may be what it has yet to learn: it counts by the part of the answers that are.
+* Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong clock, two nodes of one
+  name. What no honest node of the same software sends weighs 1.
 """
 
 

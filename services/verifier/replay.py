@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import re
+import time
+import uuid
+from collections import OrderedDict
 from pathlib import Path
 
-_ID = re.compile(r"[0-9a-f]{64}")
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
+"""An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
+_MARK_BYTES = 34
+"""First line of a file that was written again: `#` and 32 letters that no other file has."""
+_SPARE_LINES = 1024
+"""A file of fewer lines is not worth writing again."""
 
 
 class ReplayMemory:
-    """The ids of the last `capacity` accepted groups, kept in an append-only file that is cut down when it is loaded.
+    """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which their age alone refuses them.
 
-    What other processes appended is read before an id is called new.
+    The file only grows by appending, until most of it is of no use any more and it is written again. Any process may die at any
+    instant: the new file takes the old one's place in one step, a torn last line costs that line only, and what another process
+    appends meanwhile is carried over (unless the one that writes is killed in the instant between these two steps; the other
+    process still knows it). What other processes appended is read before an id is called new.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None) -> None:
-        """`path` None keeps the memory in this process only."""
+    def __init__(self, capacity: int, path: Path | None = None, *, keep_s: float = math.inf, now_s: float | None = None) -> None:
+        """`path` None keeps the memory in this process only. `now_s` is the time of loading, Unix seconds; None: the clock's."""
         self._capacity = capacity
         self._path = path
-        self._ids: dict[str, None] = {}
-        self._inode = 0
+        self._keep_s = keep_s
+        self._ids: OrderedDict[str, float] = OrderedDict()
+        self._version = 0, b""
         self._read_bytes = 0
+        self._lines = 0
         if path is not None:
-            self._load(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._read_new_lines(path)
+            self._shorten(path, time.time() if now_s is None else now_s)
 
     def __len__(self) -> int:
         """How many ids it holds."""
@@ -35,44 +56,92 @@ class ReplayMemory:
             self._read_new_lines(self._path)
         return group_id in self._ids
 
-    def remember(self, group_id: str) -> None:
-        """Note an accepted group; forgets the oldest beyond the capacity."""
-        self._add(group_id)
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(group_id + "\n")
+    def remember(self, group_id: str, now_s: float) -> None:
+        """Note a group accepted at `now_s`, Unix seconds. Forgets what is too old or too much.
 
-    def _add(self, group_id: str) -> None:
-        self._ids[group_id] = None
-        if len(self._ids) > self._capacity:
-            del self._ids[next(iter(self._ids))]
-
-    def _load(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        A disk that takes nothing is logged: the group is still known here, and the node goes on.
+        """
+        self._add(group_id, now_s)
+        self._forget(now_s)
+        if self._path is None:
             return
-        lines = path.read_text(errors="replace").splitlines()
-        if len(lines) > 2 * self._capacity:
-            kept = [line for line in lines if _ID.fullmatch(line)][-self._capacity :]
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_text("".join(line + "\n" for line in kept))
+        try:
+            self._append(self._path, group_id, now_s)
+            self._read_new_lines(self._path)
+            self._shorten(self._path, now_s)
+        except OSError as error:
+            log.error("accepted_group_not_written", file=str(self._path), reason=str(error), remedy="free some space")
+
+    def _add(self, group_id: str, at_s: float) -> None:
+        self._ids[group_id] = at_s
+        if len(self._ids) > self._capacity:
+            self._ids.popitem(last=False)
+
+    def _forget(self, now_s: float) -> None:
+        while self._ids and next(iter(self._ids.values())) < now_s - self._keep_s:
+            self._ids.popitem(last=False)
+
+    def _append(self, path: Path, group_id: str, at_s: float) -> None:
+        """Write one line. A leading line break ends a line that a killed process left torn."""
+        line = f"\n{group_id} {int(at_s)}\n".encode()
+        while True:
+            with path.open("ab", buffering=0) as file:
+                file.write(line)
+                try:
+                    replaced = os.fstat(file.fileno()).st_ino != path.stat().st_ino
+                except FileNotFoundError:
+                    replaced = True
+            if not replaced:  # else it may have been written again without this line
+                return
+
+    def _shorten(self, path: Path, now_s: float) -> None:
+        """Write the file again with what is still of use, if that is less than half. One process at a time; others go on."""
+        if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
+            return
+        with path.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return
+            self._read_new_lines(path)
+            self._forget(now_s)
+            self._write_again(path)
+
+    def _write_again(self, path: Path) -> None:
+        draft = path.with_suffix(".new")
+        with path.open("rb") as old:
+            old.seek(self._read_bytes)
+            with draft.open("wb") as new:
+                new.write(f"#{uuid.uuid4().hex}\n".encode())
+                new.writelines(f"{group_id} {int(at_s)}\n".encode() for group_id, at_s in self._ids.items())
+                new.flush()
+                os.fsync(new.fileno())
             draft.replace(path)
-        self._read_new_lines(path)
+            late = old.read()  # appended by others since: they may have looked before the file was replaced
+        if late:
+            with path.open("ab", buffering=0) as new:
+                new.write(late)
 
     def _read_new_lines(self, path: Path) -> None:
         try:
-            stat = path.stat()
+            file = path.open("rb")
         except FileNotFoundError:
             return
-        if stat.st_ino != self._inode or stat.st_size < self._read_bytes:
-            self._inode, self._read_bytes = stat.st_ino, 0  # cut down by another process
-        if stat.st_size == self._read_bytes:
-            return
-        with path.open("rb") as file:
+        with file:
+            stat = os.fstat(file.fileno())
+            # Inode numbers are used again soon, so a file that was written again carries a mark of its own.
+            version = stat.st_ino, file.read(_MARK_BYTES)
+            if version != self._version and (stat.st_ino != self._version[0] or self._read_bytes >= _MARK_BYTES):
+                self._read_bytes = self._lines = 0
+            self._version = version
+            if stat.st_size < self._read_bytes:
+                self._read_bytes = self._lines = 0
             file.seek(self._read_bytes)
             text = file.read()
         complete = text.rfind(b"\n") + 1
         self._read_bytes += complete
         for line in text[:complete].decode(errors="replace").splitlines():
-            if _ID.fullmatch(line):
-                self._add(line)
+            found = _LINE.fullmatch(line)
+            self._lines += bool(line)
+            if found is not None and found[1] not in self._ids:
+                self._add(found[1], float(found[2]) if found[2] else stat.st_mtime)

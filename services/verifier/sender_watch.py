@@ -1,4 +1,5 @@
-"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its file; and says who stands badly.
+"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its file, the common reputation; and
+says who stands badly.
 
 Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one request.
 """
@@ -11,7 +12,8 @@ from typing import Any
 
 from services.verifier.border import Border
 from services.verifier.figures import Figures
-from services.verifier.trust import RosterKeys
+from services.verifier.shared_reputation import SharedReputation
+from services.verifier.trust import RosterKeys, Trust
 from shared import subjects
 from shared.messages import MessageError, decode, encode
 from shared.roster import RosterError
@@ -26,13 +28,21 @@ class SenderWatch:
     """One verifier replica's."""
 
     def __init__(
-        self, node_id: str, replica: str, node: Transport, border: Border, roster: RosterKeys | None, figures: Figures, log: Any
+        self,
+        node_id: str,
+        replica: str,
+        node: Transport,
+        border: Border,
+        trust: Trust,
+        figures: Figures,
+        log: Any,
     ) -> None:
         self._id = node_id
         self._report_key = SENDERS_PREFIX + replica
         self._node = node
         self._border = border
-        self._roster = roster
+        self._roster = trust if isinstance(trust, RosterKeys) else None
+        self._reputation = SharedReputation(node_id, node, border.reputation, trust, log)
         self._figures = figures
         self._log = log
         self._revision = 0
@@ -47,6 +57,7 @@ class SenderWatch:
                 await self.look()
                 if time.monotonic() - reported_at >= REPORT_PERIOD_S:
                     reported_at = time.monotonic()
+                    await self.exchange()
                     await self.report(time.time())
             except TransportError as error:
                 self._log.debug("bans_not_read", reason=str(error))
@@ -71,6 +82,14 @@ class SenderWatch:
         self._border.bans.refresh()
         now_s = time.time()
         self._figures.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
+
+    async def exchange(self) -> None:
+        """Keep what is known of keys, and learn what other replicas, the trainer and an earlier life of this one knew.
+
+        Raises:
+            TransportError: the node plane does not answer.
+        """
+        await self._reputation.exchange(time.time())
 
     async def report(self, now_s: float) -> None:
         """Write down the worst senders if that changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from services.verifier.border import Border, BorderRules
 from services.verifier.figures import Figures
@@ -30,6 +31,8 @@ from shared.transport.base import ConsumerSpec, TransportError
 MAX_ACK_PENDING = 256
 QUEUES_PERIOD_S = 5.0
 MAX_REPLAY_MEMORY = 2_000_000
+REPLAY_MARGIN_S = 300.0
+"""A group is remembered this much longer than its age lets it in, for clocks that are set back."""
 
 
 class VerifierService:
@@ -43,8 +46,12 @@ class VerifierService:
             given = config.verifier.signing_key_file
             self._key = load(Path(given)) if given else load_or_create(run_dir / "node.nk")
             self._roster = RosterKeys(config.verifier.roster_file) if config.verifier.trust == "roster" else None
-            self._trust = self._roster or KnownKeys(run_dir / "known_keys.txt", (config.node.id, self._key.public_key))
-            self._replay = ReplayMemory(_replay_capacity(config), run_dir / "accepted_groups.txt")
+            self._trust = self._roster or KnownKeys(
+                run_dir / "known_keys.txt", (config.node.id, self._key.public_key), config.verifier.forget_names_after_s
+            )
+            self._replay = ReplayMemory(
+                _replay_capacity(config), run_dir / "accepted_groups.txt", keep_s=_longest_s(config) + REPLAY_MARGIN_S
+            )
             check_specs(config.tasks)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
         except RosterError as error:
@@ -60,18 +67,20 @@ class VerifierService:
         if config.nats.create_streams:
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
-        pool = ScorerPool.from_config(config.verifier, tasks=config.tasks)
+        pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=config.nats.swarm_url is not None)
         link = SwarmLink(config, context.swarm, figures, log)
         if config.nats.swarm_url is not None:
             context.planes.watch("swarm", lambda: link.held)
         try:
             await pool.start()
+            self._say_protections(pool, figures, log)
             own = OwnModel()
-            outbox = Outbox(config.verifier, self._key, link, figures, log)
-            local = LocalScorer(config, context.node, pool, outbox, own, figures, log)
+            outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             border = Border(self._rules(), self._trust, self._replay, self._held_out)
+            local = LocalScorer(config, context.node, pool, outbox, own, figures, log, border.note_own)
             intake = Intake(config, context.node, link, border, pool, own, figures, log)
-            watch = SenderWatch(config.node.id, context.replica, context.node, border, self._roster, figures, log)
+            watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
+            await watch.exchange()
             await watch.look()
             reports = Reports(config, self._key.public_key, context.node, link, own, log)
             context.mark_ready()
@@ -93,6 +102,11 @@ class VerifierService:
         finally:
             await pool.close()
             await link.close()
+
+    def _say_protections(self, pool: ScorerPool, figures: Figures, log: Any) -> None:
+        figures.protections(pool.missing)
+        for protection, cause in sorted(pool.missing.items()):
+            log.warning("sandbox_protection_missing", protection=protection, cause=cause)
 
     async def _watch_queues(self, context: ServiceContext, figures: Figures) -> None:
         node = self._config.node.id
@@ -118,18 +132,25 @@ class VerifierService:
         verifier = self._config.verifier
         return BorderRules(
             node=self._config.node.id,
-            accept=verifier.accept,
+            swarm_id=self._config.nats.swarm_id,
+            accept=verifier.accepted_tasks,
             own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in self._config.tasks),
             max_age_s=verifier.max_age_s,
             max_clock_skew_s=verifier.max_clock_skew_s,
             max_bytes=verifier.max_foreign_bytes,
-            max_completions=verifier.max_foreign_completions,
+            max_completions=self._config.max_foreign_completions,
             max_answer_chars=verifier.max_answer_chars,
+            max_tokens=self._config.max_foreign_tokens,
+            established_after=verifier.newcomer_groups,
         )
 
 
 def _replay_capacity(config: NodeConfig) -> int:
     """Room for all that can be taken in while it is not too old, so that the age check takes over where the memory ends."""
     verifier = config.verifier
-    longest_s = verifier.max_age_s + verifier.max_clock_skew_s
-    return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * longest_s) + 1))
+    return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * _longest_s(config)) + 1))
+
+
+def _longest_s(config: NodeConfig) -> float:
+    """How long after its acceptance a group is still young enough to be taken in."""
+    return config.verifier.max_age_s + config.verifier.max_clock_skew_s

@@ -8,12 +8,12 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from services.verifier.figures import Figures
-from services.verifier.sharing_rules import is_shared, sign
+from services.verifier.sharing_rules import is_shared, message_id, sign
 from services.verifier.swarm_link import SwarmLink
 from shared import subjects
 from shared.config.sections import VerifierSection
 from shared.keys import SigningKey
-from shared.messages import RolloutGroup, content_id, encode
+from shared.messages import DEFAULT_SWARM_ID, RolloutGroup, content_id, encode
 from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.transport.base import TooLarge, TransportError
 
@@ -36,8 +36,17 @@ class Parcel(NamedTuple):
 class Outbox:
     """Groups on their way to the swarm; the oldest is dropped, and counted, when there are too many."""
 
-    def __init__(self, config: VerifierSection, key: SigningKey, link: SwarmLink, figures: Figures, log: Any) -> None:
+    def __init__(
+        self,
+        config: VerifierSection,
+        key: SigningKey,
+        link: SwarmLink,
+        figures: Figures,
+        log: Any,
+        swarm_id: str = DEFAULT_SWARM_ID,
+    ) -> None:
         self._config = config
+        self._swarm_id = swarm_id
         self._key = key
         self._link = link
         self._figures = figures
@@ -50,7 +59,7 @@ class Outbox:
         """Queue a scored group if the share policy wants it. Never waits. `group_id` is the one it has on this node."""
         if not is_shared(self._config.share, rewards):
             return
-        signed = sign(group, self._key, share_tokens=self._config.share_tokens)
+        signed = sign(group, self._key, share_tokens=self._config.share_tokens, swarm_id=self._swarm_id)
         payload, task = encode(signed), group.task.ref.dataset
         subject, shared_id = subjects.rollouts(group.node, task), content_id(signed.body)
         self._waiting.append(Parcel(subject, task, group.policy_version, group_id, shared_id, payload))
@@ -84,7 +93,7 @@ class Outbox:
                 first.subject,
                 first.payload,
                 stream=subjects.SWARM_ROLLOUTS,
-                message_id=first.shared_id,
+                message_id=message_id(first.shared_id, self._key),
                 headers=headers,
             )
         except TooLarge as error:
@@ -105,6 +114,7 @@ class Outbox:
                 task=first.task,
                 policy_version=first.policy_version,
                 swarm_seq=ack.seq,
+                duplicate=ack.duplicate,
                 seconds=round(seconds, 4),
             )
         # While publishing, the queue may have overflowed and dropped this very entry.

@@ -1,25 +1,39 @@
-"""Which key a node's name belongs to: the first one seen with it, remembered across restarts (open), or the one listed (roster)."""
+"""Which key a node's name belongs to: the one that used it first, remembered across restarts (open), or the one listed (roster)."""
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from services.verifier.names_file import NameLine, NamesFile
 from shared.roster import RosterEntry, read_roster
 
 MAX_NAMES = 20_000
+"""Names remembered at most; beyond that the ones that matter least give way, so that a newcomer always finds room."""
+
+IDLE_S = 30 * 86_400.0
+"""A name without an accepted group for this long is free again: the default of `verifier.forget_names_after_s`."""
+
+RENAME_AFTER_S = 3600.0
+"""A key may take another name when its present one has brought no accepted group for this long; it has one name at any time."""
+
+KEPT_GROUPS = 32
+"""A name with as many accepted groups gives way only when no name with fewer is left."""
+
+_WRITTEN_EVERY_S = 3600.0
+_FREED_AT_ONCE = 100
 
 
 class Trust(Protocol):
-    """Who may use a name. Nothing here looks at a signature."""
+    """Who may use a name. Nothing here looks at a signature; `now_s` is Unix time."""
 
-    def may_use(self, name: str, public_key: str) -> bool:
-        """Whether `name` is free or belongs to this key."""
+    def may_use(self, name: str, public_key: str, now_s: float) -> bool:
+        """Whether `name` is free or belongs to this key, and the key has no other name."""
         ...
 
-    def bind(self, name: str, public_key: str) -> bool:
-        """Give `name` to the key if it is free. False when it belongs to another, or cannot be given."""
+    def bind(self, name: str, public_key: str, now_s: float) -> bool:
+        """Note an accepted group of this key: `name` is its name from now on. False when `may_use` says no."""
         ...
 
     def key_of(self, name: str) -> str | None:
@@ -38,14 +52,14 @@ class RosterKeys:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def may_use(self, name: str, public_key: str) -> bool:
+    def may_use(self, name: str, public_key: str, now_s: float) -> bool:
         """Whether the roster lists this name with this key."""
         entry = self._entries.get(name)
         return entry is not None and entry.public_key == public_key
 
-    def bind(self, name: str, public_key: str) -> bool:
+    def bind(self, name: str, public_key: str, now_s: float) -> bool:
         """As `may_use`: a roster gives nothing away."""
-        return self.may_use(name, public_key)
+        return self.may_use(name, public_key, now_s)
 
     def key_of(self, name: str) -> str | None:
         """The listed key."""
@@ -73,56 +87,115 @@ class RosterKeys:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-class KnownKeys:
-    """Names and their keys, in an append-only file of `name key` lines, that replicas on one machine share.
+@dataclass(slots=True)
+class _Name:
+    public_key: str
+    seen_s: float
+    groups: int
+    written_s: float
 
-    The first line of a name counts. Lines that other processes added are read before a new name is bound.
+
+class KnownKeys:
+    """One name for each key and one key for each name, in a file that replicas on one machine share (`names_file`).
+
+    A name is given with the first accepted group, never on arrival: what costs nothing but a signature binds nothing. It is free
+    again after `idle_s` without an accepted group. When all `MAX_NAMES` are taken, names with few accepted groups that were not
+    used for longest give way, so that nobody can fill the list against newcomers, nor take an established node's name.
     """
 
-    def __init__(self, path: Path, own: tuple[str, str]) -> None:
-        """`own` is this node's name and key: nobody else gets that name."""
-        self._path = path
-        self._read_bytes = 0
-        self._keys = dict([own])
-        self._read_new_lines()
+    def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
+        """`own` is this node's name and key: nobody else gets that name, and it never expires."""
+        self._file = NamesFile(path)
+        self._own = own
+        self._idle_s = idle_s
+        self._names: dict[str, _Name] = {}
+        self._name_of: dict[str, str] = {}
+        self._take_over(self._file.read())
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._names) + 1
 
-    def may_use(self, name: str, public_key: str) -> bool:
-        """Whether `name` is free or belongs to this key."""
-        return self._keys.get(name, public_key) == public_key
+    def may_use(self, name: str, public_key: str, now_s: float) -> bool:
+        """Whether `name` is free or belongs to this key, and the key has no other name."""
+        if name == self._own[0] or public_key == self._own[1]:
+            return (name, public_key) == self._own
+        known = self._names.get(name)
+        if known is not None and known.public_key != public_key and now_s - known.seen_s <= self._idle_s:
+            return False
+        other = self._name_of.get(public_key, name)
+        return other == name or now_s - self._names[other].seen_s > min(RENAME_AFTER_S, self._idle_s)
 
     def key_of(self, name: str) -> str | None:
         """The key that `name` belongs to."""
-        return self._keys.get(name)
+        if name == self._own[0]:
+            return self._own[1]
+        known = self._names.get(name)
+        return known.public_key if known else None
 
-    def bind(self, name: str, public_key: str) -> bool:
-        """Give `name` to the key if it is free. False when it belongs to another, or there is no room for more names."""
-        if name not in self._keys:
-            self._read_new_lines()
-        if name in self._keys:
-            return self._keys[name] == public_key
-        if len(self._keys) >= MAX_NAMES:
-            return False
-        self._keys[name] = public_key
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, f"{name} {public_key}\n".encode())
-        finally:
-            os.close(descriptor)
+    def bind(self, name: str, public_key: str, now_s: float) -> bool:
+        """Note an accepted group of this key under this name. False when the name or the key belongs elsewhere.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self.key_of(name) != public_key:
+            return self._bind_new(name, public_key, now_s)
+        known = self._names.get(name)
+        if known is not None:
+            known.seen_s = max(known.seen_s, now_s)
+            known.groups += 1
+            if now_s - known.written_s >= _WRITTEN_EVERY_S or known.groups == KEPT_GROUPS:
+                known.written_s = now_s
+                with self._file.locked():
+                    self._file.append(self._line(name))
         return True
 
-    def _read_new_lines(self) -> None:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read_bytes)
-                text = file.read()
-        except FileNotFoundError:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+    def _bind_new(self, name: str, public_key: str, now_s: float) -> bool:
+        with self._file.locked():
+            self._take_over(self._file.read())
+            if not self.may_use(name, public_key, now_s):
+                return False
+            self._set(NameLine(name, public_key, now_s, 1))
+            self._file.append(self._line(name))
+            self._make_room()
+            if self._file.lines > 2 * MAX_NAMES:
+                self._file.rewrite([self._line(each) for each in self._names])
+        return True
+
+    def _take_over(self, lines: list[NameLine]) -> None:
+        for line in lines:
+            if line.name == self._own[0] or line.public_key == self._own[1]:
+                continue
+            if line.first_counts and (line.name in self._names or line.public_key in self._name_of):
+                continue
+            self._set(line)
+        self._make_room()
+
+    def _set(self, line: NameLine) -> None:
+        """The newest line of a name and of a key counts: it was written by who looked first, under the file's lock."""
+        known = self._names.pop(line.name, None)
+        if known is not None and self._name_of.get(known.public_key) == line.name:
+            del self._name_of[known.public_key]
+        if (other := self._name_of.get(line.public_key)) is not None:
+            del self._names[other]
+        groups, seen_s = line.groups, line.seen_s
+        if known is not None and known.public_key == line.public_key:
+            groups, seen_s = max(groups, known.groups), max(seen_s, known.seen_s)
+        self._names[line.name] = _Name(line.public_key, seen_s, groups, line.seen_s)
+        self._name_of[line.public_key] = line.name
+
+    def _make_room(self) -> None:
+        if len(self._names) < MAX_NAMES:
             return
-        complete = text.rfind(b"\n") + 1
-        self._read_bytes += complete
-        for line in text[:complete].decode(errors="replace").splitlines():
-            name, _, public_key = line.partition(" ")
-            self._keys.setdefault(name, public_key)
+        # The newest stands last and is not among those that give way.
+        by_worth = sorted(list(self._names)[:-1], key=self._worth)
+        for name in by_worth[: len(self._names) - MAX_NAMES + min(_FREED_AT_ONCE, MAX_NAMES // 2)]:
+            del self._name_of[self._names.pop(name).public_key]
+
+    def _worth(self, name: str) -> tuple[bool, float]:
+        known = self._names[name]
+        return known.groups >= KEPT_GROUPS, known.seen_s
+
+    def _line(self, name: str) -> NameLine:
+        known = self._names[name]
+        return NameLine(name, known.public_key, known.seen_s, known.groups)

@@ -74,6 +74,16 @@ class NodeConfig(BaseSettings):
         return self
 
     @property
+    def max_foreign_completions(self) -> int:
+        """Completions of the largest foreign group taken in."""
+        return self.verifier.max_foreign_completions or 2 * self.generator.completions
+
+    @property
+    def max_foreign_tokens(self) -> int:
+        """Tokens of the longest foreign completion taken in."""
+        return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
+
+    @property
     def policy_store_uri(self) -> str:
         """The policy store's URI, the run's own folder by default."""
         return self.policy_store.uri or (self.node.run_dir / "policies").absolute().as_uri()

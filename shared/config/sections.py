@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from shared.hub_models import COMMIT, how_to_pin
+from shared.text import visible
+from shared.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 
 
 class Section(BaseModel):
@@ -19,7 +24,14 @@ class NodeSection(Section):
     """Who this node is."""
 
     id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="Name of the node in the swarm; unique in it.")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Root of every random choice; combined with the node's id.")
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        description="Root of every random choice; combined with the node's id. 0: training tasks are drawn by a secret of the node "
+        "besides, kept in its bucket, so that nobody can tell the next ones. Any other: the same seed draws the same tasks in "
+        "every run, for experiments; others can then work them out.",
+    )
     run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run; names its folder.")
     replica: str = Field(
         "0", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$", description="This process among the replicas of its role; the pod's name."
@@ -37,6 +49,13 @@ class NatsSection(Section):
 
     node_url: str = Field("nats://127.0.0.1:4222", description="Server of this node's own streams.")
     swarm_url: str | None = Field("nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node alone.")
+    swarm_id: str = Field(
+        DEFAULT_SWARM_ID,
+        pattern=SWARM_ID_PATTERN,
+        description="Name of the swarm that this node's groups are signed for; those of another one are refused (other_swarm), so "
+        "that nothing of one run can be brought into the next. One default for all: nodes that share a server need no setting. "
+        "`swarm up` uses the run's name with the server that it starts.",
+    )
     swarm_domain: str = Field(
         "",
         pattern=r"^[A-Za-z0-9_-]*$",
@@ -76,7 +95,11 @@ class ModelSection(Section):
     """The policy."""
 
     path: str = Field("models/base", description="Folder or hub name of any causal LM that `transformers` loads.")
-    name: str = Field("", max_length=512, description="Public name in the swarm; empty: the path.")
+    revision: str = Field(
+        "",
+        description="Commit of a hub name, all 40 digits, and then required: a name's files can change. A folder needs none.",
+    )
+    name: str = Field("", max_length=512, description="Public name in the swarm, plain text; empty: the path.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
@@ -84,10 +107,29 @@ class ModelSection(Section):
     max_length: int = Field(0, ge=0, description="Longest prompt + completion in tokens; 0: what the model's config says.")
     system_prompt: str = Field("", description="Put before each question when not empty.")
 
+    @field_validator("revision")
+    @classmethod
+    def _revision_is_a_commit(cls, value: str, info: ValidationInfo) -> str:
+        if value and not re.fullmatch(COMMIT, value):
+            raise ValueError(
+                f"{value[:60]!r} is no commit's full hash; a branch such as main moves, a tag can, and their files with them: "
+                f"{how_to_pin(info.data.get('path', ''))}"
+            )
+        return value
+
     @property
     def public_name(self) -> str:
         """Name under which other nodes know this model."""
         return self.name or self.path
+
+    @model_validator(mode="after")
+    def _public_name_is_plain(self) -> ModelSection:
+        if visible(self.public_name) != self.public_name or len(self.public_name) > 512:
+            raise ValueError(
+                f"other nodes see the model as {visible(self.public_name, 80)!r} and refuse names with control or invisible "
+                "characters, or over 512: set model.name"
+            )
+        return self
 
 
 class TaskSpec(Section):
@@ -157,22 +199,58 @@ class VerifierSection(Section):
     )
     share_tokens: bool = Field(True, description="Send token ids and behaviour logprobs too; of use under the same tokenizer.")
     workers: int = Field(
-        2, ge=1, le=256, description="Scorer processes; with one, an answer that hangs delays all others until it is killed."
+        2,
+        ge=1,
+        le=256,
+        description="Scorer processes for this node's own groups; with one, an answer that hangs delays all others until it is "
+        "killed. Others' groups have processes of their own.",
     )
-    answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one answer; after it the worker is killed.")
+    foreign_workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Scorer processes for others' groups, besides `workers`: what strangers can take of this machine's processors "
+        "at most. A group costs 10 ms of CPU time.",
+    )
+    foreign_group_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Wall clock in seconds for a foreign group, its derivation included; past it the group is refused. Ordinary "
+        "ones take milliseconds; one second of CPU time for the derivation and for each answer holds besides.",
+    )
+    answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one own answer; after it the worker is killed.")
     worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process.")
     max_deliver: int = Field(5, ge=1, le=100, description="Tries to score a group before it goes to the dead letters.")
     ack_wait_s: float = Field(60.0, ge=5, description="A group in work this long goes to another replica.")
     intake_groups_per_s: float = Field(20.0, gt=0, description="Foreign groups looked at per second, whatever the swarm's size.")
     intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
-    accept: Literal["same", "dataset", "any"] = Field(
-        "dataset", description="Foreign tasks taken in: the same dataset and config as an own source, the same dataset, or any."
+    accept: Literal["auto", "same", "dataset", "any"] = Field(
+        "auto",
+        description="Foreign tasks taken in. same: dataset and config of one of the own [[tasks]]; dataset: its dataset, in any "
+        "config; any: every known dataset; auto: same with trust = open, dataset with trust = roster.",
     )
     max_age_s: float = Field(1800.0, gt=0, description="Oldest foreign group taken in.")
     max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
     max_foreign_bytes: int = Field(8 * 2**20, ge=1024, description="Largest foreign message looked at.")
-    max_foreign_completions: int = Field(64, ge=1, le=1024, description="Largest foreign group taken in.")
+    max_foreign_completions: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Completions taken in of a foreign group, the first ones where it has more; 0: twice generator.completions.",
+    )
+    max_foreign_length: float = Field(
+        2.0,
+        ge=1,
+        le=1024,
+        description="Longest foreign completion, as a multiple of generator.max_new_tokens; 2 leaves room for another tokenizer.",
+    )
     max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text taken in.")
+    foreign_partial_credit: bool = Field(
+        False,
+        description="Count what a foreign answer that does not pass (reward below 0.99) earned. Off: it counts 0, because paid "
+        "near misses can be written on purpose. On: where a dataset hardly ever gives full marks.",
+    )
     replay_memory: int = Field(200_000, ge=1000, description="Foreign group ids remembered so that none counts twice.")
     trust: Literal["open", "roster"] = Field(
         "open", description="open: a name belongs to the first key seen with it; roster: only what `roster_file` lists."
@@ -184,10 +262,29 @@ class VerifierSection(Section):
         "",
         description="Nkey seed that signs what is shared, for all replicas; empty: node.nk in the run's folder, made there.",
     )
+    forget_names_after_s: float = Field(
+        2_592_000.0, ge=3600, description="Trust open: a name that brought no group for this long is free again; 30 days."
+    )
     max_sender_share: float = Field(0.5, gt=0, le=1, description="One sender's part of intake_groups_per_s at most.")
+    newcomer_groups: int = Field(
+        32, ge=0, le=1_000_000, description="Accepted groups until a key has earned a whole share (some minutes' work); 0: at once."
+    )
+    newcomer_share: float = Field(
+        0.25,
+        gt=0,
+        lt=1,
+        description="Part of the intake that all newcomers together have while established senders want it all; else more.",
+    )
     intake_look_factor: float = Field(
         8.0, ge=1, le=1000, description="Messages read per one of intake_groups_per_s, to find the others' behind a flood."
     )
+
+    @property
+    def accepted_tasks(self) -> Literal["same", "dataset", "any"]:
+        """What `accept` means with this `trust`."""
+        if self.accept == "auto":
+            return "dataset" if self.trust == "roster" else "same"
+        return self.accept
 
 
 Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced", "likelihood_near", "likelihood_far"]
@@ -235,6 +332,14 @@ class SamplerSection(Section):
         "no cap while only one other node is there. 1: off.",
     )
 
+    newcomer_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="Part of a batch's external groups, or one, that newcomers together have at most while established nodes "
+        "have enough; else more. 1: off.",
+    )
+
     @model_validator(mode="after")
     def _can_move(self) -> SamplerSection:
         few, enough = self.adapt_informative
@@ -251,7 +356,11 @@ class LoraSection(Section):
     rank: int = Field(0, ge=0, le=4096, description="0: full fine-tuning.")
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
-    target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="Names of the layers to adapt.")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        "all-linear",
+        description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
+        "a name fits all layers that end in it.",
+    )
 
 
 class TrainerSection(Section):
@@ -276,15 +385,56 @@ class TrainerSection(Section):
         description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1.",
     )
     policy_check_fraction: float = Field(
-        0.0, ge=0, le=1, description="Part of the foreign groups whose answers must not be absurd to the own policy; 0: off."
+        1.0,
+        ge=0,
+        le=1,
+        description="Part of the foreign groups whose answers must not be absurd to the own policy, at the cost of a forward pass; "
+        "0: off.",
+    )
+    foreign_logprob_slack: float | None = Field(
+        2.0,
+        gt=0,
+        description="A checked answer whose mean logprob per token is more than this, in nats, below the mean of the batch's local "
+        "answers is not trained on. Unset: only min_foreign_logprob counts.",
     )
     min_foreign_logprob: float = Field(
-        -8.0, le=0, description="A checked answer with a lower mean logprob per token, in nats, is not trained on."
+        -8.0, le=0, description="The same, whatever the local answers are like: the least mean logprob per token, in nats."
     )
     sequence_mask: tuple[float, float] | None = Field(
         None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
     )
     external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
+    max_foreign_advantage: float = Field(
+        0.0,
+        ge=0,
+        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the most that a group of L can have, "
+        "with L generator.completions, at least 8.",
+    )
+    foreign_cost_factor: float = Field(
+        4.0,
+        ge=0,
+        description="A foreign group may cost this many times what is usual in its batch, in tokens computed; 0: anything. A "
+        "group of twice the completions of twice the length costs 4.",
+    )
+    foreign_share_factor: float = Field(
+        4.0,
+        ge=0,
+        description="A foreign group counts for this many times a usual one's tokens at most, in losses that divide by tokens; "
+        "0: for all it has. The demo's tasks differ by 4.",
+    )
+    foreign_norm_factor: float = Field(
+        2.0,
+        ge=0,
+        description="A foreign group whose gradient is more than this many times the typical group's is scaled down to typical; "
+        "only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups of models/base are "
+        "within 1.8 in nine batches of ten.",
+    )
+    foreign_norm_proportion: float = Field(
+        1.5,
+        ge=0,
+        description="Foreign groups are measured one by one where their gradient's norm is this many times that of as many local "
+        "groups. Lower is stricter, and costs two more passes over them in more steps.",
+    )
     learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
     adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")

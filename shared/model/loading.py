@@ -12,8 +12,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from shared.config.sections import ModelSection
+from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
 from shared.runtime.errors import FatalError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,11 +58,11 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none.
+        ModelLoadError: there is none, or it is a hub name without its commit.
     """
-    _check_folder(model.path)
+    _check_source(model)
     try:
-        return AutoTokenizer.from_pretrained(model.path)
+        return AutoTokenizer.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "tokenizer", error)) from None
 
@@ -69,16 +71,34 @@ def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.dev
     """The model's weights in `dtype` on `device`.
 
     Raises:
-        ModelLoadError: no such folder or hub name, not a causal language model, or broken weights.
+        ModelLoadError: no such folder or hub name, a hub name without its commit, not a causal language model, or broken weights.
     """
-    _check_folder(model.path)
+    _check_source(model)
     try:
-        with no_progress_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype)
+        loaded: Any = read_causal_lm(model.path, model.revision, dtype=dtype)
+    except UnpinnedModelError as error:
+        raise ModelLoadError(str(error)) from None
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "model", error)) from None
     model_on_device: PreTrainedModel = loaded.to(device)
     return model_on_device
+
+
+def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any:
+    """The weights as `transformers` reads them, with its own errors.
+
+    Raises:
+        UnpinnedModelError: a hub name without its commit, or one whose commit holds an adapter: transformers would turn to the
+            model that the adapter names, and look for this commit there.
+    """
+    pinned = hub_arguments(path, revision)
+    if "revision" in pinned and find_adapter_config_file(path, revision=revision):
+        raise UnpinnedModelError(
+            f"model.path {path!r} at {revision[:12]} holds an adapter for another model, which this revision does not pin: "
+            "merge the two and give the merged model's folder"
+        )
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **pinned)
 
 
 def model_max_length(model: ModelSection) -> int:
@@ -87,9 +107,9 @@ def model_max_length(model: ModelSection) -> int:
     Raises:
         ModelLoadError: the config cannot be read.
     """
-    _check_folder(model.path)
+    _check_source(model)
     try:
-        config = AutoConfig.from_pretrained(model.path)
+        config = AutoConfig.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "config", error)) from None
     of_model = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
@@ -110,7 +130,20 @@ def end_token_id(model: Any, tokenizer: Any) -> int | None:
     return int(first) if isinstance(first, int) else None
 
 
-def _check_folder(model_path: str) -> None:
+def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every token at which engines end an answer, as `services.generator.engines.model_folder` reads them; `end_token_id` first."""
+    declared = [
+        end_token_id(model, tokenizer),
+        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+    ]
+    ids = [token for item in declared for token in (item if isinstance(item, list) else [item]) if token is not None]
+    return tuple(dict.fromkeys(map(int, ids)))
+
+
+def _check_source(model: ModelSection) -> None:
+    model_path = model.path
     folder = Path(model_path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -125,6 +158,9 @@ def _check_folder(model_path: str) -> None:
             f"model.path {model_path!r} is not a folder: build the toy policy with `swarm model init`, or set model.path to a "
             "folder or hub name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
+    problem = pin_problem(model_path, model.revision)
+    if problem:
+        raise ModelLoadError(problem)
 
 
 def _explain(model_path: str, part: str, error: Exception) -> str:

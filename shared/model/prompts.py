@@ -1,7 +1,8 @@
-"""Text to token ids, the same way for every service: how a question is asked and how an answer is read back."""
+"""Text to token ids and back, the same way for every service: how a question is asked, how an answer is written and read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -21,6 +22,14 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:
-    """Token ids of an answer that another tokenizer sampled; the end token stands last when its author ended it."""
-    ids = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    """Token ids of an answer that another tokenizer sampled; the end token stands last when its author ended it.
+
+    The text is plain: `<|im_end|>` written out in it becomes the tokens of these characters, never the control token.
+    """
+    ids = [int(token) for token in tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     return [*ids, end_token_id] if ended and end_token_id is not None else ids
+
+
+def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text that is scored and shared for sampled tokens: control tokens left out, spaces as they are."""
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

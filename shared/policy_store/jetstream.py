@@ -23,6 +23,7 @@ import msgspec
 from shared.messages import PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import cause_of, draft_in, sha256_of
+from shared.streams import look_for_streams
 from shared.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
 
@@ -50,16 +51,34 @@ class _Entry(msgspec.Struct, frozen=True):
         return range(self.first, self.last + 1)
 
 
+async def prepare_policies_stream(transport: Transport, node: str, *, create: bool, replicas: int = 1) -> None:
+    """Make the stream of policies, or only look whether it is there. Raises MissingStreams."""
+    if create:
+        await transport.ensure_stream(
+            StreamSpec(
+                name=node_policies_stream(node),
+                subjects=(node_policies(node), node_policies_catalogue(node)),
+                max_msg_bytes=CHUNK_BYTES,
+                replicas=replicas,
+                description=f"Policies of {node} in chunks",
+            )
+        )
+    else:
+        await look_for_streams(transport, [node_policies_stream(node)], "swarm nats init --plane node")
+
+
 class JetStreamStore:
     """See `PolicyStore`."""
 
-    def __init__(self, transport: Transport, node: str, replicas: int = 1) -> None:
+    def __init__(self, transport: Transport, node: str, replicas: int = 1, *, create: bool = True) -> None:
+        """`create`: make the stream if it is missing. False: the operator makes it, and a missing one is an error that says so."""
         self._transport = transport
         self._node = node
         self._stream = node_policies_stream(node)
         self._chunks = node_policies(node)
         self._catalogue = node_policies_catalogue(node)
         self._replicas = replicas
+        self._create = create
         self._ensured = False
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
@@ -119,15 +138,7 @@ class JetStreamStore:
 
     async def _ensure_stream(self) -> None:
         if not self._ensured:
-            await self._transport.ensure_stream(
-                StreamSpec(
-                    name=self._stream,
-                    subjects=(self._chunks, self._catalogue),
-                    max_msg_bytes=CHUNK_BYTES,
-                    replicas=self._replicas,
-                    description=f"Policies of {self._node} in chunks",
-                )
-            )
+            await prepare_policies_stream(self._transport, self._node, create=self._create, replicas=self._replicas)
             self._ensured = True
 
     async def _send(self, weights_file: Path, publication: str) -> tuple[int, str, list[int]]:

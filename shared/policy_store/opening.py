@@ -11,7 +11,7 @@ from shared.policy_store.volume import VolumeStore
 from shared.transport.base import Transport
 
 
-def open_policy_store(uri: str, transport: Transport | None, node: str, *, replicas: int = 1) -> PolicyStore:
+def open_policy_store(uri: str, transport: Transport | None, node: str, *, replicas: int = 1, create: bool = True) -> PolicyStore:
     """The store at `uri`.
 
     Args:
@@ -19,6 +19,7 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, *, repli
         transport: The node plane; may be None for `file://`.
         node: The node whose policies these are.
         replicas: Copies of the stream, for `nats://`.
+        create: Whether this process may make that stream (`nats.create_streams`).
 
     Raises:
         PolicyStoreError: the uri names no store.
@@ -34,5 +35,5 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, *, repli
             raise PolicyStoreError(f"policy store {uri}: policies go through nats.node_url, no server is named here: {remedy}")
         if transport is None:
             raise PolicyStoreError(f"policy store {uri}: not connected to the node plane: {remedy}")
-        return JetStreamStore(transport, node, replicas)
+        return JetStreamStore(transport, node, replicas, create=create)
     raise PolicyStoreError(f"policy store {uri!r}: unknown scheme: {remedy}")

@@ -2,6 +2,9 @@
 
 The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets everything from info on, so that a
 quiet terminal loses nothing. Completions are never logged at info.
+
+What a line quotes may be another node's words. On a terminal all of it is escaped (`shared.text`), libraries' lines and tracebacks
+included; JSON escapes what is not ASCII by itself, and DEL is added to that, so a log file is safe to look at too.
 """
 
 from __future__ import annotations
@@ -9,17 +12,25 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import sys
+import traceback
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, TextIO
 
 import structlog
+
+from shared.text import visible, visible_json, visible_lines
 
 _MAX_LOG_BYTES = 50 * 2**20
 
 
-def configure_logging(*, level: str, log_format: Literal["auto", "console", "json"], file: Path | None = None) -> None:
-    """Route structlog and the standard library's logging to standard output and, if given, to `file`."""
-    console = log_format == "console" or (log_format == "auto" and sys.stdout.isatty())
+def configure_logging(
+    *, level: str, log_format: Literal["auto", "console", "json"], file: Path | None = None, stream: TextIO | None = None
+) -> None:
+    """Route structlog and the standard library's logging to `stream` (standard output unless given) and, if given, to `file`."""
+    stream = stream or sys.stdout
+    console = log_format == "console" or (log_format == "auto" and stream.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -37,18 +48,19 @@ def configure_logging(*, level: str, log_format: Literal["auto", "console", "jso
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
+            structlog.processors.JSONRenderer(serializer=visible_json),
         ],
     )
     console_formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            _escape_all,
             # Plain tracebacks: rich ones print every local variable, tensors and completions included.
-            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback),
+            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
         ],
     )
-    screen = logging.StreamHandler(sys.stdout)
+    screen = logging.StreamHandler(stream)
     screen.setFormatter(console_formatter if console else json_formatter)
     screen.setLevel(level.upper())
     handlers: list[logging.Handler] = [screen]
@@ -63,3 +75,37 @@ def configure_logging(*, level: str, log_format: Literal["auto", "console", "jso
     root.setLevel(min(handler.level for handler in handlers))
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "nats"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").addFilter(_is_worth_a_line)
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """False for what asyncio warns of at each end of a connection that nats-py turned to TLS, and that changes nothing."""
+    return not str(record.msg).startswith("returning true from eof_received()")
+
+
+_LINES = frozenset({"exception", "stack"})
+_OWN = frozenset({"exc_info"})
+"""What the renderer formats itself, by `_plain_traceback`."""
+
+
+def _escape_all(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape names and values of a line for a terminal; numbers and the traceback's source stay as they are."""
+    return {key if key.isidentifier() else visible(key): _escaped(key, value) for key, value in event.items()}
+
+
+def _escaped(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float) or key in _OWN:
+        return value
+    if key in _LINES:
+        return visible_lines(str(value))
+    if isinstance(value, list | tuple):
+        return [_escaped("", each) for each in value]
+    if isinstance(value, dict):
+        return {_escaped("", name): _escaped("", each) for name, each in value.items()}
+    return visible(value if isinstance(value, str) else repr(value))
+
+
+def _plain_traceback(
+    sio: TextIO, exc_info: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+) -> None:
+    sio.write("\n" + visible_lines("".join(traceback.format_exception(*exc_info)).rstrip("\n")))

@@ -29,6 +29,12 @@ def evaluate(text: str) -> Fraction:
     return value
 
 
+def integers_used(text: str) -> list[int] | None:
+    """The numbers of an expression that `evaluate` reads, sorted; None if one of them is written with a point."""
+    numbers = [token for token in _tokens(text) if token[0].isdigit()]
+    return None if any("." in number for number in numbers) else sorted(map(int, numbers))
+
+
 def _tokens(text: str) -> list[str]:
     text = text.strip(" ")
     if not text or len(text) > MAX_CHARS:

@@ -19,12 +19,21 @@ REFUSED_DATASETS = {
     "composite": "it nests other datasets and their scorers; give each of them its own [[tasks]] entry with a weight",
 }
 
+REFUSED_SETTINGS = {
+    "figlet_font": {"static_word": "it makes one word the answer of every task"},
+    "polynomial_equations": dict.fromkeys(
+        ("exp_distance_factor", "penalty_missing_factor", "penalty_extra_factor"),
+        "it says how wrong an answer may be, which is for the node that scores and not for the one that sends",
+    ),
+}
+"""Settings that no configuration may name, by dataset: with them a sender would choose the answer or the scorer's tolerance."""
+
 _WORD = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_ -]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9]{1,8})?")
 _SIGN = re.compile(r"[-+*/%^&|<>=,.:; ]{0,3}")
 
 
-def parse_config(config: str) -> dict[str, Any]:
-    """The configuration of a task reference as keyword arguments.
+def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
+    """The configuration of a task reference as keyword arguments for this dataset.
 
     Raises:
         ValueError: the text is not a JSON object, or holds something that no dataset needs (see the module's text).
@@ -37,9 +46,12 @@ def parse_config(config: str) -> dict[str, Any]:
         raise ValueError("not a JSON object")
     if "seed" in values:
         raise ValueError("`seed` belongs to the task reference, not to the configuration")
+    refused = REFUSED_SETTINGS.get(dataset, {})
     for key, value in values.items():
         if not key.isidentifier() or key.startswith("_") or len(key) > 64:
             raise ValueError(f"{key[:64]!r} is not the name of a setting")
+        if key in refused:
+            raise ValueError(f"{key} may not be set: {refused[key]}; leave it out")
         _check(key, value, 0)
     return values
 

@@ -6,6 +6,7 @@ items depend on Python's hash seed; they are derived only where `PYTHONHASHSEED=
 
 from __future__ import annotations
 
+import decimal
 import difflib
 import os
 import random
@@ -23,8 +24,8 @@ HASH_ORDERED = frozenset(
 )
 """Datasets whose items differ between processes with different hash seeds (found by deriving every dataset in several)."""
 
-UNSEEDED = frozenset({"codeio", "list_functions"})
-"""Datasets that draw from Python's global random state as well; it is seeded for each of their items."""
+UNSEEDED = frozenset({"codeio", "list_functions", "pool_matrix"})
+"""Datasets that draw from Python's or numpy's global random state, or seed it: seeded for each item, and put back."""
 
 CACHED_DATASETS = 64
 CACHED_ITEMS = 256
@@ -76,6 +77,12 @@ def dataset_names() -> list[str]:
 @lru_cache(maxsize=CACHED_ITEMS)
 def derive_item(ref: TaskRef) -> Item:
     """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are remembered."""
+    # decimal_arithmetic sets the precision of the whole process, to what its configuration says.
+    with decimal.localcontext(decimal.DefaultContext):
+        return _derived(ref)
+
+
+def _derived(ref: TaskRef) -> Item:
     dataset = _dataset(ref.dataset, ref.config, ref.seed)
     size = _size(dataset, ref.dataset)
     if ref.index >= size:
@@ -97,6 +104,12 @@ def derive_item(ref: TaskRef) -> Item:
     return Item(task, dataset, entry)
 
 
+def forget_derived() -> None:
+    """Drop what is remembered of datasets and items."""
+    derive_item.cache_clear()
+    _dataset.cache_clear()
+
+
 @lru_cache(maxsize=CACHED_DATASETS)
 def _dataset(name: str, config: str, seed: int) -> Any:
     registry = _registry()
@@ -113,7 +126,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
             "start every process with PYTHONHASHSEED=0 or use another dataset",
         )
     try:
-        values = parse_config(config)
+        values = parse_config(config, name)
     except ValueError as error:
         raise TaskError("task_config", f"{name}: config {config[:200]}: {error}") from None
     dataset_class, config_class = registry[name]

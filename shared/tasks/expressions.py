@@ -22,13 +22,15 @@ FUNCTIONS = frozenset(
 CONSTANTS = frozenset({"pi", "E", "I"})
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/(). ]+")
-_LONG_NUMBER = re.compile(r"[0-9_.]{16}|(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
-"""Also numbers with an exponent: sympy makes exact rationals of them."""
+_EXPONENT = re.compile(r"(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
+"""Numbers with an exponent: sympy makes exact rationals of them."""
 
 
-def is_plain_expression(text: str, names: Collection[str]) -> bool:
-    """Whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded powers."""
-    if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text) or _LONG_NUMBER.search(text) or _depth(text) > MAX_DEPTH:
+def is_plain_expression(text: str, names: Collection[str], max_digits: int = 15) -> bool:
+    """Whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded powers and numbers of `max_digits`."""
+    if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text) or _depth(text) > MAX_DEPTH:
+        return False
+    if _EXPONENT.search(text) or re.search(rf"[0-9_.]{{{max_digits + 1}}}", text):
         return False
     try:
         tree = ast.parse(text.strip(" "), mode="eval")

@@ -23,6 +23,10 @@ _FOUR_DIGITS = re.compile(r"[0-9]{4}")
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,7}")
 _CONSTANT_NAMES = frozenset(string.ascii_letters) | {"C0", "C1", "C_0", "C_1"}
 """Names that a model may give to the constant of integration."""
+_SYMPY_NAMES = frozenset({"nan", "NaN", "oo", "zoo", "inf", "E", "I", "N", "O", "Q", "S", "pi", "beta", "gamma", "zeta", "lambda"})
+"""What sympy's parser reads as something else than a letter; `nan` is every polynomial's equal."""
+MAX_COEFFICIENT_DIGITS = 60
+"""Of a product of polynomials; the larger levels of reasoning-gym's curriculum reach 25."""
 _NUMBER_LIST = re.compile(r"[\[\]0-9eE+\-., '\"]*")
 
 
@@ -38,9 +42,10 @@ def _integral(answer: str, entry: dict[str, Any]) -> bool:
 def _polynomial(answer: str, entry: dict[str, Any]) -> bool:
     names = set(entry["metadata"]["variables"])
     return (
-        all(_SYMBOL.fullmatch(name) for name in names)
-        and is_plain_expression(entry["answer"], names)
-        and is_plain_expression(answer, names)
+        names.isdisjoint(_SYMPY_NAMES)
+        and all(_SYMBOL.fullmatch(name) for name in names)
+        and is_plain_expression(entry["answer"], names, MAX_COEFFICIENT_DIGITS)
+        and is_plain_expression(answer, names, MAX_COEFFICIENT_DIGITS)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
 MAX_ANSWER_CHARS = 65_536
 """Longest answer (after extraction) that is looked at; longer ones earn 0."""
 
-Word = memoryview | list[int]
+Word = memoryview | MutableSequence[int]
 """Something with an integer at place 0."""
 
 
@@ -33,18 +33,24 @@ def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> flo
 
 
 def score_texts(
-    item: Item, verifier: str, texts: Sequence[str | None], progress: Word | None = None, first_step: int = 0
+    item: Item,
+    verifier: str,
+    texts: Sequence[str | None],
+    progress: Word | None = None,
+    first_step: int = 0,
+    rewards: list[float] | None = None,
 ) -> list[float]:
     """`score_answer` for many texts of one derived task. None earns 0.
 
-    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text.
+    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are appended to `rewards` one by one, for
+    those who look at them before the last is there.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
     """
     score = load_verifier(verifier)(item)
     word: Word = [0] if progress is None else progress
-    rewards = []
+    rewards = [] if rewards is None else rewards
     step = first_step
     # Written out, because on cheap datasets each call more is a tenth of the scorer's own time.
     for text in texts:

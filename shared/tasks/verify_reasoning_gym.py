@@ -1,33 +1,51 @@
-"""The default verifier: reasoning-gym's scorer for the dataset, behind a guard, or a scorer of our own where that one is unsafe."""
+"""The default verifier: reasoning-gym's scorer for the dataset, or one of our own, between the checks of its `Form`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from shared.tasks.derive import Item
+from shared.tasks.forms import NOT_WHOLE, PARTIAL_CEILING, form_of
 from shared.tasks.guards import GUARDS
 from shared.tasks.scorers import SCORERS
 from shared.tasks.verifiers import AnswerScorer
 
 
 def verifier(item: Item) -> AnswerScorer:
-    """Judge as reasoning-gym does."""
-    entry, dataset = item.entry, item.task.ref.dataset
-    scorer = SCORERS.get(dataset) or item.dataset.score_answer
-    guard = GUARDS.get(dataset)
-    if guard is None:
-        return _Unguarded(scorer, entry).score
-    return lambda answer: scorer(answer, entry) if guard(answer, entry) else 0.0
+    """Judge as reasoning-gym does, with full marks only for what is right as a whole (`shared.tasks.forms`)."""
+    judge = _Judge(item)
+    return judge.score if judge.is_plain else judge.guarded_score
 
 
-class _Unguarded:
-    # A method and no closure: Python 3.11 calls the same function again and again faster than a new one for each task.
-    __slots__ = ("_entry", "_scorer")
+class _Judge:
+    # Methods and no closures: Python 3.11 calls the same function again and again faster than a new one for each task.
+    __slots__ = ("_entry", "_form", "_guard", "_scorer", "is_plain")
 
-    def __init__(self, scorer: Callable[[str, dict[str, Any]], Any], entry: dict[str, Any]) -> None:
-        self._scorer = scorer
-        self._entry = entry
+    def __init__(self, item: Item) -> None:
+        dataset = item.task.ref.dataset
+        self._entry = item.entry
+        self._scorer = SCORERS.get(dataset) or item.dataset.score_answer
+        self._form = form_of(dataset)
+        self._guard = GUARDS.get(dataset)
+        self.is_plain = self._guard is None and self._form.reads is None and not self._form.shrinks
 
     def score(self, answer: str) -> Any:
-        return self._scorer(answer, self._entry)
+        reward = self._scorer(answer, self._entry)
+        return reward if reward <= PARTIAL_CEILING else self._full_or_less(answer, reward)
+
+    def guarded_score(self, answer: str) -> Any:
+        entry, form = self._entry, self._form
+        if self._guard is not None and not self._guard(answer, entry):
+            return 0.0
+        if form.reads is not None and not form.reads(answer, entry):
+            return 0.0
+        reward = self.score(answer)
+        if form.shrinks and reward <= PARTIAL_CEILING and len(answer) > len(entry["answer"]):
+            reward *= len(entry["answer"]) / len(answer)
+        return reward
+
+    def _full_or_less(self, answer: str, reward: Any) -> float:
+        # Also for a reward that is not a number: the comparison above is false for NaN.
+        if answer == self._entry["answer"] or self._form.is_right(answer, self._entry):
+            return 1.0
+        return PARTIAL_CEILING if reward < 1.0 else NOT_WHOLE

@@ -39,7 +39,15 @@ class StreamFull(TransportError):
 
 
 class TooLarge(TransportError):
-    """The payload is larger than its stream will ever take."""
+    """The payload is larger than its stream will ever take: `limit_bytes`, None where only the server knows it."""
+
+    def __init__(self, message: str, limit_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.limit_bytes = limit_bytes
+
+
+class BadReference(TransportError):
+    """A message refers to its payload in a way that no publisher of ours does: reading it again will not help."""
 
 
 class Retention(Enum):
@@ -221,12 +229,19 @@ class Transport(Protocol):
         """The payload, fetched and checked against its hash when it was stored as a blob.
 
         Raises:
+            BadReference: what the message says of its payload cannot be.
+            NotConnected: it did not come before a deadline that grows with its size.
             TransportError: a chunk is gone or the hash differs.
         """
         ...
 
-    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made. Empty when there are none."""
+    async def read(
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
+        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made. Empty when there are none.
+
+        Ends early with the message by which `max_bytes` are reached, and with what has come when `timeout_s` is over.
+        """
         ...
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
@@ -271,6 +286,13 @@ class Transport(Protocol):
 
     async def kv_all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
         """Newest value of every key that starts with `prefix`."""
+        ...
+
+    async def kv_newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
+        """The keys written last, newest first, at most `limit` of them, and how many others there are.
+
+        For a bucket in which strangers write: what it costs does not grow with the bucket.
+        """
         ...
 
     def kv_watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:

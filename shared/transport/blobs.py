@@ -1,29 +1,26 @@
 """Claim checks: a payload too large for one message lies in chunks in a companion stream, the message only refers to it.
 
-The reference travels in a header, so that a reader knows the size before it fetches anything:
+The reference travels in a header (`reference`), so that a reader knows the size before it fetches anything. Who publishes stores
+the chunks first, so that a stored message never refers to chunks that were not stored. Chunks whose message never came (the
+publisher was killed in between) are swept with `sweep_before`.
 
-    Swarm-Blob: <size in bytes> <sha256> <sequences of the chunks, as runs: 12-40,45>
-
-Who publishes stores the chunks first, so that a stored message never refers to chunks that were not stored. Chunks whose
-message never came (the publisher was killed in between) are swept with `sweep_before`.
+A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one deadline for the whole, and only
+chunks stored under the message's own subject count: nobody can make others read what a third one published.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from shared.transport.base import Retention, StoredMessage, StreamSpec, TransportError
+from shared.transport.base import BadReference, NotConnected, Retention, StoredMessage, StreamSpec, TransportError
+from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
 
-BLOB_HEADER = "Swarm-Blob"
 HEADER_ROOM_BYTES = 4096
 """What a message's headers may take beside its payload: streams and servers limit the sum of both."""
-MAX_CHUNK_BYTES = 960 * 1024
-"""Measured with batched direct get: larger chunks are no faster, smaller ones cost more messages."""
-MAX_CHUNKS = 4096
 ORPHAN_AGE_S = 600.0
 """A chunk this much older than the oldest message of its stream belongs to no message that is kept."""
 _NO_COMPANION_BYTES = 512 * 1024
@@ -50,35 +47,9 @@ def companion(spec: StreamSpec) -> StreamSpec | None:
         subjects=tuple(companion_subject(subject) for subject in spec.subjects),
         retention=Retention.LIMITS,
         max_msgs=-1,
-        max_msg_bytes=-1,
+        max_msg_bytes=MAX_CHUNK_BYTES,
         description=f"Chunks of large payloads of {spec.name}",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Where a blob lies: its size, its SHA-256 in hex and the sequences of its chunks in order."""
-
-    size_bytes: int
-    sha256: str
-    chunks: tuple[int, ...]
-
-    def header(self) -> str:
-        """As it stands in the header."""
-        runs = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(self.chunks))
-        return f"{self.size_bytes} {self.sha256} {runs}"
-
-    @classmethod
-    def parse(cls, header: str) -> Reference:
-        """Inverse of `header`; refuses what would cost more than it is worth. Raises TransportError."""
-        try:
-            size, sha256, runs = header[: 24 * MAX_CHUNKS].split(" ")
-            size_bytes, chunks = int(size), tuple(_expand(runs))
-            if size_bytes < 0 or len(sha256) != 64 or not chunks:
-                raise ValueError("out of range")
-        except ValueError as error:
-            raise TransportError(f"malformed blob reference {header[:100]!r}: {error}: the message cannot be read") from None
-        return cls(size_bytes, sha256, chunks)
 
 
 class ChunkStore(Protocol):
@@ -88,7 +59,9 @@ class ChunkStore(Protocol):
         """Store one chunk, return its sequence."""
         ...
 
-    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+    async def read(
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
         """Messages in order, as in `Transport.read`."""
         ...
 
@@ -97,23 +70,14 @@ class ChunkStore(Protocol):
         ...
 
 
-def reference_of(message: StoredMessage) -> Reference | None:
-    """The reference that a message carries, or None if its payload is inline."""
-    header = message.headers.get(BLOB_HEADER)
-    return None if header is None else Reference.parse(header)
-
-
-def size_of(headers_blob: str | None, inline: bytes) -> int:
-    """Payload size of a message as it claims: of the blob if it refers to one. A malformed reference counts as 2**62."""
-    if headers_blob is None:
-        return len(inline)
-    size = headers_blob.split(" ", 1)[0]
-    return int(size) if size.isascii() and size.isdigit() and len(size) < 19 else 2**62
-
-
 async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, chunk_bytes: int, timeout_s: float) -> Reference:
     """Store `payload` in chunks. Chunks of a failed attempt are dropped. Raises what `put_chunk` raises."""
     size = min(chunk_bytes, MAX_CHUNK_BYTES)
+    if size < MIN_CHUNK_BYTES:
+        raise TransportError(
+            f"the server's max_payload leaves {size} bytes for a chunk of a large payload, readers want {MIN_CHUNK_BYTES} or more: "
+            "raise max_payload in its configuration (1MB is the server's own default)"
+        )
     chunks = [payload[start : start + size] for start in range(0, len(payload), size)]
     slots = asyncio.Semaphore(_PARALLEL)
 
@@ -131,31 +95,62 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
     return Reference(len(payload), sha256, tuple(sequences))
 
 
-async def fetch(store: ChunkStore, stream: str, reference: Reference, *, timeout_s: float) -> bytes:
-    """Assemble and check a blob. Raises TransportError if a chunk is gone or the bytes differ."""
-    name = companion_name(stream)
-    assembled = bytearray()
-    for first, last in _runs(reference.chunks):
-        expected = first
-        while expected <= last:
-            messages = await store.read(name, expected, last - expected + 1, timeout_s)
-            if not messages:
-                raise _gone(name, expected)
-            for message in messages:
-                if message.seq != expected or message.inline is None:
-                    raise _gone(name, expected)
-                assembled += message.inline
-                expected += 1
-            if len(assembled) > reference.size_bytes:
-                raise TransportError(f"blob in {name} is larger than its stated {reference.size_bytes} bytes: refused")
-    payload = bytes(assembled)
-    found = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
-    if len(payload) != reference.size_bytes or found != reference.sha256:
+async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference, *, timeout_s: float) -> bytes:
+    """Assemble and check the blob of `message`.
+
+    Raises:
+        BadReference: the chunks are not what a publisher of ours stores for this message: of another subject or size.
+        NotConnected: not all chunks came within `timeout_s`, which is for the whole blob.
+        TransportError: a chunk is gone or the bytes differ.
+    """
+    name = companion_name(message.stream)
+    try:
+        async with asyncio.timeout(timeout_s):
+            parts = await _chunks(store, name, companion_subject(message.subject), reference, timeout_s)
+            payload = b"".join(parts)
+            found = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
+    except TimeoutError:
+        raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not come within {timeout_s:g} s") from None
+    if found != reference.sha256:
         raise TransportError(
             f"blob in {name}: expected {reference.size_bytes} bytes with sha256 {reference.sha256[:8]}.., "
             f"found {len(payload)} with {found[:8]}..: the message cannot be used"
         )
     return payload
+
+
+async def _chunks(store: ChunkStore, name: str, subject: str, reference: Reference, timeout_s: float) -> list[bytes]:
+    parts: list[bytes] = []
+    left = reference.size_bytes
+    for first, last in reference.runs():
+        expected = first
+        while expected <= last:
+            messages = await store.read(name, expected, last - expected + 1, timeout_s, max_bytes=max(1, left))
+            if not messages:
+                raise _gone(name, expected)
+            for message in messages:
+                if message.seq != expected or message.inline is None:
+                    raise _gone(name, expected)
+                if message.subject != subject:
+                    raise BadReference(f"blob in {name}: chunk {expected} lies under {message.subject}, not {subject}: refused")
+                parts.append(message.inline)
+                left -= len(message.inline)
+                _check_size(name, parts, reference, left)
+                expected += 1
+    return parts
+
+
+def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: int) -> None:
+    """Refuse a blob at the first chunk that shows that its size is not the stated one, before the next is read."""
+    size, first = len(parts[-1]), len(parts[0])
+    of = f"blob in {name}: chunk {len(parts)} of {len(reference.chunks)} has {size} bytes"
+    if left < 0:
+        raise BadReference(f"{of}: it is larger than its stated {reference.size_bytes} bytes: refused")
+    if len(parts) == len(reference.chunks):
+        if left:
+            raise BadReference(f"{of}, {left} fewer than expected of {reference.size_bytes}: refused")
+    elif not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES or size != first or not left:
+        raise BadReference(f"{of}; all but the last have one size from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}: refused")
 
 
 async def drop(store: ChunkStore, stream: str, chunks: Sequence[int]) -> None:
@@ -170,24 +165,3 @@ def sweep_before(oldest_message_at: float | None, now: float) -> float:
 
 def _gone(name: str, seq: int) -> TransportError:
     return TransportError(f"blob in {name}: chunk {seq} is gone (the stream's limits passed it): the message cannot be used")
-
-
-def _runs(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = previous = sequences[0]
-    for seq in sequences[1:]:
-        if seq != previous + 1:
-            yield start, previous
-            start = seq
-        previous = seq
-    yield start, previous
-
-
-def _expand(runs: str) -> Iterator[int]:
-    count = 0
-    for run in runs.split(","):
-        first, _, last = run.partition("-")
-        begin, end = int(first), int(last or first)
-        count += end - begin + 1
-        if not 0 < begin <= end < 2**62 or count > MAX_CHUNKS:
-            raise ValueError("chunks out of range")
-        yield from range(begin, end + 1)

@@ -16,7 +16,7 @@ import nats
 import nats.errors
 import structlog
 
-from shared.transport import credentials
+from shared.transport import credentials, headers
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.counters import Counters, ErrorKind
 
@@ -72,8 +72,8 @@ class Options:
 
 
 class _Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for two things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, and it
-    goes on in the clear when a server, or somebody between, says that it has no TLS."""
+    """nats-py, but for three things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
+    parses headers of any size, and it goes on in the clear when a server, or somebody between, says that it has no TLS."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -84,12 +84,18 @@ class _Client(nats.NATS):  # type: ignore[misc]
             raise nats.errors.Error(credentials.NO_TLS)
         await super()._process_info(info, initial_connection=initial_connection)
 
-    async def _process_headers(self, headers: Any) -> Any:
+    async def _process_headers(self, block: Any) -> Any:
+        if not block or headers.is_oversized(block):
+            return headers.of_server(block) if block else None
         try:
-            return await super()._process_headers(headers)
+            parsed = await super()._process_headers(block)
         except (UnicodeDecodeError, IndexError) as error:
             await self._error_cb(error)
-            return None
+            parsed = None
+        if not parsed:
+            return headers.of_server(block) if headers.is_stored(block) else None
+        parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
+        return parsed
 
 
 class Connection:
@@ -103,6 +109,7 @@ class Connection:
         self._opening = False
         self._last_error = ""
         self._forbidden = ""
+        self._refused = False
         self._reopening: asyncio.Task[None] | None = None
 
     @property
@@ -258,6 +265,15 @@ class Connection:
         if denied is not None and self._opening:
             # nats-py would try again for ever; what its error callback raises ends `connect`.
             raise AccessDenied(denied)
+        if credentials.is_key_refusal(error) and not self._refused:
+            self._refused = True
+            log.error(
+                "key_refused",
+                url=self.options.url,
+                key_file=self.options.key_file,
+                remedy="the key was replaced or removed at the server while this process ran: restart this service with the new "
+                "key, or put the key's public half back into the server's configuration and reload; it is tried again until then",
+            )
 
     async def _on_disconnected(self) -> None:
         if self._client is not None and not self._closing:
@@ -266,7 +282,7 @@ class Connection:
 
     async def _on_reconnected(self) -> None:
         self.counters.reconnects += 1
-        self._last_error = ""
+        self._last_error, self._refused = "", False
         log.info("nats_reconnected", url=self.options.url)
 
     async def _on_lame_duck(self) -> None:
@@ -290,7 +306,7 @@ class Connection:
                 continue
             except NotConnected:
                 continue
-            self._last_error = ""
+            self._last_error, self._refused = "", False
             log.info("nats_reopened", url=self.options.url)
             return
 

@@ -44,7 +44,7 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
             f"{url}: the server's certificate does not pass ({error}): it must be for the host name in the url and signed by "
             f"{trusted}; set nats.node_ca_file or nats.swarm_ca_file to the authority's PEM file"
         )
-    if not any(words in str(error).lower() for words in _REFUSALS):
+    if not is_key_refusal(error):
         return None
     if not key_file:
         return (
@@ -55,6 +55,11 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
         f"{url}: the server refuses the key in {key_file}: its public key must be in the server's configuration "
         "(`swarm nats config` writes it; reload the server afterwards), or it is another plane's key"
     )
+
+
+def is_key_refusal(error: Exception) -> bool:
+    """Whether the server does not know the key, or knows it no longer."""
+    return any(words in str(error).lower() for words in _REFUSALS)
 
 
 def _read(path: str) -> str:

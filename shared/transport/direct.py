@@ -17,13 +17,14 @@ from typing import Any
 import nats.errors
 
 from shared.transport.base import NotConnected, StoredMessage, TransportError
-from shared.transport.blobs import BLOB_HEADER, size_of
 from shared.transport.connection import Connection, Deadline
+from shared.transport.headers import OVERSIZED_HEADER
+from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 
 REPLY_BYTES = 16 * 1024 * 1024
 """A batch has no flow control: this bounds what the server sends for one request."""
 READ_BYTES = 64 * 1024 * 1024
-"""One `read` returns no more than this in inline payloads, besides the last message."""
+"""One `read` returns no more than this in bodies and headers, besides the last message."""
 MAX_BATCH = 1024
 _SHORTEST_SILENCE_S = 2.0
 _SERVER_HEADERS = frozenset(
@@ -34,23 +35,27 @@ _SERVER_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream has nothing more."""
+    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream has nothing more.
+
+    `size_bytes` counts bodies and headers, of messages that nobody can read too.
+    """
 
     messages: list[StoredMessage]
     next_seq: int | None
+    size_bytes: int = 0
     too_many_subjects: bool = False
 
 
 def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: bytes, headers: Mapping[str, str]) -> StoredMessage:
-    """A message in the interface's words."""
-    blob = headers.get(BLOB_HEADER)
+    """A message in the interface's words. One whose headers were not parsed has no payload, and a size that nobody allows."""
+    oversized = OVERSIZED_HEADER in headers
     return StoredMessage(
         stream=stream,
         seq=seq,
         subject=subject,
-        size_bytes=size_of(blob, body),
+        size_bytes=UNKNOWN_SIZE if oversized else size_of(headers, body),
         stored_at=stored_at,
-        inline=body if blob is None else None,
+        inline=None if oversized or BLOB_HEADER in headers else body,
         headers={str(key): value for key, value in headers.items() if key not in _SERVER_HEADERS},
     )
 
@@ -82,23 +87,34 @@ async def get(connection: Connection, stream: str, request: Mapping[str, Any], d
     return parse_reply(stream, reply)
 
 
-async def read(connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline) -> list[StoredMessage]:
-    """Up to `max_messages` at or after `start_seq`."""
+async def read(
+    connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline, max_bytes: int = READ_BYTES
+) -> list[StoredMessage]:
+    """Up to `max_messages` at or after `start_seq`, ending with the one by which `max_bytes` are reached, or at the deadline."""
     found: list[StoredMessage] = []
     held_bytes, position = 0, max(1, start_seq)
-    while len(found) < max_messages and held_bytes < READ_BYTES:
-        page = await batch(connection, stream, {"seq": position, "batch": min(max_messages - len(found), MAX_BATCH)}, deadline)
+    while len(found) < max_messages and held_bytes < max_bytes:
+        request = {"seq": position, "batch": min(max_messages - len(found), MAX_BATCH)}
+        try:
+            page = await batch(connection, stream, request, deadline, min(REPLY_BYTES, max_bytes - held_bytes))
+        except NotConnected:
+            if found:
+                break
+            raise
         found += page.messages
-        held_bytes += sum(len(message.inline or b"") for message in page.messages)
+        held_bytes += page.size_bytes
         if page.next_seq is None:
             break
         position = page.next_seq
     return found
 
 
-async def batch(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> Page:
-    """One batched get. An interrupted one returns what came in unbroken order, if anything did; else it is tried again."""
-    body = json.dumps({**request, "max_bytes": REPLY_BYTES}).encode()
+async def batch(
+    connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline, max_bytes: int = REPLY_BYTES
+) -> Page:
+    """One batched get, which ends with the message by which `max_bytes` are reached. An interrupted one returns what came in
+    unbroken order, if anything did; else it is tried again."""
+    body = json.dumps({**request, "max_bytes": max_bytes}).encode()
     reason = "not connected"
     while not deadline.passed and await connection.until_connected(deadline):
         try:
@@ -116,22 +132,23 @@ async def batch(connection: Connection, stream: str, request: Mapping[str, Any],
 async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline) -> Page | None:
     messages: list[StoredMessage] = []
     previous: int | None = 0
+    size_bytes = 0
     while True:
         try:
             # Half of what is left: a large message on a slow line has time, and a lost request can be made again.
             silence_s = min(max(_SHORTEST_SILENCE_S, deadline.left_s / 2), deadline.left_s)
             reply = await asyncio.wait_for(replies.get(), silence_s)
         except TimeoutError:
-            return _interrupted(messages)
+            return _interrupted(messages, size_bytes)
         message = parse_reply(stream, reply)
         headers = reply.headers or {}
         if message is None and "Nats-Sequence" not in headers and (status := headers.get("Status")):
             if status == "204":
                 last = int(headers.get("Nats-Last-Sequence", 0))
                 if previous is not None and messages and previous != last:
-                    return _interrupted(messages)
+                    return _interrupted(messages, size_bytes)
                 more = int(headers.get("Nats-Num-Pending", 0)) > 0
-                return Page(messages, last + 1 if more else None)
+                return Page(messages, last + 1 if more else None, size_bytes)
             if status == "404":
                 return Page([], None)
             if status == "413":
@@ -139,14 +156,20 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline)
             if status == "503":
                 return None
             raise TransportError(f"direct get from stream {stream}: {status} {headers.get('Description', '')}")
+        size_bytes += len(reply.data) + _header_bytes(headers)
         if message is None:
             previous = None
             continue
         if previous is not None and int(headers.get("Nats-Last-Sequence", previous)) != previous:
-            return _interrupted(messages)
+            return _interrupted(messages, size_bytes)
         messages.append(message)
         previous = message.seq
 
 
-def _interrupted(messages: list[StoredMessage]) -> Page | None:
-    return Page(messages, messages[-1].seq + 1) if messages else None
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    """Size of a message's headers, whether they were parsed or left out."""
+    return int(headers.get(OVERSIZED_HEADER, 0)) + sum(map(len, headers.values()))
+
+
+def _interrupted(messages: list[StoredMessage], size_bytes: int) -> Page | None:
+    return Page(messages, messages[-1].seq + 1, size_bytes) if messages else None

@@ -16,7 +16,7 @@ import nats.errors
 import structlog
 
 from shared.transport import direct
-from shared.transport.base import KvEntry, StoredMessage, TransportError
+from shared.transport.base import KvEntry, StoredMessage, StreamState, TransportError
 from shared.transport.connection import Connection, Deadline
 
 log = structlog.get_logger(__name__)
@@ -60,6 +60,19 @@ async def get_all(connection: Connection, bucket: str, prefix: str) -> list[KvEn
             position = messages[-1].seq + 1
     entries = [found for message in newest.values() if (found := entry(bucket, message)) and found.key.startswith(prefix)]
     return sorted(entries, key=lambda found: found.key)
+
+
+async def newest(connection: Connection, bucket: str, limit: int, fill: StreamState) -> tuple[list[KvEntry], int]:
+    """The keys written last, newest first, and how many others the bucket holds by `fill`, its present state.
+
+    Reads a window of `limit` sequences at the end, or everything where that is no more. A bucket that also holds older values of
+    its keys, or whose keys were mostly rewritten, gives fewer entries than `limit`.
+    """
+    first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
+    messages = await direct.read(connection, f"KV_{bucket}", first, limit, Deadline(KV_TIMEOUT_S)) if fill.messages else []
+    last = {message.subject: message for message in messages}
+    entries = [found for message in last.values() if (found := entry(bucket, message))]
+    return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
 
 
 async def watch(

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 
-from shared.transport import blobs, kv
+from shared.transport import blobs, kv, reference
 from shared.transport.base import (
     ConsumerSpec,
     ConsumerState,
@@ -134,17 +134,15 @@ class MemoryTransport:
         if len(payload) <= self.inline_limit_bytes:
             ack = target.store(subject, payload, extra, expected_last_seq)
         else:
-            reference = await blobs.put(
-                self, subject, payload, stream=stream, chunk_bytes=self.inline_limit_bytes, timeout_s=timeout_s
-            )
-            extra[blobs.BLOB_HEADER] = reference.header()
+            blob = await blobs.put(self, subject, payload, stream=stream, chunk_bytes=self.inline_limit_bytes, timeout_s=timeout_s)
+            extra[reference.BLOB_HEADER] = blob.header()
             try:
                 ack = target.store(subject, b"", extra, expected_last_seq)
             except TransportError:
-                await blobs.drop(self, stream, reference.chunks)
+                await blobs.drop(self, stream, blob.chunks)
                 raise
             if ack.duplicate:
-                await blobs.drop(self, stream, reference.chunks)
+                await blobs.drop(self, stream, blob.chunks)
         self._server.changed()
         return ack
 
@@ -161,14 +159,16 @@ class MemoryTransport:
         """The payload, assembled and checked if it is a blob."""
         if message.inline is not None:
             return message.inline
-        reference = blobs.reference_of(message)
-        if reference is None:
+        blob = reference.reference_of(message)
+        if blob is None:
             raise TransportError(f"message {message.seq} of {message.stream} has neither a payload nor a reference to one")
-        return await blobs.fetch(self, message.stream, reference, timeout_s=LONGEST_PULL_S)
+        return await blobs.fetch(self, message, blob, timeout_s=LONGEST_PULL_S)
 
-    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+    async def read(
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
         """Messages at or after `start_seq`."""
-        return self._stream(stream).read(start_seq, max_messages)
+        return self._stream(stream).read(start_seq, max_messages, max_bytes)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
         """The message at exactly `seq`."""
@@ -220,6 +220,11 @@ class MemoryTransport:
         """Newest value of every key that starts with `prefix`."""
         return self._bucket(bucket).all(prefix)
 
+    async def kv_newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
+        """The keys written last, and how many others there are."""
+        entries = sorted(self._bucket(bucket).all(""), key=lambda found: -found.revision)
+        return entries[:limit], max(0, len(entries) - limit)
+
     async def kv_watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
         """Each new value of `key`, the present one first."""
         revision = 0
@@ -234,7 +239,9 @@ class MemoryTransport:
 
     async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
         """Store one chunk of a blob (see `blobs.ChunkStore`)."""
-        return self._stream(stream).store(subject, chunk, {"Nats-Msg-Id": uuid.uuid4().hex}, None).seq
+        target = self._stream(stream)
+        target.check(subject, len(chunk))
+        return target.store(subject, chunk, {"Nats-Msg-Id": uuid.uuid4().hex}, None).seq
 
     async def drop(self, stream: str, seq: int) -> None:
         """Forget one message, leaving its chunks."""
@@ -285,4 +292,5 @@ class MemoryTransport:
     async def _drop_chunks(self, message: StoredMessage) -> None:
         if message.inline is None:
             with suppress(TransportError):
-                await blobs.drop(self, message.stream, blobs.Reference.parse(message.headers[blobs.BLOB_HEADER]).chunks)
+                blob = reference.reference_of(message)
+                await blobs.drop(self, message.stream, blob.chunks if blob else ())

@@ -26,7 +26,7 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
 )
-from shared.transport.blobs import BLOB_HEADER, size_of
+from shared.transport.reference import BLOB_HEADER, size_of
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -87,7 +87,8 @@ class MemoryStream:
         if 0 <= self.spec.max_msg_bytes < size_bytes:
             raise TooLarge(
                 f"stream {self.spec.name} takes payloads up to {self.spec.max_msg_bytes} bytes, "
-                f"this one has {size_bytes}: not published"
+                f"this one has {size_bytes}: not published",
+                self.spec.max_msg_bytes,
             )
 
     def ensure_consumer(self, spec: ConsumerSpec) -> None:
@@ -111,18 +112,25 @@ class MemoryStream:
             raise StreamFull(f"stream {spec.name}: maximum messages or bytes exceeded: the reader is behind, publish again later")
         self._last_seq += 1
         seq = self._last_seq
-        blob = headers.get(BLOB_HEADER)
-        inline = body if blob is None else None
-        self._messages[seq] = StoredMessage(spec.name, seq, subject, size_of(blob, body), now, inline, dict(headers))
+        inline = None if BLOB_HEADER in headers else body
+        self._messages[seq] = StoredMessage(spec.name, seq, subject, size_of(headers, body), now, inline, dict(headers))
         self._sizes[seq] = kept_bytes
         self._ids[message_id] = (seq, now)
         self._make_room(seq)
         return PubAck(seq, False)
 
-    def read(self, start_seq: int, max_messages: int) -> list[StoredMessage]:
-        """Messages at or after `start_seq`."""
+    def read(self, start_seq: int, max_messages: int, max_bytes: int | None = None) -> list[StoredMessage]:
+        """Messages at or after `start_seq`, up to the one by which `max_bytes` are reached."""
         self._expire()
-        return [message for seq, message in self._messages.items() if seq >= start_seq][:max_messages]
+        found: list[StoredMessage] = []
+        held_bytes = 0
+        for message in self._messages.values():
+            if len(found) == max_messages or (max_bytes is not None and held_bytes >= max_bytes and found):
+                break
+            if message.seq >= start_seq:
+                found.append(message)
+                held_bytes += self._sizes[message.seq]
+        return found
 
     def get(self, seq: int) -> StoredMessage | None:
         """The message at `seq`."""

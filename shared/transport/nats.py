@@ -32,6 +32,7 @@ from shared.transport.base import (
 )
 from shared.transport.connection import Connection, Deadline
 from shared.transport.counters import Counters
+from shared.transport.reference import BLOB_HEADER, Reference, reference_of
 
 READ_TIMEOUT_S = 5.0
 LONGEST_BLOB_S = 120.0
@@ -112,7 +113,7 @@ class NatsTransport:
         deadline = Deadline(timeout_s)
         limit = (await self._bounds_of(stream)).max_msg_bytes
         if 0 <= limit < len(payload):
-            raise TooLarge(f"stream {stream} takes payloads up to {limit} bytes, this one has {len(payload)}: not published")
+            raise TooLarge(f"stream {stream} takes payloads up to {limit} bytes, this one has {len(payload)}: not published", limit)
         extra = {**(headers or {}), "Nats-Msg-Id": message_id}
         if expected_last_seq is not None:
             extra["Nats-Expected-Last-Sequence"] = str(expected_last_seq)
@@ -122,7 +123,7 @@ class NatsTransport:
             self, subject, payload, stream=stream, chunk_bytes=self.inline_limit_bytes, timeout_s=deadline.left_s
         )
         try:
-            ack = await self._store(subject, b"", stream, {**extra, blobs.BLOB_HEADER: reference.header()}, deadline)
+            ack = await self._store(subject, b"", stream, {**extra, BLOB_HEADER: reference.header()}, deadline)
         except NotConnected:
             raise
         except TransportError:
@@ -140,15 +141,18 @@ class NatsTransport:
         """The payload, assembled and checked if it is a blob."""
         if message.inline is not None:
             return message.inline
-        reference = blobs.reference_of(message)
+        reference = reference_of(message)
         if reference is None:
             raise TransportError(f"message {message.seq} of {message.stream} has neither a payload nor a reference to one")
         timeout_s = min(READ_TIMEOUT_S + reference.size_bytes / _SLOW_LINE_BYTES_PER_S, LONGEST_BLOB_S)
-        return await blobs.fetch(self, message.stream, reference, timeout_s=timeout_s)
+        return await blobs.fetch(self, message, reference, timeout_s=timeout_s)
 
-    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Messages at or after `start_seq`, by batched direct get; at most 64 MiB of inline payloads at once."""
-        return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s))
+    async def read(
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
+        """Messages at or after `start_seq`, by batched direct get; at most 64 MiB at once."""
+        bound = direct.READ_BYTES if max_bytes is None else min(max_bytes, direct.READ_BYTES)
+        return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s), bound)
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
         """The message at exactly `seq`."""
@@ -183,8 +187,7 @@ class NatsTransport:
         message = await self.get(stream, seq)
         await self.drop(stream, seq)
         if message is not None and message.inline is None:
-            with suppress(TransportError):
-                await blobs.drop(self, stream, blobs.Reference.parse(message.headers[blobs.BLOB_HEADER]).chunks)
+            await self._drop_chunks(message)
 
     async def buckets(self) -> Sequence[str]:
         """Names of all key-value buckets, sorted."""
@@ -212,6 +215,10 @@ class NatsTransport:
     async def kv_all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
         """Newest value of every key that starts with `prefix`."""
         return await kv.get_all(self._connection, bucket, prefix)
+
+    async def kv_newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
+        """The keys written last, and how many others there are."""
+        return await kv.newest(self._connection, bucket, limit, await self.stream_state(f"KV_{bucket}"))
 
     async def kv_watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
         """Each new value of `key`, the present one first."""
@@ -321,10 +328,10 @@ class NatsTransport:
         if first_kept > 1:
             await self._call(f"STREAM.PURGE.{name}", {"seq": first_kept}, f"purge of stream {name}")
 
-    async def _drop_unless_ours(self, stream: str, seq: int, reference: blobs.Reference) -> None:
+    async def _drop_unless_ours(self, stream: str, seq: int, reference: Reference) -> None:
         """Of a message that was there already, the chunks stored again are dropped."""
         stored = await self.get(stream, seq)
-        if stored is None or stored.headers.get(blobs.BLOB_HEADER) != reference.header():
+        if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
             self._later(blobs.drop(self, stream, reference.chunks))
 
     def _settled(self, message: StoredMessage) -> None:
@@ -333,8 +340,12 @@ class NatsTransport:
 
     async def _drop_settled(self, message: StoredMessage) -> None:
         if (await self._bounds_of(message.stream)).work_queue:
-            with suppress(TransportError):
-                await blobs.drop(self, message.stream, blobs.Reference.parse(message.headers[blobs.BLOB_HEADER]).chunks)
+            await self._drop_chunks(message)
+
+    async def _drop_chunks(self, message: StoredMessage) -> None:
+        with suppress(TransportError):
+            reference = reference_of(message)
+            await blobs.drop(self, message.stream, reference.chunks if reference else ())
 
     def _later(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -125,7 +125,8 @@ class Observer:
 
     def _acknowledge(self, payload: bytes, answer: bytes) -> None:
         told = json.loads(answer)
-        if "seq" not in told or told.get("duplicate"):
+        # A refusal names the stream too, with 0 as its place.
+        if not told.get("seq") or told.get("error") or told.get("duplicate"):
             return
         if told["stream"] == subjects.node_batches_stream(self._node):
             self.batches.setdefault(told["seq"], payload)

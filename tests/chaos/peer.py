@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import zlib
 
 import msgspec
 
@@ -65,7 +66,9 @@ class Peer:
 
 def foreign_group(node: str, number: int, spec: TaskSpec) -> RolloutGroup:
     """A group of one right and three wrong answers by a model with another tokenizer."""
-    task = derive_task(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=900 + number, index=0))
+    # A task that no other peer has: the same answers to the same task would be a copy.
+    seed = 100_000 * (zlib.crc32(node.encode()) % 10_000) + number
+    task = derive_task(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=0))
     texts = [f"<answer>{text}</answer>" for text in (task.answer, "no", f"no {number}", "")]
     return RolloutGroup(
         node=node,

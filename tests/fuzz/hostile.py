@@ -18,7 +18,7 @@ import msgpack
 
 from shared import subjects
 from shared.keys import SigningKey, new_seed
-from shared.messages import SIGNATURE_DOMAIN, RolloutGroup, encode
+from shared.messages import DEFAULT_SWARM_ID, RolloutGroup, encode, signed_bytes
 
 SENDERS = 10
 """At once. They are replaced by new ones now and then, or quarantine would soon be all that is met."""
@@ -90,10 +90,11 @@ class Hostile:
 def envelope(body: bytes, key: SigningKey, node: str) -> bytes:
     """`body` under a good signature."""
     fields = {
-        "schema": 1,
+        "schema": 2,
+        "swarm": DEFAULT_SWARM_ID,
         "node": node,
         "public_key": key.public_key,
-        "signature": key.sign(SIGNATURE_DOMAIN + body),
+        "signature": key.sign(signed_bytes(DEFAULT_SWARM_ID, body)),
         "body": body,
     }
     packed: bytes = msgpack.packb(fields)

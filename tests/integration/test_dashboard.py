@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -121,6 +123,43 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], wh
     pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s: {process.communicate()}")
 
 
+def assert_prometheus_answers_this_process_alone(port: int, folder: Path) -> None:
+    """Whatever Host a browser sends after DNS rebinding, Prometheus does not look at it: so it talks to nobody without the key."""
+    for host in ("evil.example", f"127.0.0.1:{port}"):
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        plain.request("GET", "/prometheus/api/v1/query?query=up", headers={"Host": host})
+        answer = plain.getresponse()
+        assert answer.status == 400 and b"swarm" not in answer.read()
+    trusting = ssl.create_default_context(cafile=str(folder / "loopback.pem"))
+    with pytest.raises(OSError):
+        # TLS 1.3: the server's refusal comes with the first answer.
+        urllib.request.urlopen(f"https://127.0.0.1:{port}/prometheus/-/ready", timeout=10, context=trusting)
+    assert (folder / "loopback.key").stat().st_mode & 0o777 == 0o600
+    trusting.load_cert_chain(folder / "loopback.pem", folder / "loopback.key")
+    with urllib.request.urlopen(f"https://127.0.0.1:{port}/prometheus/-/ready", timeout=10, context=trusting) as answer:
+        assert answer.status == 200
+
+
+def assert_pages_are_passed_on_to_this_machine_alone(port: int) -> None:
+    def ask(path: str, **headers: str) -> tuple[int, str, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", path, headers={"Host": f"127.0.0.1:{port}", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("Location") or answer.headers["Content-Type"], answer.read()
+
+    status, kind, body = ask("/prometheus/")
+    for _ in range(5):
+        if status not in (301, 302):
+            break
+        assert kind.startswith(("/prometheus/", f"http://127.0.0.1:{port}/prometheus/")), "a redirection stays behind this page"
+        status, kind, body = ask(urllib.parse.urlsplit(kind).path)
+    assert status == 200 and kind.startswith("text/html") and b"Prometheus" in body
+    for path in ("/", "/panels.json", "/api/v1/query?query=up", "/prometheus/-/ready", "/prometheus/api/v1/status/config"):
+        assert ask(path, Host=f"evil.example:{port}")[0] == 403
+        assert ask(path, Origin="http://evil.example")[0] == 403
+        assert ask(path, Origin=f"http://127.0.0.1:{port}")[0] == 200
+
+
 def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_nothing_else(
     server: NatsServer, processes: dict[tuple[str, str], int], tmp_path: Path
 ) -> None:
@@ -140,9 +179,12 @@ def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_n
         "swarm-overview",
         "swarm-node",
     }
-    rules = get(f"http://127.0.0.1:{port + 1}/api/v1/rules")["data"]["groups"]
+    rules = get(f"http://127.0.0.1:{port}/prometheus/api/v1/rules")["data"]["groups"]
     alerts = {rule["name"] for group in rules for rule in group["rules"] if rule["type"] == "alerting"}
     assert {"SwarmTrainerStalled", "SwarmRejectSpike"} <= alerts, "the cluster's rules are not loaded"
+
+    assert_prometheus_answers_this_process_alone(port + 1, tmp_path / "watch")
+    assert_pages_are_passed_on_to_this_machine_alone(port)
 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)

@@ -68,3 +68,19 @@ async def test_a_restarted_replica_takes_up_its_own_draws_at_once(nats_url: str)
     assert before is not None and after is not None
     assert _draws(after) == _draws(before)
     await transport.close()
+
+
+async def test_replicas_and_restarts_share_one_secret_that_other_nodes_do_not_have(nats_url: str) -> None:
+    nodes = [f"ledger-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    transport = await connect(nats_url, name="replica")
+    for node in nodes:
+        await ensure_node_streams(transport, node)
+    ledgers = [DrawLedger(transport, nodes[0], f"r{number}", lease_s=60.0) for number in range(4)]
+    secrets = await asyncio.gather(*(ledger.secret() for ledger in ledgers))
+    assert await ledgers[0].claim(3, consumed_local=0, **RULES) is not None
+    await ledgers[0].release_own()
+    again = await DrawLedger(transport, nodes[0], "late", lease_s=60.0).secret()
+    assert {*secrets, again} == {again}
+    assert len(again) == 16
+    assert await DrawLedger(transport, nodes[1], "r0", lease_s=60.0).secret() != again
+    await transport.close()

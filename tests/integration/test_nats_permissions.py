@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import ssl
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 from services.verifier.border import Border, BorderRules, Candidate
@@ -27,6 +25,7 @@ from shared.config import load_config
 from shared.keys import SigningKey, new_seed
 from shared.messages import PolicyPointer, SignedRollouts, decode, encode
 from shared.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.runtime import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
@@ -35,6 +34,7 @@ from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_s
 from shared.tasks.held_out import HeldOut
 from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
 from shared.transport.connect import connect
+from tests.integration.nats_users import raw
 from tests.integration.test_verifier_service import generate, group, until, verifier
 from tests.secured_server import SecuredServer, make_certificates
 from tests.unit.test_permissions import matches
@@ -54,16 +54,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
     server.init("swarm", server.config("alpha", folder))
     yield server
     server.stop()
-
-
-async def raw(server: SecuredServer, key_file: Path, prefix: str, errors: list[str]) -> Any:
-    """A client of nats-py itself, as an attacker with this key has it."""
-
-    async def on_error(error: Exception) -> None:
-        errors.append(str(error))
-
-    context = ssl.create_default_context(cafile=str(server.ca_file))
-    return await nats.connect(server.url, nkeys_seed=str(key_file), tls=context, inbox_prefix=prefix, error_cb=on_error)
 
 
 async def refused_of(client: Any, errors: list[str], wanted: Sequence[str], *, subscribe: bool) -> set[str]:
@@ -115,7 +105,17 @@ async def test_the_server_lets_each_user_publish_and_subscribe_to_what_is_allowe
         assert 0 < len(forbidden) < len(wanted)
         inboxes = [f"_INBOX_{node}.{role}.x" for node, role in itertools.product(("alpha", "beta"), ROLES)]
         keys = [f"$KV.node_alpha.{key}" for key in ("policy", "sampler", "trainer", "ledger")]
-        wanted = [*inboxes, *keys, "_INBOX.>", "_INBOX.x", ">", "swarm.>", "swarm.rollouts.v1.alpha.gcd", "$JS.EVENT.>", "node.>"]
+        wanted = [
+            *inboxes,
+            *keys,
+            "_INBOX.>",
+            "_INBOX.x",
+            ">",
+            "swarm.>",
+            subjects.rollouts("alpha", "gcd"),
+            "$JS.EVENT.>",
+            "node.>",
+        ]
         forbidden = {subject for subject in wanted if not any(matches(pattern, subject) for pattern in permissions.subscribe)}
         assert await refused_of(client, errors, wanted, subscribe=True) == forbidden
         assert 0 < len(forbidden) < len(wanted)
@@ -183,7 +183,7 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         await asyncio.sleep(0.3)
         weights = tmp_path / "weights.safetensors"
         weights.write_bytes(os.urandom(2**20))
-        store = JetStreamStore(trainer, node)
+        store = JetStreamStore(trainer, node, create=False)
         for version in (1, 2):
             stored = await store.publish(weights, version)
         pointer = PolicyPointer(
@@ -251,23 +251,30 @@ async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer
         await plane.close()
 
 
-async def test_a_direct_gets_reply_can_store_a_message_under_another_nodes_subject_and_its_signature_does_not_fit(
+async def test_a_direct_gets_reply_stores_nothing_under_another_nodes_subject_and_what_were_stored_there_would_be_refused(
     secured: SecuredServer, tmp_path: Path
 ):
-    """The known hole. The server does not check where a reply goes, so that beta gets bytes of its choice stored as alpha's."""
+    """Two defences: the server leads beta's replies into beta's own account, and the border refuses what is not alpha's."""
     alpha_key, beta_key = SigningKey(new_seed()), SigningKey(new_seed())
     claims = group("alpha", 7)
     honest = sign(group("alpha", 1), alpha_key, share_tokens=True)
     forgeries = {
         "beta's own signature under alpha's name": encode(sign(claims, beta_key, share_tokens=True)),
         "alpha's public key on what alpha did not sign": encode(
-            SignedRollouts(node="alpha", public_key=alpha_key.public_key, signature=honest.signature, body=encode(claims))
+            SignedRollouts(
+                swarm=honest.swarm,
+                node="alpha",
+                public_key=alpha_key.public_key,
+                signature=honest.signature,
+                body=encode(claims),
+            )
         ),
         "a group that says it is beta's": encode(sign(group("beta", 7), beta_key, share_tokens=True)),
     }
     expected = [Refusal.UNKNOWN_KEY, Refusal.SIGNATURE, Refusal.AUTHOR]
     border = a_border(tmp_path)
     assert isinstance(border.examine(subjects.rollouts("alpha", "gcd"), encode(honest), time.time()), Candidate)
+    assert border._trust.bind("alpha", alpha_key.public_key, time.time()), "as with its first accepted group"
     beta = await connect_swarm_plane(secured.config("beta", tmp_path), "verifier", timeout_s=5.0)
     client = await raw(secured, secured.keys / "beta" / "swarm.nk", "_INBOX_beta.raw", [])
     victim = subjects.rollouts("alpha", "gcd")
@@ -282,8 +289,7 @@ async def test_a_direct_gets_reply_can_store_a_message_under_another_nodes_subje
             await client.flush()
             await asyncio.sleep(0.3)
             stored = await beta.last(subjects.SWARM_ROLLOUTS, victim)
-            assert stored is not None
-            assert stored.inline == payload, "the hole is closed: say so in docs/security.md"
+            assert stored is None or stored.inline != payload
             verdict = border.examine(victim, payload, time.time())
             assert isinstance(verdict, Refused)
             assert verdict.reason is reason, what
@@ -331,46 +337,23 @@ async def test_what_does_not_fit_is_told_at_once_with_file_and_remedy(secured: S
         assert time.monotonic() - began < 3.0, message
 
 
-async def test_a_user_whose_key_is_taken_out_is_disconnected_and_says_so_until_it_is_back(tmp_path: Path):
-    server = SecuredServer(tmp_path, ["alpha", "beta"])
-    server.start()
-    config = server.config("alpha", tmp_path)
-    await asyncio.to_thread(server.init, "node", config)
-    plane = await connect_node_plane(config, "trainer")
-    whole = server._text
-    try:
-        await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"1")
-        server._text = whole.replace(SigningKey((server.keys / "alpha/trainer.nk").read_bytes().strip()).public_key, stranger())
-        server.configure()
-        server.reload()
-        await until(lambda: not plane.connected, 10.0)
-        with pytest.raises(NotConnected):
-            await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"2")
-        server._text = whole
-        server.configure()
-        server.reload()
-        await until(lambda: plane.connected, 30.0)
-        assert await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"3") > 0
-    finally:
-        await plane.close()
-        server.stop()
-
-
-def stranger() -> str:
-    return SigningKey(new_seed()).public_key
-
-
 async def test_streams_that_the_operator_has_not_made_are_told_with_the_command_that_makes_them(tmp_path: Path):
     server = SecuredServer(tmp_path, ["alpha"])
     server.start()
     config = server.config("alpha", tmp_path)
+    trainer = await connect_node_plane(config, "trainer")
     node, hub = await connect_node_plane(config, "sampler"), await connect_swarm_plane(config, "verifier", timeout_s=5.0)
     try:
         with pytest.raises(MissingStreams, match="`swarm nats init --plane node`"):
             await prepare_node_streams(node, "alpha", create=False)
         with pytest.raises(MissingStreams, match="`swarm nats init --plane swarm`"):
             await prepare_swarm_streams(hub, create=False)
+        weights = tmp_path / "weights.safetensors"
+        weights.write_bytes(b"weights")
+        with pytest.raises(PolicyStoreError, match="`swarm nats init --plane node`"):
+            await JetStreamStore(trainer, "alpha", create=False).publish(weights, 1)
     finally:
+        await trainer.close()
         await node.close()
         await hub.close()
         server.stop()

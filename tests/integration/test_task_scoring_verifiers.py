@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from shared.tasks.derive import TaskConfigError, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.specs import check_specs
 from shared.tasks.verifiers import VerifierChoice, _installed
+from tests.integration.installed_verifier import install
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
 LEAVE_THE_NETWORK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x40000000) != 0)"
@@ -26,19 +26,6 @@ def can_leave_the_network() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     return subprocess.run([sys.executable, "-c", LEAVE_THE_NETWORK], timeout=30).returncode == 0
-
-
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
-    """Put a package with a `swarm.verifiers` entry point where both processes find it, as an installer would."""
-    (folder / "my_module.py").write_text(code)
-    described = folder / "my_package-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(f"[swarm.verifiers]\n{name} = my_module:{name}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.syspath_prepend(str(folder))
-    importlib.invalidate_caches()
-    _installed.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -138,6 +138,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "token_budget": 64,
     },
+    "foreign groups measured one by one": {
+        "foreign_norm_factor": 0.5,
+        "foreign_norm_proportion": 0.0,
+        "updates_per_batch": 2,
+        "shared_prompt": "on",
+        "token_budget": 64,
+    },
     "adapters": {"lora": {"rank": 2}, "gradient_checkpointing": True, "objective": "gspo"},
 }
 
@@ -152,11 +159,15 @@ def test_two_processes_train_the_policy_of_one_and_twice_the_same_bits(
     assert [record.updated for record in alone.records] == [True, True, "kl_coefficient" in SETTINGS[setting], True, True, True]
     for ours, one in zip(together.records, alone.records, strict=True):
         assert ours.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-        for name in ("updated", "updates", "tokens", "groups_local", "groups_zero_advantage", "answers_absurd", "learning_rate"):
+        counts = ("updated", "updates", "tokens", "groups_local", "groups_zero_advantage", "answers_absurd", "groups_bounded")
+        for name in (*counts, "learning_rate"):
             assert getattr(ours, name) == getattr(one, name)
+        for part in ("grad_norm_local", "grad_norm_foreign"):
+            assert getattr(ours, part) == (None if getattr(one, part) is None else pytest.approx(getattr(one, part), rel=1e-4))
         for name in ("loss", "entropy", "kl_behaviour", "kl_reference", "importance_weight", "importance_ratio"):
             assert getattr(ours, name) == pytest.approx(getattr(one, name), rel=1e-4, abs=1e-5)
     assert together.records[0].grad_norm == pytest.approx(alone.records[0].grad_norm, rel=1e-6)
+    assert any(record.groups_bounded for record in alone.records) or "foreign_norm_factor" not in SETTINGS[setting]
     base = flat(train_alone(config, []).policy)
     assert (flat(together.policy) - flat(alone.policy)).norm() <= 1e-4 * (flat(alone.policy) - base).norm()
     assert same_layout(together.state, alone.state)
@@ -170,7 +181,8 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
     model: Path, batches: list[Batch], tmp_path: Path
 ) -> None:
     def config(token_budget: int) -> NodeConfig:
-        trainer = {"adam_eps": 1e-3, "token_budget": token_budget}
+        # Without what decides by thresholds, at which a rounding takes a whole group in or leaves it out.
+        trainer = {"adam_eps": 1e-3, "token_budget": token_budget, "policy_check_fraction": 0.0, "foreign_norm_factor": 0.0}
         return node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
 
     alone, cut = train_alone(config(16_384), batches[:2]), train_alone(config(64), batches[:2])

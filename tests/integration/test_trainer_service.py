@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.trainer.export import export_policy
 from shared.config.sections import ModelSection
-from shared.messages import Batch, EvalReport, PolicyPointer, encode
+from shared.messages import Batch, EvalReport, PolicyPointer, decode, encode
 from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.runtime import FatalError
+from shared.senders import FINDINGS_KEY, TrainerFindings
 from shared.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.transport.base import NotConnected
 from shared.transport.connect import connect
@@ -83,7 +84,8 @@ def no_file_above(size_bytes: int) -> Iterator[None]:
 async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_finished(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 4})
+    # The texts are made up, and no policy finds them likely.
+    config = node_config(model, tmp_path, trainer={"max_steps": 4, "policy_check_fraction": 0.0})
     await set_up(transport, some_batches(tokenizer, 6))
     life = Life(config, transport)
     await life.until_finished()
@@ -394,3 +396,17 @@ async def test_a_server_that_stays_away_does_not_keep_the_trainer_from_stopping(
     await asyncio.sleep(0.3)
     assert await life.stop() < 2.0
     assert checkpoints(config).steps() == [2]
+
+
+async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 2, "policy_check_fraction": 1.0, "min_foreign_logprob": 0.0})
+    await set_up(transport, some_batches(tokenizer, 2))
+    life = Life(config, transport)
+    await life.until_finished()
+    entry = await transport.kv_get(node_bucket(NODE), FINDINGS_KEY)
+    assert entry is not None
+    found = decode(entry.value, TrainerFindings).found
+    assert [(each.batch, each.sender, each.absurd, each.answers) for each in found] == [(1, "beta", 5, 5), (2, "beta", 5, 5)]
+    await life.stop()

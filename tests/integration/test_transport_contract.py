@@ -506,7 +506,16 @@ async def test_a_blob_with_a_missing_chunk_is_an_error(over):
     [
         (lambda size, digest, runs: f"{size} {digest[::-1]} {runs}", "expected"),
         (lambda size, digest, runs: f"{int(size) + 1} {digest} {runs}", "expected"),
-        (lambda size, digest, runs: f"10 {digest} {runs}", "larger than its stated"),
+        (lambda size, digest, runs: f"2000000 {digest} {runs}", "larger than its stated"),
+        (lambda size, digest, runs: f"10 {digest} {runs}", "more chunks than its size allows"),
+        (lambda size, digest, runs: f"{size} {digest} 1,1,1,1", "named twice"),
+        (lambda size, digest, runs: f"{size} {digest} 0-3", "out of range"),
+        (lambda size, digest, runs: f"{size} {digest} 4-1", "out of range"),
+        (lambda size, digest, runs: f"{size} {digest} -4", "malformed"),
+        (lambda size, digest, runs: f"{size} {digest} 1_0", "malformed"),
+        (lambda size, digest, runs: f"{size} {digest} 9223372036854775807", "malformed"),
+        (lambda size, digest, runs: f"{size} {digest} 1000000000001-1000000000004", "is gone"),
+        (lambda size, digest, runs: f"{'9' * 5000} {digest} {runs}", "malformed"),
         (lambda size, digest, runs: f"{size} {digest} 1-999999999999", "malformed"),
         (lambda size, digest, runs: f"{size} {digest} ", "malformed"),
         (lambda size, digest, runs: "nonsense", "malformed"),
@@ -552,6 +561,25 @@ async def test_key_values_are_put_compared_and_listed(over):
         assert await transport.kv_all(bucket, "none.") == []
         with pytest.raises(TransportError, match="valid key"):
             await transport.kv_put(bucket, "policy.>", b"x")
+
+    await over(body)
+
+
+async def test_the_newest_keys_of_a_bucket_come_first_and_how_many_others_there_are_is_told(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        bucket = f"bucket_{plane.tag}"
+        await transport.ensure_bucket(bucket)
+        assert await transport.kv_newest(bucket, 10) == ([], 0)
+        for number in range(20):
+            await transport.kv_put(bucket, f"n{number}", b"1")
+        newest, others = await transport.kv_newest(bucket, 5)
+        assert [entry.key for entry in newest] == ["n19", "n18", "n17", "n16", "n15"] and others == 15
+        await transport.kv_put(bucket, "n3", b"2")
+        whole, others = await transport.kv_newest(bucket, 20)
+        assert whole[0].key == "n3" and whole[0].value == b"2" and len(whole) == 20 and others == 0
+        with pytest.raises(TransportError):
+            await transport.kv_newest(f"none_{plane.tag}", 5)
 
     await over(body)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -24,7 +26,7 @@ from shared import subjects
 from shared.config import NodeConfig, load_config
 from shared.keys import SigningKey, new_seed
 from shared.messages import (
-    SIGNATURE_DOMAIN,
+    DEFAULT_SWARM_ID,
     Completion,
     EvalReport,
     ModelIdentity,
@@ -40,6 +42,7 @@ from shared.messages import (
     encode,
     pack_ids,
     pack_logprobs,
+    signed_bytes,
 )
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
@@ -50,19 +53,27 @@ from shared.tasks.held_out import held_out_tasks
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
+from tests.integration.installed_verifier import HANG, HANGS, install
 from tests.nats_server import NatsServer, free_port
 
 MakeServer = Callable[..., NatsServer]
 TASKS = [{"dataset": "gcd"}, {"dataset": "simple_integration"}]
-HANG = "(sin(x)+cos(x)+tan(x)+exp(x)+log(x))**30*(sinh(x)+atan(x)+sqrt(x))**20"
+WITH_A_SCORER_THAT_HANGS = [{"dataset": "gcd"}, {"dataset": "simple_integration", "verifier": "hangs"}]
 
 
-def configured(node: str, url: str, folder: Path, swarm_url: str | None = None, **verifier: object) -> NodeConfig:
+def configured(
+    node: str,
+    url: str,
+    folder: Path,
+    swarm_url: str | None = None,
+    tasks: Sequence[dict[str, str]] = TASKS,
+    **verifier: object,
+) -> NodeConfig:
     return load_config(
         overrides={
             "node": {"id": node, "var_dir": folder},
             "nats": {"node_url": url, "swarm_url": swarm_url or url},
-            "tasks": TASKS,
+            "tasks": list(tasks),
             "eval": {"tasks": 10},
             "verifier": {"intake_poll_s": 0.05, "answer_timeout_s": 1.5, "ack_wait_s": 5.0, **verifier},
         }
@@ -70,7 +81,10 @@ def configured(node: str, url: str, folder: Path, swarm_url: str | None = None, 
 
 
 def group(node: str, index: int, answers: list[str] | None = None, **changes: object) -> RolloutGroup:
-    task = derive_task(TaskRef(dataset="gcd", seed=sum(map(ord, node)), index=index))
+    """A group of a task that no other node and index has."""
+    task = derive_task(
+        TaskRef(dataset="gcd", seed=100_000 * (zlib.crc32(node.encode()) % 10_000) + 500 * (index // 400), index=index % 400)
+    )
     completions = [
         Completion(
             text=f"<answer>{text}</answer>",
@@ -211,8 +225,13 @@ async def test_a_group_delivered_again_after_a_crash_counts_once(nats_server: Ma
     await crashed.close()
 
 
-async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(nats_server: MakeServer, tmp_path: Path) -> None:
-    config = configured("alpha", nats_server().url, tmp_path, max_foreign_bytes=20_000, max_foreign_completions=4)
+async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "hangs", HANGS)
+    config = configured(
+        "alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS, max_foreign_bytes=20_000, max_foreign_completions=4
+    )
     key, thief = SigningKey(new_seed()), SigningKey(new_seed())
     subject = subjects.rollouts("beta", "gcd")
 
@@ -221,10 +240,14 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
 
     good = group("beta", 0)
     held_out = held_out_tasks(config.tasks, config.eval.tasks)[0]
-    lying = msgspec.structs.replace(good.task, answer="999")
+    lying = msgspec.structs.replace(group("beta", 7).task, answer="999")
     body = encode(group("beta", 1))
     forged = SignedRollouts(
-        node="beta", public_key=key.public_key, signature=key.sign(SIGNATURE_DOMAIN + body), body=encode(group("beta", 2))
+        swarm=DEFAULT_SWARM_ID,
+        node="beta",
+        public_key=key.public_key,
+        signature=key.sign(signed_bytes(DEFAULT_SWARM_ID, body)),
+        body=encode(group("beta", 2)),
     )
     hanging_task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
     hanging = group("gamma", 0, [HANG, HANG + "+1", HANG + "+2"], task=hanging_task)
@@ -241,10 +264,11 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         (Refusal.TASK_MISMATCH, subject, signed(group("beta", 7, task=lying))),
         (Refusal.HELD_OUT, subject, signed(group("beta", 8, task=held_out))),
         (Refusal.TOO_LARGE, subject, b"\x00" * 20_001),
-        (Refusal.LENGTHS, subject, signed(group("beta", 9, ["1"] * 5))),
+        (Refusal.LENGTHS, subject, signed(group("beta", 9, ["1" * 17_000]))),
         (Refusal.TASK_NOT_ALLOWED, subject, signed(group("beta", 10, task=_foreign_dataset()))),
         (Refusal.TASK_UNDERIVABLE, subject, signed(group("beta", 11, task=_bad_index()))),
         (Refusal.SCORING_TIMEOUT, subjects.rollouts("gamma", "x"), signed(hanging, thief)),
+        (Refusal.REPEATED, subject, signed(group("beta", 0, draw=99))),
         (None, subject, signed(group("beta", 12))),
     ]
     async with verifier(config) as alpha:
@@ -275,9 +299,10 @@ def _bad_index() -> Task:
 
 
 async def test_a_hanging_own_answer_earns_nothing_and_an_unusable_group_becomes_a_dead_letter(
-    nats_server: MakeServer, tmp_path: Path
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configured("alpha", nats_server().url, tmp_path)
+    install(tmp_path, monkeypatch, "hangs", HANGS)
+    config = configured("alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS)
     task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
     async with verifier(config) as alpha:
         lying = group("alpha", 1, task=msgspec.structs.replace(task, answer="x"))

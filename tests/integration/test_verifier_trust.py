@@ -8,15 +8,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.verifier.sharing_rules import sign
 from shared import subjects
 from shared.config import NodeConfig
 from shared.keys import SigningKey, new_seed
-from shared.messages import SignedRollouts, content_id, decode, encode
+from shared.messages import DEFAULT_SWARM_ID, SignedRollouts, content_id, decode, encode, pack_ids
 from shared.roster import RosterEntry, write_roster
-from shared.senders import SENDERS_PREFIX, SendersReport
+from shared.senders import (
+    FINDINGS_KEY,
+    REPUTATION_KEY,
+    SENDERS_PREFIX,
+    AbsurdText,
+    KeyReputation,
+    ReputationState,
+    SendersReport,
+    TrainerFindings,
+)
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.ban_commands import ban, unban
@@ -24,9 +34,9 @@ from tests.integration.test_verifier_service import configured, group, scored, u
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
-BUDGET_PER_S = 20.0
-HONEST_PER_S = 4.0
-SECONDS = 6.0
+BUDGET_PER_S = 10.0
+HONEST_PER_S = 2.0
+SECONDS = 8.0
 
 
 async def share(swarm: Transport, key: SigningKey, node: str, index: int, answers: list[str] | None = None) -> None:
@@ -104,13 +114,21 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
     async with verifier(config) as alpha:
         assert alpha.swarm is not None
         forged = sign(group("beta", 9), key, share_tokens=True)
-        forged = SignedRollouts(node="beta", public_key=forged.public_key, signature=b"\x07" * 64, body=forged.body)
+        forged = SignedRollouts(
+            swarm=DEFAULT_SWARM_ID, node="beta", public_key=forged.public_key, signature=b"\x07" * 64, body=forged.body
+        )
         payload = encode(forged)
         for number in range(20):
             subject = subjects.rollouts("beta", "gcd")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"forged-{number}")
-        await share(alpha.swarm, key, "gamma", 0, ["1"] * 65)
-        await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_lengths") == 1)
+        made = group("gamma", 0)
+        torn = msgspec.structs.replace(
+            made, completions=[msgspec.structs.replace(each, token_ids=pack_ids([7])) for each in made.completions]
+        )
+        signed = encode(sign(torn, key, share_tokens=True))
+        subject = subjects.rollouts("gamma", "gcd")
+        await alpha.swarm.publish(subject, signed, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(signed))
+        await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_malformed") == 1)
 
         async def reported() -> bool:
             entries = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
@@ -119,7 +137,7 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         await until(reported)
         (entry,) = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
         (worst,) = decode(entry.value, SendersReport).worst
-        assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"lengths": 1})
+        assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"malformed": 1})
 
 
 async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server: MakeServer, tmp_path: Path) -> None:
@@ -168,21 +186,26 @@ class Senders:
 
     async def send_one(self, name: str, draw: int) -> None:
         """A group like any other."""
-        body = group(name, draw % 400, draw=draw)
+        body = group(name, draw)
         await self._publish(name, sign(body, self._keys[name], share_tokens=True))
 
     async def flood(self, name: str, phase: int, rate_per_s: float) -> None:
         """Rubbish under a name of one's own."""
         async for index in self._paced(name, phase, rate_per_s):
             key = self._keys[name].public_key
-            await self._publish(name, SignedRollouts(node=name, public_key=key, signature=b"\x07" * 64, body=b"%d" % index))
+            await self._publish(
+                name, SignedRollouts(swarm=DEFAULT_SWARM_ID, node=name, public_key=key, signature=b"\x07" * 64, body=b"%d" % index)
+            )
 
     async def forge(self, phase: int, rate_per_s: float) -> None:
         """Under both honest nodes' subjects, as a peer can where the server does not stop it."""
         async for index in self._paced("forger", phase, rate_per_s):
             victim = ("beta", "gamma")[index % 2]
             key = self._keys[victim].public_key
-            await self._publish(victim, SignedRollouts(node=victim, public_key=key, signature=b"\x07" * 64, body=b"%d" % index))
+            await self._publish(
+                victim,
+                SignedRollouts(swarm=DEFAULT_SWARM_ID, node=victim, public_key=key, signature=b"\x07" * 64, body=b"%d" % index),
+            )
 
     async def _publish(self, name: str, message: SignedRollouts) -> None:
         payload = encode(message)
@@ -211,3 +234,73 @@ async def test_senders_in_good_standing_are_heard_behind_a_flood_too_large_to_re
         taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
     print("taken in:", dict(taken), "sent:", dict(senders.sent))
     assert taken["beta"] - 1 >= senders.sent["beta", 1] / 2
+
+
+async def test_many_names_of_one_key_and_copies_come_in_once_and_leave_honest_newcomers_room_also_after_a_restart(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    mallory, names = SigningKey(new_seed()), 60
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for number in range(names):
+            await share(alpha.swarm, mallory, f"mallory-{number}", 0)
+        await until(lambda: alpha.status.get("accepted") + alpha.status.get("refused") == names)
+        assert alpha.status.get("accepted") == 1, "one key, one name"
+        assert alpha.status.get("refused_unknown_key") + alpha.status.get("refused_flood") == names - 1
+        await asyncio.sleep(2.5)  # the burst that the key has used up
+        first = (await scored(alpha.node, "alpha"))[0].group
+        for number in range(10):
+            copy = msgspec.structs.replace(first, draw=1000 + number, created_at=time.time())
+            payload = encode(sign(copy, mallory, share_tokens=True))
+            subject = subjects.rollouts(copy.node, "gcd")
+            await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
+        await until(lambda: alpha.status.get("refused_repeated") == 10)
+    assert len((tmp_path / "runs" / config.node.run / "alpha" / "known_keys.txt").read_text().splitlines()) == 1
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for number in range(5):
+            await share(alpha.swarm, SigningKey(new_seed()), f"honest-{number}", 0)
+        await until(lambda: alpha.status.get("accepted") == 5)
+
+
+async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again_and_the_trainers_findings_reach_it(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    lying, absurd = SigningKey(new_seed()), SigningKey(new_seed())
+
+    async def known(plane: Transport) -> dict[str, KeyReputation]:
+        entry = await plane.kv_get(subjects.node_bucket("alpha"), REPUTATION_KEY)
+        return {each.name: each for each in decode(entry.value, ReputationState).keys} if entry is not None else {}
+
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for number in range(8):  # seven lies about the task are enough
+            made = group("mallory", number)
+            body = msgspec.structs.replace(made, task=msgspec.structs.replace(made.task, answer="999"))
+            payload = encode(sign(body, lying, share_tokens=True))
+            subject = subjects.rollouts("mallory", "gcd")
+            await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
+        await share(alpha.swarm, absurd, "gamma", 0)
+        await until(lambda: alpha.status.get("senders_quarantined") == 1 and alpha.status.get("accepted") == 1, 40.0)
+
+        async def kept() -> bool:
+            found = await known(alpha.node)
+            return "mallory" in found and "gamma" in found
+
+        await until(kept)
+        found = TrainerFindings(
+            node="alpha", updated_at=time.time(), found=[AbsurdText(batch=1, sender="gamma", absurd=2, answers=2)]
+        )
+        await alpha.node.kv_put(subjects.node_bucket("alpha"), FINDINGS_KEY, encode(found))
+
+        async def blamed() -> bool:
+            return (await known(alpha.node))["gamma"].refused == {"absurd": 1}
+
+        await until(blamed)
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await until(lambda: alpha.status.get("senders_quarantined") == 1)
+        await share(alpha.swarm, lying, "mallory", 20)
+        await until(lambda: alpha.status.get("refused_quarantined") == 1)

@@ -106,7 +106,7 @@ def scored_group(
     question = f"What is {rng.randrange(100)} + {rng.randrange(100)}?"
     completions = []
     for _ in rewards:
-        ids = [rng.randrange(32, 127) for _ in range(rng.randrange(1, 7))]
+        ids = [rng.randrange(32, 94) for _ in range(rng.randrange(1, 7))]
         text = tokenizer.decode(ids)
         ids.append(256)
         logprobs = [-rng.uniform(3.0, 6.0) for _ in ids]

@@ -45,8 +45,8 @@ VARIANTS = {
     "cluster-policies-by-volume": Variant(
         "cluster", on=((EVERY, "policy-volume"),), off=(("nodes/gamma/kustomization.yaml", "policy-volume"),)
     ),
-    "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "monitoring"))),
-    "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "monitoring-plain"))),
+    "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring"))),
+    "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
     "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (EVERY, "nats-tls-client"))),
     "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
     "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shared.streams import ensure_node_streams
-from shared.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
+from shared.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
@@ -71,6 +71,20 @@ def test_the_server_takes_its_configuration(variant: str, tmp_path: Path, keys: 
         [find_binary(), "-t", "-c", str(file)], env=os.environ | told, capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0 and "is valid" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.9], ids=["empty", "half", "cut short"])
+def test_a_server_whose_accounts_are_missing_does_not_start(left: float, tmp_path: Path, keys: Path) -> None:
+    """It would take everybody as a client, with all rights."""
+    file, told = configuration(render("cluster"), tmp_path)
+    secrets(tmp_path, keys)
+    accounts = tmp_path / "etc/nats-accounts/accounts.conf"
+    lines = accounts.read_text().splitlines(keepends=True)
+    accounts.write_text("".join(lines[: int(left * len(lines))]))
+    done = subprocess.run(
+        [find_binary(), "-t", "-c", str(file)], env=os.environ | told, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode != 0 and "is valid" not in done.stderr, done.stderr
 
 
 def test_what_the_embedded_server_and_this_one_say_both_is_the_same() -> None:
@@ -166,6 +180,49 @@ async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_a
         await as_user(cluster, keys, "alpha", "stranger", "", timeout_s=3.0)
     for transport in (operator, generator, other):
         await transport.close()
+
+
+async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds_the_stream(
+    cluster: list[Server], keys: Path
+) -> None:
+    """The generator asks each server for the message it stored, to be sent to where it may not write."""
+    operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
+    await make_streams(operator, cluster)
+    rollouts, bucket = node_rollouts_stream("alpha"), "node_alpha"
+    await operator.kv_put(bucket, POLICY_KEY, b"the trainer's")
+    for index, server in enumerate(cluster):
+        generator = await as_user([server], keys, "alpha", "generator", "alpha/generator.nk")
+        stored = await generator.publish(node_rollouts("alpha"), b"forged", stream=rollouts, message_id=f"forged-{index}")
+        connection = generator._connection.client  # type: ignore[attr-defined]
+        for target in (f"$KV.{bucket}.{POLICY_KEY}", f"$JS.API.STREAM.PURGE.{rollouts}", f"$JS.API.STREAM.DELETE.{rollouts}"):
+            for form in (b'{"seq": %d}', b'{"seq": %d, "batch": 1}'):
+                await connection.publish(f"$JS.API.DIRECT.GET.{rollouts}", form % stored.seq, reply=target)
+        await connection.flush()
+        await asyncio.sleep(0.3)
+        assert await generator.get(rollouts, stored.seq) is not None
+        await generator.close()
+    pointer = await operator.kv_get(bucket, POLICY_KEY)
+    assert pointer is not None and pointer.value == b"the trainer's"
+    await operator.close()
+
+
+async def test_in_a_cluster_a_verifier_takes_its_work_from_any_server(cluster: list[Server], keys: Path) -> None:
+    operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
+    await make_streams(operator, cluster)
+    rollouts = node_rollouts_stream("alpha")
+    for index, server in enumerate(cluster):
+        generator = await as_user([cluster[index - 1]], keys, "alpha", "generator", "alpha/generator.nk")
+        verifier = await as_user([server], keys, "alpha", "verifier", "alpha/verifier.nk")
+        await generator.publish(node_rollouts("alpha"), b"work", stream=rollouts, message_id=f"work-{index}")
+        deadline, taken = time.monotonic() + START_TIMEOUT_S, 0
+        while (await verifier.stream_state(rollouts)).messages and time.monotonic() < deadline:
+            for delivery in await verifier.fetch(rollouts, VERIFIER_CONSUMER, 10, 1.0):
+                await delivery.ack()
+                taken += 1
+        assert taken >= 1
+        await generator.close()
+        await verifier.close()
+    await operator.close()
 
 
 async def test_a_server_in_lame_duck_mode_ends_by_itself_within_the_pods_grace_period_and_nothing_is_lost(

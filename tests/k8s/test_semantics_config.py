@@ -14,7 +14,7 @@ from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
 from shared.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
-from swarm_cli.nats_config import node_account
+from swarm_cli.nats_accounts import node_account
 from tests.k8s.manifests import (
     K8S,
     ROLES,
@@ -36,7 +36,7 @@ from tests.k8s.manifests import (
     workloads,
 )
 
-NOT_OURS = {"HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HOME", "MODEL", "POD_NAME", "NATS_MAX_FILE_STORE", "GOMEMLIMIT"}
+NOT_OURS = {"HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HOME", "MODEL", "REVISION", "POD_NAME", "NATS_MAX_FILE_STORE", "GOMEMLIMIT"}
 """Variables of other people's programs, and of NATS's configuration file."""
 NODE_SECRETS = {
     "generator": {"node.nk"},
@@ -51,6 +51,7 @@ NODE_SECRETS = {
 SECRETS = {
     "nats-server-tls": {"tls.crt", "tls.key", "ca.crt"},
     "nats-accounts": {"accounts.conf"},
+    "nats-watch": {"watch.nk"},
     "swarm-operator": {"swarm.nk"},
 }
 CONFIG_MAPS = {"nats-ca": {"ca.crt"}, "swarm-roster": {"roster.txt"}}
@@ -222,6 +223,7 @@ def test_each_role_has_its_own_key_and_the_verifier_alone_those_of_the_swarm(var
             "verifier": {f"{node}-verifier", f"{node}-signing"},
             "operator": {f"{node}-operator", "swarm-operator"},
             "nats": {"nats-server-tls", "nats-accounts"},
+            "nats-watch": {"nats-watch"},
             "model-download": {f"{node}-hub"},
         }.get(str(role), {f"{node}-{role}"})
         assert read <= allowed, f"{name_of(workload)} reads {sorted(read - allowed)}"
@@ -302,6 +304,7 @@ def test_nodes_differ_in_model_tasks_and_size(tmp_path: Path, monkeypatch: pytes
             sizes.add(workload["spec"]["replicas"])
             data = find(objects, "ConfigMap", container_config(workload))["data"]
             assert data["model"] == config.model.name, "what is downloaded is what is trained"
+            assert re.fullmatch(r"[0-9a-f]{40}", data["model-revision"]), "at one commit"
     assert len(models) == len(tasks) == len(sizes) == 3
 
 

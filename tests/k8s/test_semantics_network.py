@@ -172,7 +172,7 @@ def test_services_are_reached_by_prometheus_alone_and_nats_by_its_clients(varian
                         who |= {value for each in space.get("matchExpressions", []) for value in each["values"]}
                         if "podSelector" in peer:
                             who |= peer_names(objects, peer)
-        if role_of(workload) in ROLES:
+        if role_of(workload) in (*ROLES, "nats-watch"):
             assert opened == {9400: {"monitoring"}} and numbers == {9400}, name_of(workload)
         elif role_of(workload) == "nats":
             clients = {str(role_of(each)) for each in workloads(objects)} - {"nats", "model-download"}
@@ -193,7 +193,8 @@ def test_pod_monitors_find_pods_that_have_their_port(variant: str) -> None:
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             assert all(endpoint["port"] in ports_of(each) for each in taken), name_of(monitor)
         scraped |= {role_of(each) for each in taken}
-    assert scraped == {*ROLES, "nats"}
+    assert scraped - {"nats-watch"} == {*ROLES, "nats"}
+    assert ("nats-watch" in scraped) == any(role_of(each) == "nats-watch" for each in workloads(objects))
 
 
 def test_the_namespace_enforces_what_the_pods_promise() -> None:

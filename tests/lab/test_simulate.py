@@ -115,8 +115,10 @@ def test_hostile_nodes_send_and_do_not_train_and_the_border_does_its_part(
     refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
     if role == "duplicate":
         assert refused["replayed"] > 0
+        assert refused["repeated"] > 0
     if role == "flood":
-        assert max(line["pool_external"] for line in steps) > 4
+        assert refused["repeated"] > 0
+        assert max(line["pool_external"] for line in steps) <= 4, "copies do not fill the pool"
     if role == "wrong":
         batch = simulation.batches["n00"]
         assert batch is not None

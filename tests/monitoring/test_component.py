@@ -51,7 +51,10 @@ def test_every_process_is_scraped_once_with_the_labels_that_rules_go_by() -> Non
     for workload in services:
         labels = _labels_after(monitors["swarm"]["spec"]["podMetricsEndpoints"][0]["relabelings"], pod_labels(workload))
         assert labels == {"job": "swarm", "node": node_of(workload), "role": role_of(workload), "instance": "the-pod-0"}
-    assert [name_of(each) for each in servers] == ["nats"]
+    for workload in servers:
+        labels = _labels_after(monitors["swarm-nats"]["spec"]["podMetricsEndpoints"][0]["relabelings"], pod_labels(workload))
+        assert labels == {"job": name_of(workload), "instance": "the-pod-0"}
+    assert sorted(name_of(each) for each in servers) == ["nats", "nats-watch"]
     for workload in (*services, *servers):
         ports = [port["name"] for container in pod_of(workload)["containers"] for port in container.get("ports", [])]
         assert ports.count("metrics") == 1, name_of(workload)

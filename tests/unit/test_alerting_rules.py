@@ -13,11 +13,12 @@ from typer.main import get_command
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.foreign_metrics import FOREIGN
-from monitoring.metrics_doc import ROLES, full_name, role_families
+from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
 from monitoring.promql import family_of, metrics_of
 from monitoring.render import rendered, stale
 from monitoring.rules import GROUPS, alerts, records
 from monitoring.rules.base import Severity
+from services.verifier.refusals import Refusal
 from shared.config import NodeConfig
 from swarm_cli.app import app
 
@@ -29,7 +30,8 @@ SECTIONS = ("## What it means", "## How to check", "## How to mend")
 
 
 def _exported() -> set[str]:
-    return {full_name(family) for role in ROLES for family in role_families(role)}
+    services = {full_name(family) for role in ROLES for family in role_families(role)}
+    return services | {full_name(family) for family in watch_families()}
 
 
 @functools.cache
@@ -128,12 +130,12 @@ def test_every_command_and_setting_of_a_runbook_exists(page: Path) -> None:
 
 
 def test_every_log_event_that_a_runbook_names_is_written_somewhere() -> None:
-    code = "\n".join(file.read_text() for folder in ("services", "shared") for file in (REPO / folder).rglob("*.py"))
+    code = "\n".join(file.read_text() for folder in ("services", "shared", "swarm_cli") for file in (REPO / folder).rglob("*.py"))
     logged = set(re.findall(r'\.(?:debug|info|warning|error|exception)\(\s*"([a-z_]+)"', code))
     for page in RUNBOOKS.glob("*.md"):
         for line in (line for line in page.read_text().splitlines() if re.search(r"\blogs?\b", line, re.IGNORECASE)):
             for event in re.findall(r"`([a-z]+_[a-z_]+)`", line):
-                reasons = {"slow_consumer"}
+                reasons = {"slow_consumer", *(refusal.value for refusal in Refusal)}
                 assert event in logged | reasons, f"{page.name}: nothing logs {event}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused, without_tokens
 from services.verifier.quarantine import FIRST_S, Quarantine
 from services.verifier.replay import ReplayMemory
+from services.verifier.scoring_cost import GRACE_S
 from services.verifier.sharing_rules import is_shared, sign
 from services.verifier.trust import KnownKeys
 from shared import subjects
 from shared.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
 from shared.messages import (
-    SIGNATURE_DOMAIN,
+    DEFAULT_SWARM_ID,
     Completion,
     ModelIdentity,
     RolloutGroup,
@@ -29,6 +31,7 @@ from shared.messages import (
     encode,
     pack_ids,
     pack_logprobs,
+    signed_bytes,
 )
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import JobResult
@@ -36,18 +39,20 @@ from shared.tasks.sandbox import JobResult
 NOW_S = 1_800_000_000.0
 KEY = SigningKey(new_seed())
 OTHER_KEY = SigningKey(new_seed())
+THIRD_KEY = SigningKey(new_seed())
 HELD = Task(ref=TaskRef(dataset="gcd", seed=2**31 - 9, index=0), question="A held-out question", answer="1")
 
 
-def group(**changes: object) -> RolloutGroup:
+def group(draw: int = 0, **changes: object) -> RolloutGroup:
+    """A group of a task that no other draw has."""
     completion = Completion(
         text="4", finish_reason="stop", token_count=2, token_ids=pack_ids([4, 0]), behaviour_logprobs=pack_logprobs([-0.5, -1.0])
     )
     whole = RolloutGroup(
         node="beta",
         created_at=NOW_S - 5,
-        draw=0,
-        task=Task(ref=TaskRef(dataset="gcd", seed=1, index=0), question="gcd of 4 and 8?", answer="4"),
+        draw=draw,
+        task=Task(ref=TaskRef(dataset="gcd", seed=1 + draw, index=0), question="gcd of 4 and 8?", answer="4"),
         completions=[completion, msgspec.structs.replace(completion, text="5")],
         model=ModelIdentity(name="m", tokenizer_hash="a" * 64),
         policy_version=0,
@@ -60,7 +65,7 @@ def signed(body: RolloutGroup, key: SigningKey = KEY) -> bytes:
     return encode(sign(body, key, share_tokens=True))
 
 
-def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000) -> Border:
+def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000, max_completions: int = 4) -> Border:
     rules = BorderRules(
         node="alpha",
         accept=accept,  # type: ignore[arg-type]
@@ -68,27 +73,54 @@ def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000) -
         max_age_s=1800,
         max_clock_skew_s=60,
         max_bytes=max_bytes,
-        max_completions=4,
+        max_completions=max_completions,
         max_answer_chars=100,
+        max_tokens=32,
     )
     known = KnownKeys(folder / "known_keys.txt", ("alpha", OTHER_KEY.public_key))
     return Border(rules, known, ReplayMemory(1000, folder / "accepted.txt"), HeldOut([HELD]))
 
 
-def result(reason: str | None = None) -> JobResult:
-    return JobResult([1.0, 0.0] if reason is None else [], None, reason, "", 0, 0.1)
+def result(reason: str | None = None, cpu_s: float = 0.0) -> JobResult:
+    return JobResult([1.0, 0.0] if reason is None else [], None, reason, "", 0, 0.1, cpu_s=cpu_s)
 
 
 SUBJECT = subjects.rollouts("beta", "gcd")
+
+
+def taken_in(gate: Border, subject: str, payload: bytes, now_s: float = NOW_S) -> Candidate:
+    """A group that passes all checks and is scored."""
+    candidate = gate.examine(subject, payload, now_s)
+    assert isinstance(candidate, Candidate), candidate
+    assert gate.conclude(candidate, JobResult([0.5] * len(candidate.group.completions), None, None, "", 0, 0.1), now_s) is None
+    return candidate
 
 
 def completions(**changes: object) -> list[Completion]:
     return [msgspec.structs.replace(each, **changes) for each in group().completions]
 
 
+def tokens_of(count: int) -> dict[str, object]:
+    """Fields of a completion of this many tokens."""
+    return {
+        "token_count": count,
+        "token_ids": pack_ids([5] * count),
+        "behaviour_logprobs": pack_logprobs([-1.0] * count),
+    }
+
+
 def with_body(body: bytes) -> bytes:
-    signature = KEY.sign(SIGNATURE_DOMAIN + body)
-    return encode(SignedRollouts(node="beta", public_key=KEY.public_key, signature=signature, body=body))
+    signature = KEY.sign(signed_bytes(DEFAULT_SWARM_ID, body))
+    return encode(SignedRollouts(swarm=DEFAULT_SWARM_ID, node="beta", public_key=KEY.public_key, signature=signature, body=body))
+
+
+def of_version_1() -> bytes:
+    """As nodes sent it that did not name the swarm yet."""
+    body = encode(group())
+    signature = KEY.sign(b"swarm-rollouts-v1\x00" + body)
+    fields = {"schema": 1, "node": "beta", "public_key": KEY.public_key, "signature": signature, "body": body}
+    packed: bytes = msgpack.packb(fields)
+    return packed
 
 
 def task(**ref: object) -> Task:
@@ -101,6 +133,10 @@ def forged() -> bytes:
     return encode(msgspec.structs.replace(message, body=message.body.replace(b"gcd of 4", b"gcd of 9")))
 
 
+ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
+"""A true group of another swarm."""
+
+
 @pytest.mark.parametrize(
     ("reason", "subject", "payload"),
     [
@@ -108,9 +144,14 @@ def forged() -> bytes:
         (Refusal.MALFORMED, SUBJECT, b"x" * 100_000),
         (Refusal.MALFORMED, SUBJECT, b""),
         (Refusal.MALFORMED, SUBJECT, b"\x93" * 1000),
-        (Refusal.MALFORMED, SUBJECT, encode(group())),
+        (Refusal.SCHEMA_VERSION, SUBJECT, encode(group())),
+        (Refusal.MALFORMED, SUBJECT, encode(group()).replace(b"schema\x01", b"schema\x02")),
         (Refusal.MALFORMED, SUBJECT, with_body(b"\xc1")),
         (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x01", b"schema\x02"))),
+        (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", of_version_1()),
+        (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, share_tokens=True, swarm_id="another"))),
+        (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm=DEFAULT_SWARM_ID))),
+        (Refusal.MALFORMED, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),
         (Refusal.SIGNATURE, SUBJECT, forged()),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
         (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group())),
@@ -122,11 +163,22 @@ def forged() -> bytes:
         (Refusal.FROM_FUTURE, SUBJECT, signed(group(created_at=NOW_S + 61))),
         (Refusal.TASK_NOT_ALLOWED, SUBJECT, signed(group(task=task(dataset="lcm")))),
         (Refusal.HELD_OUT, SUBJECT, signed(group(task=HELD))),
-        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions() * 3))),
         (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(text="x" * 101)))),
-        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(token_count=3)))),
-        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(token_ids=pack_ids([1, 2, 3]))))),
-        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(behaviour_logprobs=pack_logprobs([-1.0]))))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_count=3)))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_ids=pack_ids([1, 2, 3]))))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(behaviour_logprobs=pack_logprobs([-1.0]))))),
+        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(**tokens_of(33))))),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(**tokens_of(0))))),
+        (
+            Refusal.MALFORMED,
+            SUBJECT,
+            signed(group(completions=completions(token_count=0, token_ids=None, behaviour_logprobs=None))),
+        ),
+        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_ids=None)))),
+        *(
+            (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(behaviour_logprobs=pack_logprobs([-0.5, value])))))
+            for value in (float("-inf"), float("inf"), float("nan"), 0.5)
+        ),
         (Refusal.MALFORMED, SUBJECT, signed(group(prompt_ids=pack_ids([-1])))),
         (Refusal.MALFORMED, SUBJECT, signed(group(prompt_ids=b"torn!"))),
         (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_ids=pack_ids([-1, 2]))))),
@@ -138,6 +190,19 @@ def test_what_is_wrong_with_a_message_decides_the_reason(reason: Refusal, subjec
     assert isinstance(verdict, Refused)
     assert verdict.reason is reason, verdict
     assert verdict.sender == subjects.rollouts_author(subject)
+
+
+def test_of_a_group_with_more_completions_than_are_taken_the_first_are_heard_and_nobody_is_blamed(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    sent = [completions(text=f"{number}")[0] for number in range(9)]
+    candidate = gate.examine(SUBJECT, signed(group(completions=sent)), NOW_S)
+    assert isinstance(candidate, Candidate)
+    assert [each.text for each in candidate.group.completions] == ["0", "1", "2", "3"]
+    judged = msgspec.structs.replace(result(), rewards=[1.0, 0.0, 0.0, 1.0])
+    assert gate.conclude(candidate, judged, NOW_S) is None
+    too_long = gate.examine(SUBJECT, signed(group(draw=2, completions=completions(text="x" * 101))), NOW_S)
+    assert isinstance(too_long, Refused) and too_long.reason is Refusal.LENGTHS
+    assert gate.reputation.worst(1, NOW_S) == []
 
 
 def test_a_good_group_passes_once_and_never_again_also_after_a_restart(tmp_path: Path) -> None:
@@ -157,19 +222,21 @@ def test_a_good_group_passes_once_and_never_again_also_after_a_restart(tmp_path:
 
 def test_a_name_belongs_to_the_first_key_seen_also_after_a_restart(tmp_path: Path) -> None:
     first = border(tmp_path)
-    assert isinstance(first.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    assert isinstance(first.examine(SUBJECT, signed(group(), THIRD_KEY), NOW_S), Candidate), "what is not accepted binds nothing"
+    taken_in(first, SUBJECT, signed(group()))
     for again in (first, border(tmp_path)):
-        refused = again.examine(SUBJECT, signed(group(), OTHER_KEY), NOW_S)
+        refused = again.examine(SUBJECT, signed(group(draw=1), THIRD_KEY), NOW_S)
         assert isinstance(refused, Refused)
         assert refused.reason is Refusal.UNKNOWN_KEY
 
 
 def test_replicas_learn_each_others_names(tmp_path: Path) -> None:
     one, two = (KnownKeys(tmp_path / "known", ("alpha", "UA")) for _ in range(2))
-    assert one.bind("beta", "UB")
-    assert not two.bind("beta", "UC")
-    assert not two.bind("alpha", "UC")
-    assert two.bind("gamma", "UC")
+    assert one.bind("beta", "UB", NOW_S)
+    assert not two.bind("beta", "UC", NOW_S)
+    assert not two.bind("alpha", "UC", NOW_S)
+    assert two.bind("gamma", "UC", NOW_S)
+    assert not one.bind("delta", "UC", NOW_S), "a key has one name, also at another replica"
 
 
 def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tmp_path: Path) -> None:
@@ -185,9 +252,14 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
     assert incomplete.reason is Refusal.TASK_UNDERIVABLE
     hanging = gate.examine(SUBJECT, signed(group(draw=1)), NOW_S)
     assert isinstance(hanging, Candidate)
-    refused = gate.conclude(hanging, result("scoring_timeout"), NOW_S)
+    refused = gate.conclude(hanging, result("scoring_timeout", cpu_s=GRACE_S / 2), NOW_S)
     assert refused is not None
-    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.SCORING_TIMEOUT, KEY.public_key, FIRST_S)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.SCORING_TIMEOUT, KEY.public_key, 0.0)
+    again = gate.examine(SUBJECT, signed(group(draw=3)), NOW_S)
+    assert isinstance(again, Candidate)
+    refused = gate.conclude(again, result("scoring_timeout", cpu_s=GRACE_S / 2 + 0.1), NOW_S)
+    assert refused is not None
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.SCORING_COST, KEY.public_key, FIRST_S)
     left_out = gate.examine(SUBJECT, signed(group(draw=2)), NOW_S + 1)
     assert isinstance(left_out, Refused)
     assert left_out.reason is Refusal.QUARANTINED
@@ -276,7 +348,7 @@ def test_a_key_file_is_private_is_kept_and_says_what_is_wrong_with_it(tmp_path: 
     signature = made.sign(b"message")
     assert verify(made.public_key, b"message", signature)
     assert not verify(made.public_key, b"other", signature)
-    assert not verify(made.public_key[:-1] + "A", b"message", signature)
+    assert not verify(made.public_key[:-1] + "AB"[made.public_key.endswith("A")], b"message", signature)
     path.chmod(0o644)
     with pytest.raises(KeyFileError, match="chmod 600"):
         load_or_create(path)
@@ -284,3 +356,14 @@ def test_a_key_file_is_private_is_kept_and_says_what_is_wrong_with_it(tmp_path: 
     path.write_text("nonsense")
     with pytest.raises(KeyFileError, match="no nkey seed"):
         load_or_create(path)
+
+
+def test_a_stranger_s_prompt_tokens_stay_outside(tmp_path: Path) -> None:
+    verdict = border(tmp_path).examine(SUBJECT, signed(group(prompt_ids=pack_ids([1, 2, 3]))), NOW_S)
+    assert isinstance(verdict, Candidate) and verdict.group.prompt_ids is None
+    assert verdict.group.completions == group().completions
+
+
+def test_an_empty_answer_that_ended_at_once_is_an_answer(tmp_path: Path) -> None:
+    verdict = border(tmp_path).examine(SUBJECT, signed(group(completions=completions(text="", **tokens_of(1)))), NOW_S)
+    assert isinstance(verdict, Candidate)

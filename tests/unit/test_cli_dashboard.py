@@ -70,6 +70,23 @@ def test_a_silent_process_stays_a_target_for_a_while_and_a_stopped_one_does_not(
     assert groups(status("trainer", None)) == []
 
 
+@pytest.mark.parametrize("port", [0.0, -1.0, 70_000.0, 1e30])
+def test_a_status_whose_port_is_none_makes_no_target(port: float) -> None:
+    assert groups(status("trainer", port), status("verifier", 9401)) == [("127.0.0.1:9401", "alpha", "verifier")]
+
+
+@pytest.mark.parametrize("host", ["evil/x", "a b", "x@y", "\x1b[2J", "http://x", "", "-x", "x:80/admin?"])
+def test_a_status_whose_host_is_none_makes_no_target(host: str) -> None:
+    assert groups(status("trainer", 9403, host=host), status("verifier", 9401)) == [("127.0.0.1:9401", "alpha", "verifier")]
+
+
+def test_a_host_may_be_an_address() -> None:
+    assert groups(status("trainer", 9403, host="10.0.0.7"), status("verifier", 9401, host="fd00::7")) == [
+        ("10.0.0.7:9403", "alpha", "trainer"),
+        ("[fd00::7]:9401", "alpha", "verifier"),
+    ]
+
+
 def test_who_took_over_a_port_is_the_one_that_is_scraped() -> None:
     assert groups(status("trainer", 9403, age_s=60), status("trainer", 9403, node="beta")) == [
         ("127.0.0.1:9403", "beta", "trainer")

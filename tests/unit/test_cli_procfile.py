@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shared.config import load_config
 from swarm_cli.procfile import ROLES, Layout, node_name, process_lines, render_procfile
+from swarm_cli.up import swarm_of_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +53,11 @@ def test_names_never_run_out_or_repeat() -> None:
     assert len(set(names)) == 64
     assert names[:4] == ["alpha", "beta", "gamma", "delta"]
     assert names[24] == "node25"
+
+
+def test_a_run_on_a_server_of_its_own_is_a_swarm_of_its_own_and_on_another_s_part_of_that_one() -> None:
+    plain = load_config(overrides={"node": {"run": "monday"}, "tasks": [{"dataset": "gcd"}]})
+    named = load_config(overrides={"nats": {"swarm_id": "ours"}, "tasks": [{"dataset": "gcd"}]})
+    assert swarm_of_run(plain, Layout()) == {"SWARM_NATS__SWARM_ID": "monday"}
+    assert swarm_of_run(plain, Layout(nats_url="nats://elsewhere:4222")) == {}
+    assert swarm_of_run(named, Layout()) == {}

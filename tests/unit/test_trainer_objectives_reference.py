@@ -26,20 +26,14 @@ IMPORTANCE = ImportanceConfig(cap=1.5, sequence_bounds=(0.6, 1.6))
 
 def numpy_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]]) -> float:
     """One sequence after the other, one token after the other, straight from the formulas."""
-    tokens = sum(len(sequence["policy"]) for sequence in batch)
+    kept = [kept_tokens_of(sequence) for sequence in batch]
+    tokens, sequences = sum(map(len, kept)), sum(map(bool, kept))
     loss = 0.0
-    for sequence in batch:
+    for sequence, of_sequence in zip(batch, kept, strict=True):
         policy, proximal, reference = sequence["policy"], sequence["proximal"], sequence["reference"]
         behaviour, advantage = sequence["behaviour"], float(sequence["advantage"])
-        length = len(policy)
-        log_weights = [0.0 if behaviour is None else proximal[t] - behaviour[t] for t in range(length)]
-        finite = [t for t in range(length) if math.isfinite(log_weights[t])]
-        mean = sum(log_weights[t] for t in finite) / max(len(finite), 1)
-        inside = IMPORTANCE.sequence_bounds[0] <= math.exp(mean) <= IMPORTANCE.sequence_bounds[1]
-        sequence_ratio = math.exp(sum(policy - proximal) / length)
-        for t in range(length):
-            if t not in finite or not inside:
-                continue
+        sequence_ratio = math.exp(sum(policy - proximal) / len(policy))
+        for t in of_sequence:
             ratio = sequence_ratio if config.name == "gspo" else math.exp(policy[t] - proximal[t])
             if config.name == "cispo":
                 value = -min(max(ratio, config.is_min), config.is_max) * advantage * policy[t]
@@ -51,16 +45,28 @@ def numpy_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]]) -> f
                 if config.dual_clip is not None and advantage < 0:
                     gain = max(gain, config.dual_clip * advantage)
                 value = -gain
-            value *= min(math.exp(log_weights[t]), IMPORTANCE.cap)
+            value *= min(1.0 if behaviour is None else math.exp(proximal[t] - behaviour[t]), IMPORTANCE.cap)
             difference = reference[t] - policy[t]
             value += config.kl_coefficient * (math.exp(difference) - difference - 1)
             if config.aggregated_by == "sequence_mean":
-                loss += value / length / len(batch)
+                loss += value / len(of_sequence) / sequences
             elif config.aggregated_by == "fixed_length":
-                loss += value / (len(batch) * config.max_completion_tokens)
+                loss += value / (sequences * config.max_completion_tokens)
             else:
                 loss += value / tokens
     return loss
+
+
+def kept_tokens_of(sequence: dict[str, np.ndarray]) -> list[int]:
+    """Tokens that nothing drops: a finite likelihood, in a sequence within the mask's bounds."""
+    length = len(sequence["policy"])
+    if sequence["behaviour"] is None:
+        return list(range(length))
+    log_weights = sequence["proximal"] - sequence["behaviour"]
+    finite = [t for t in range(length) if math.isfinite(log_weights[t])]
+    mean = sum(log_weights[t] for t in finite) / max(len(finite), 1)
+    low, high = IMPORTANCE.sequence_bounds
+    return finite if low <= math.exp(mean) <= high else []
 
 
 def random_batch(seed: int) -> list[dict[str, np.ndarray]]:
@@ -114,7 +120,8 @@ def tensor_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]], dty
         reference_logprobs=padded("reference"),
     )
     assert 0 < int((mask & ~correction.keep).sum()) < int(mask.sum()) / 2, "the batch must try rejection"
-    return float((token_weights(config, mask, Normaliser.count(lengths)) * outcome.loss).sum())
+    counts = Normaliser.count(correction.keep.sum(dim=1).tolist())
+    return float((token_weights(config, correction.keep, counts) * outcome.loss).sum())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.name}-{config.aggregated_by}")

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
 from services.trainer.intake import take_in
 from services.trainer.learner import Learner
-from services.trainer.own_policy import OwnPolicyRules, drop_absurd
+from services.trainer.own_policy import OwnPolicyRules, drop_absurd, least_logprob
+from services.trainer.rows import TokenGroup
+from services.trainer.update import batch_logprobs
 from shared.config import load_config
-from shared.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef, content_id, encode
+from shared.messages import (
+    Batch,
+    Completion,
+    ModelIdentity,
+    RolloutGroup,
+    Sampling,
+    ScoredGroup,
+    Task,
+    TaskRef,
+    content_id,
+    encode,
+    pack_ids,
+    pack_logprobs,
+)
+from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from tests.integration.trainer_life import batch_of
 
@@ -22,7 +41,12 @@ FLOOR = -8.0
 
 
 def learner(fraction: float = 1.0) -> Learner:
-    overrides = {"model": {"path": str(BASE), "device": "cpu"}, "trainer": {"policy_check_fraction": fraction}}
+    overrides = {
+        "model": {"path": str(BASE), "device": "cpu"},
+        "trainer": {"policy_check_fraction": fraction},
+        # The absurd text is longer than what the demo lets in.
+        "verifier": {"max_foreign_length": 8.0},
+    }
     return Learner(load_config(DEMO, overrides=overrides))
 
 
@@ -125,3 +149,62 @@ def test_a_step_counts_them_and_two_learners_end_with_the_same_weights() -> None
     assert record.absurd_of == again.absurd_of
     assert all(bool((tensor == second.policy()[name]).all()) for name, tensor in first.policy().items())
     assert learner(0.0).step(swarm_batch()).answers_absurd == 0
+
+
+def test_the_bound_follows_the_local_answers_and_never_goes_below_the_absolute_one() -> None:
+    rules = OwnPolicyRules(fraction=1.0, min_logprob=FLOOR, slack=2.0)
+    assert least_logprob([-0.5, -1.5], rules) == pytest.approx(-3.0)
+    assert least_logprob([-7.0], rules) == FLOOR
+    assert least_logprob([], rules) == FLOOR, "nothing to compare with"
+    assert least_logprob([math.nan, -1.0, -math.inf], rules) == pytest.approx(-3.0)
+    assert least_logprob([-0.5], OwnPolicyRules(fraction=1.0, min_logprob=FLOOR)) == FLOOR
+
+
+def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temperature: float = 1.0) -> ScoredGroup:
+    """Eight answers that `policy` really samples, with its logprobs; the first counts as right."""
+    task = question(index)
+    prompt = render_prompt(policy.tokenizer, task.question, policy.rules.system_prompt)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        ids = policy.model.generate(
+            torch.tensor([prompt] * 8),
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            max_new_tokens=24,
+            pad_token_id=policy.rules.end_token_id,
+            eos_token_id=policy.rules.end_token_id,
+        )[:, len(prompt) :].tolist()
+    end = policy.rules.end_token_id
+    ids = [each[: each.index(end) + 1] if end in each else each for each in ids]
+    group = TokenGroup(prompt_ids=prompt, completions=ids, behaviour_logprobs=[None] * 8, advantages=[1.0] * 8)
+    logprobs = batch_logprobs(policy.model, [group], policy.update_config)[0]
+    scored = answers(index, ["x"] * 8, [1.0] + [0.0] * 7, node, origin)
+    completions = [
+        Completion(
+            text=policy.tokenizer.decode(each, skip_special_tokens=True),
+            finish_reason="stop" if each[-1] == end else "length",
+            token_count=len(each),
+            token_ids=pack_ids(each),
+            behaviour_logprobs=pack_logprobs(of_tokens.tolist()),
+        )
+        for each, of_tokens in zip(ids, logprobs, strict=True)
+    ]
+    model = ModelIdentity(name="same", tokenizer_hash=policy.rules.tokenizer_hash)
+    return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, completions=completions, model=model))
+
+
+def test_by_default_no_answer_of_a_peer_is_left_out_and_every_right_answer_in_absurd_text_is() -> None:
+    """Nothing is configured for the model: the bound comes from the batch's local answers."""
+    room = {"max_new_tokens": 64}  # else the nonsense is left out for its length
+    policy = Learner(load_config(DEMO, overrides={"model": {"path": str(BASE), "device": "cpu"}, "generator": room}))
+    rng = random.Random(0)
+    local = [sampled(policy, index, "local", "alpha", seed=index) for index in range(4)]
+    peers = [sampled(policy, index, "external", "beta", seed=100 + index) for index in range(4, 16)]
+    hostile = [
+        answers(index, [poisoned(str(question(index).answer), rng), str(question(index).answer)], [1.0, 0.0], "gamma")
+        for index in range(16, 28)
+    ]
+    record = policy.step(batch_of(1, [*local, *peers, *hostile]))
+    assert record.absurd_of["gamma"] >= 12
+    assert record.absurd_of.get("beta", 0) <= 2, "of 96 answers that the policy itself could have given"

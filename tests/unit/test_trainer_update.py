@@ -177,31 +177,59 @@ def test_without_proximal_logprobs_the_policy_is_its_own_proximal_policy() -> No
     torch.testing.assert_close(implied, given, atol=1e-6, rtol=1e-4)
 
 
-def test_tokens_without_a_finite_behaviour_logprob_leave_the_loss_but_not_the_count() -> None:
-    model = small_model()
-    group = ragged_groups(1)[0]
-    behaviour = [list(logprobs) for logprobs in group.behaviour_logprobs]
-    longest = max(range(len(behaviour)), key=lambda index: len(behaviour[index]))
-    behaviour[longest][1] = -math.inf
-    config = UpdateConfig(objective=ObjectiveConfig(name="dapo"))
-    stats, found = step(model, [replace(group, behaviour_logprobs=behaviour)], config)
-    tokens = sum(group.completion_lengths)
-    assert stats.dropped_fraction == pytest.approx(1 / tokens)
-    assert stats.behaviour_fraction == pytest.approx(1 - 1 / tokens)
-    assert torch.isfinite(found).all() and found.abs().max() > 0
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("broken", [-math.inf, math.nan, math.inf])
+def test_tokens_without_a_finite_behaviour_logprob_leave_the_loss_and_the_count(name: str, broken: float) -> None:
+    """In float64: a group whose every token is dropped changes nothing at all, and one such token is as if it were not there."""
+    model = small_model(dtype=torch.float64)
+    groups = [group for group in ragged_groups(5) if group.behaviour_logprobs[0] is not None]
+    config = UpdateConfig(objective=OBJECTIVES[name])
+    hopeless = replace(groups[0], behaviour_logprobs=[[broken] * length for length in groups[0].completion_lengths])
+    stats, found = step(model, [*groups[1:], hopeless], config)
+    _, expected = step(model, groups[1:], config)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-12)
+    dropped = sum(hopeless.completion_lengths)
+    tokens = dropped + sum(length for group in groups[1:] for length in group.completion_lengths)
+    assert stats.dropped_fraction == pytest.approx(dropped / tokens)
+    assert stats.behaviour_fraction == pytest.approx(1 - dropped / tokens)
+    counts = step_normaliser([*groups[1:], hopeless], config)
+    assert counts == step_normaliser(groups[1:], config)
 
 
-def test_the_sequence_mask_drops_sequences_that_another_policy_sampled() -> None:
-    model = small_model()
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_sequences_that_the_mask_drops_leave_the_loss_and_the_count(name: str) -> None:
+    model = small_model(dtype=torch.float64)
     group = ragged_groups(1)[0]
-    own = batch_logprobs(model, [group], UpdateConfig())[0]
+    importance = ImportanceConfig(sequence_bounds=(0.5, 2.0))
+    config = UpdateConfig(objective=OBJECTIVES[name], importance=importance)
+    proximal = batch_logprobs(model, [group], config)
+    own = proximal[0]
     behaviour = [logprobs.tolist() for logprobs in own]
     behaviour[0] = (own[0] - 2.0).tolist()
-    config = UpdateConfig(importance=ImportanceConfig(sequence_bounds=(0.5, 2.0)))
-    stats, _ = step(model, [replace(group, behaviour_logprobs=behaviour)], config)
+    stats, found = step(model, [replace(group, behaviour_logprobs=behaviour)], config, proximal=proximal)
+    rest = replace(group, completions=group.completions[1:], behaviour_logprobs=behaviour[1:], advantages=group.advantages[1:])
+    _, expected = step(model, [rest], config, proximal=[proximal[0][1:]])
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-12)
     lengths = group.completion_lengths
     assert stats.dropped_fraction == pytest.approx(lengths[0] / sum(lengths))
     assert stats.truncated_fraction == pytest.approx(lengths[0] / sum(lengths))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_group_s_share_scales_its_loss_and_its_place_in_the_divisor(name: str) -> None:
+    model = small_model(dtype=torch.float64)
+    groups = ragged_groups(4)
+    config = UpdateConfig(objective=OBJECTIVES[name])
+    parts = [step(model, [group], config, normaliser=Normaliser(1, 1.0))[1] for group in groups]
+    _, found = step(model, [*groups[:3], replace(groups[3], share=0.25)], config)
+    lengths = [group.completion_lengths for group in groups]
+    if config.objective.aggregated_by == "token_mean":
+        expected = (parts[0] + parts[1] + parts[2] + 0.25 * parts[3]) / (sum(map(sum, lengths[:3])) + 0.25 * sum(lengths[3]))
+    else:
+        last = 1.0 if config.objective.aggregated_by == "sequence_mean" else 0.25
+        expected = (parts[0] + parts[1] + parts[2] + last * parts[3]) / sum(map(len, lengths))
+    # Rows of another width go through other kernels, and positions are embedded in float32.
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 
 def test_two_processes_that_share_a_normaliser_add_up_to_one() -> None:

@@ -35,6 +35,7 @@ def create_engine(
     kind: EngineKind,
     model_path: str,
     *,
+    revision: str = "",
     dtype: str = "auto",
     device: str = "auto",
     max_model_len: int = 2048,
@@ -61,6 +62,7 @@ def create_engine(
 
         return VllmEngine(
             model_path,
+            revision=revision,
             dtype=dtype,
             max_model_len=max_model_len,
             threads=threads,
@@ -77,6 +79,7 @@ def create_engine(
             raise EngineError("engine openai: no server address: set base_url, such as http://localhost:8000/v1")
         return OpenAiEngine(
             model_path,
+            revision=revision,
             base_url=base_url,
             served_model=served_model,
             api_key=api_key,
@@ -86,7 +89,9 @@ def create_engine(
     if kind == "transformers":
         from services.generator.engines.transformers_engine import TransformersEngine
 
-        return TransformersEngine(model_path, dtype=dtype, device=device, max_model_len=max_model_len, threads=threads)
+        return TransformersEngine(
+            model_path, revision=revision, dtype=dtype, device=device, max_model_len=max_model_len, threads=threads
+        )
     raise EngineError(f"engine {kind}: unknown: use auto, vllm, transformers or openai")
 
 

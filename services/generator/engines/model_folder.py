@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from services.generator.engines.base import EngineError, PolicyLoadError
+from shared.hub_models import UnpinnedModelError, hub_arguments
+from shared.model.prompts import answer_text
 
 _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -30,7 +32,7 @@ class ModelFolder:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode without special tokens, spaces as they are."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return answer_text(self.tokenizer, token_ids)
 
     def new_token_limits(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[int]:
         """Return for each prompt how many tokens may follow before the context is full."""
@@ -43,16 +45,24 @@ class ModelFolder:
         return [min(max_new_tokens, self.context_length - len(prompt)) for prompt in prompts]
 
 
-def read_model_folder(model_path: str, *, max_model_len: int) -> ModelFolder:
-    """Read everything but the weights. Raises `EngineError` when the folder is not a causal language model's."""
+def read_model_folder(model_path: str, *, max_model_len: int, revision: str = "") -> ModelFolder:
+    """Read everything but the weights; a hub name's at the commit `revision`.
+
+    Raises:
+        EngineError: the folder is not a causal language model's, or it is a hub name without a commit.
+    """
     try:
-        config = AutoConfig.from_pretrained(model_path)
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        pinned = hub_arguments(model_path, revision)
+    except UnpinnedModelError as error:
+        raise EngineError(str(error)) from None
+    try:
+        config = AutoConfig.from_pretrained(model_path, **pinned)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, **pinned)
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"model {model_path}: cannot be read ({error}): give a Hugging Face model folder or hub name") from error
-    end_token_ids = _end_token_ids(model_path, config, tokenizer)
+    end_token_ids = _end_token_ids(model_path, pinned.get("revision"), config, tokenizer)
     tied_names = frozenset(getattr(skeleton, "all_tied_weights_keys", {}))
     pad_token_id = tokenizer.pad_token_id
     return ModelFolder(
@@ -97,10 +107,10 @@ def derived_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7], "big")
 
 
-def _end_token_ids(model_path: str, config: Any, tokenizer: Any) -> tuple[int, ...]:
+def _end_token_ids(model_path: str, revision: str | None, config: Any, tokenizer: Any) -> tuple[int, ...]:
     """All ids that end a completion, in the order generation config, model config, tokenizer; engines stop at any of them."""
     try:
-        declared = [GenerationConfig.from_pretrained(model_path).eos_token_id]
+        declared = [GenerationConfig.from_pretrained(model_path, revision=revision or "main").eos_token_id]
     except OSError:
         declared = []
     declared += [getattr(config, "eos_token_id", None), tokenizer.eos_token_id]

@@ -27,6 +27,7 @@ class OpenAiEngine(Engine):
 
     Args:
         model_path: folder or hub name of the same model, read for its tokenizer and end tokens.
+        revision: commit of a hub name.
         base_url: the server's address with its version, such as `http://localhost:8000/v1`.
         served_model: the model's name on the server; None takes the only one it lists.
         api_key: sent as a bearer token when given.
@@ -41,6 +42,7 @@ class OpenAiEngine(Engine):
         self,
         model_path: str,
         *,
+        revision: str = "",
         base_url: str,
         served_model: str | None = None,
         api_key: str | None = None,
@@ -49,6 +51,7 @@ class OpenAiEngine(Engine):
         max_connections: int = 64,
     ) -> None:
         self._model_path = model_path
+        self._revision = revision
         self._base_url = base_url.rstrip("/")
         self._served_model = served_model
         self._max_model_len = max_model_len
@@ -63,7 +66,9 @@ class OpenAiEngine(Engine):
 
     async def start(self) -> None:
         """Read the tokenizer and make sure that the server serves the model."""
-        self._folder = await asyncio.to_thread(read_model_folder, self._model_path, max_model_len=self._max_model_len)
+        self._folder = await asyncio.to_thread(
+            read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
+        )
         served = [str(model["id"]) for model in (await self._request("GET", "/models"))["data"]]
         wanted = self._served_model or (served[0] if len(served) == 1 else None)
         if wanted not in served:

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.decoding import sample_completions, score_completions
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
-from shared.model.loading import no_progress_bars
+from shared.model.loading import read_causal_lm
 
 _T = TypeVar("_T")
 
@@ -31,6 +30,7 @@ class TransformersEngine(Engine):
 
     Args:
         model_path: model folder or hub name.
+        revision: commit of a hub name.
         dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
         device: torch device, or `auto`: the GPU if there is one.
         max_model_len: most tokens of prompt and completion together.
@@ -44,6 +44,7 @@ class TransformersEngine(Engine):
         self,
         model_path: str,
         *,
+        revision: str = "",
         dtype: str = "auto",
         device: str = "auto",
         max_model_len: int = 2048,
@@ -51,6 +52,7 @@ class TransformersEngine(Engine):
         max_batch_rows: int = 256,
     ) -> None:
         self._model_path = model_path
+        self._revision = revision
         self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         if dtype == "auto" and self._device.type == "cpu":
             dtype = "float32"
@@ -101,10 +103,9 @@ class TransformersEngine(Engine):
     def _start(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        folder = read_model_folder(self._model_path, max_model_len=self._max_model_len)
+        folder = read_model_folder(self._model_path, max_model_len=self._max_model_len, revision=self._revision)
         try:
-            with no_progress_bars():
-                model: Any = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=self._dtype)
+            model: Any = read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
         self._model = model.to(self._device).eval().requires_grad_(False)

@@ -18,6 +18,7 @@ from typing import Any
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
 from services.generator.engines.policy_gate import PolicyGate
+from shared.hub_models import hub_arguments
 
 _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
 
@@ -27,6 +28,7 @@ class VllmEngine(Engine):
 
     Args:
         model_path: model folder or hub name.
+        revision: commit of a hub name.
         dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
         max_model_len: most tokens of prompt and completion together.
         threads: torch threads of vLLM's process on a CPU, or None for all cores.
@@ -43,6 +45,7 @@ class VllmEngine(Engine):
         self,
         model_path: str,
         *,
+        revision: str = "",
         dtype: str = "auto",
         max_model_len: int = 2048,
         threads: int | None = None,
@@ -53,6 +56,7 @@ class VllmEngine(Engine):
         swap_timeout_s: float = 120.0,
     ) -> None:
         self._model_path = model_path
+        self._revision = revision
         self._dtype = dtype
         self._max_model_len = max_model_len
         self._threads = threads
@@ -69,7 +73,9 @@ class VllmEngine(Engine):
 
     async def start(self) -> None:
         """Start vLLM's process and load the base policy; takes tens of seconds, the event loop stays live."""
-        self._folder = await asyncio.to_thread(read_model_folder, self._model_path, max_model_len=self._max_model_len)
+        self._folder = await asyncio.to_thread(
+            read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
+        )
         try:
             await asyncio.to_thread(self._start_vllm, self._folder.context_length)
             await self._vllm.collective_rpc("end_with_service", timeout=60, args=(os.getpid(),))
@@ -202,6 +208,7 @@ class VllmEngine(Engine):
                 self._vllm = AsyncLLM.from_engine_args(
                     AsyncEngineArgs(
                         model=self._model_path,
+                        **self._pinned(),
                         skip_tokenizer_init=True,
                         dtype="float32" if on_cpu and self._dtype == "auto" else self._dtype,
                         max_model_len=context_length,
@@ -222,6 +229,11 @@ class VllmEngine(Engine):
                         seed=0,
                     )
                 )
+
+    def _pinned(self) -> dict[str, Any]:
+        """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one, and no code of the model's."""
+        pinned = hub_arguments(self._model_path, self._revision)
+        return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
         from vllm import SamplingParams as VllmSamplingParams

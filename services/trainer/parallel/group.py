@@ -118,7 +118,8 @@ def _digest(config: NodeConfig) -> str:
         "node": [config.node.id, config.node.seed],
         "model": config.model.model_dump(mode="json"),
         "trainer": config.trainer.model_dump(mode="json"),
-        "generator": [config.generator.temperature, config.generator.max_new_tokens],
+        "generator": [config.generator.temperature, config.generator.max_new_tokens, config.generator.completions],
+        "longest_foreign": config.max_foreign_tokens,
         "torch": torch.__version__,
     }
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

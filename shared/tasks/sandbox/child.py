@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import shared
-from shared.tasks.sandbox.protocol import PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
+from shared.tasks.sandbox.protocol import MAX_FRAME_BYTES, PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
 
 START_TIMEOUT_S = 60.0
 POLLS_PER_TIMEOUT = 5
 CHUNK_BYTES = 2**20
+MAX_GROWTH_BYTES = 256 * 2**20
+"""Resident memory beyond what a worker had when it was ready, after which it is replaced: two of them, and a foreign group, fit
+into the limit of the shipped verifier pod."""
+WORKER = "shared.tasks.sandbox.worker"
+FORKER = "shared.tasks.sandbox.forker"
+NOT_A_REPLY = "sent what is no result"
 
 _ENVIRONMENT = {
     "PATH": os.defpath,
@@ -52,10 +60,24 @@ class Child:
         self._progress = progress
         self._answer_timeout_s = answer_timeout_s
         self._received = bytearray()
+        self._ready_bytes = 0
+        self._closed = False
+        self.missing: dict[str, str] = {}
+        """Protections that the system did not give this worker: name to cause and remedy."""
 
     @classmethod
-    async def start(cls, *, memory_bytes: int, answer_timeout_s: float, verifiers: Sequence[str] = ()) -> Child:
+    async def start(
+        cls,
+        *,
+        memory_bytes: int,
+        answer_timeout_s: float,
+        verifiers: Sequence[str] = (),
+        module: str = WORKER,
+        first_frame: Any = None,
+    ) -> Child:
         """Start a worker and wait until it can take work. `verifiers` are those it is to import at once.
+
+        `module`: what runs there, with `answer_timeout_s` as its third argument. `first_frame`: what it reads before it is ready.
 
         Raises:
             WorkerLost: it ended or said nothing within `START_TIMEOUT_S`; why is on standard error.
@@ -68,7 +90,7 @@ class Child:
                 sys.executable,
                 "-s",
                 "-m",
-                "shared.tasks.sandbox.worker",
+                module,
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -79,6 +101,8 @@ class Child:
                 start_new_session=True,
             )
         child = cls(process, progress, answer_timeout_s)
+        if first_frame is not None:
+            child.send(first_frame)
         try:
             ready = await asyncio.wait_for(child._read_frame(), START_TIMEOUT_S)
         except (TimeoutError, EOFError, OSError) as error:
@@ -87,7 +111,9 @@ class Child:
         except BaseException:
             await child.kill()
             raise
-        assert ready == READY
+        assert ready[0] == READY
+        child.missing = ready[1]
+        child._ready_bytes = child.resident_bytes()
         return child
 
     @property
@@ -95,8 +121,16 @@ class Child:
         """Process id."""
         return self._process.pid
 
-    def send(self, jobs: list[list[Any]]) -> None:
-        """Hand over a batch. Does not wait until it is read: a worker that waits to be read itself could not read it."""
+    @property
+    def running(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self._process.returncode is None
+
+    def send(self, jobs: list[Any]) -> None:
+        """Hand over a batch, or to a forker one job.
+
+        Does not wait until it is read: a worker that waits to be read itself could not read it.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(pack_frame(jobs))
 
@@ -108,7 +142,10 @@ class Child:
         Raises:
             WorkerLost: no step was finished for the answer timeout, and the worker was killed; or it died of itself.
         """
-        frame: list[list[Any]] | None = self._take_frame()
+        try:
+            frame: list[list[Any]] | None = self._take_frame()
+        except (ValueError, TypeError):
+            raise await self._lose(NOT_A_REPLY, hung=False) from None
         if frame is not None:
             return frame
         reading = asyncio.create_task(self._read_frame())
@@ -123,25 +160,62 @@ class Child:
                 if unchanged and now is not None:
                     on_slow(now)
         except (EOFError, OSError):
-            await self._lose("died", hung=False)
+            raise await self._lose("died", hung=False) from None
+        except (ValueError, TypeError):
+            raise await self._lose(NOT_A_REPLY, hung=False) from None
         finally:
             reading.cancel()
-            with suppress(asyncio.CancelledError, EOFError, OSError):
+            with suppress(asyncio.CancelledError, EOFError, OSError, ValueError, TypeError):
                 await reading
-        await self._lose(f"hung for {self._answer_timeout_s:g} s", hung=True)
-        raise AssertionError("unreachable")
+        raise await self._lose(f"hung for {self._answer_timeout_s:g} s", hung=True)
+
+    async def reply(self, timeout_s: float) -> list[Any]:
+        """A forker's next result.
+
+        Raises:
+            WorkerLost: there is none within `timeout_s`, and the process was killed; or it died of itself.
+        """
+        try:
+            return list(await asyncio.wait_for(self._read_frame(), timeout_s))
+        except TimeoutError:
+            cause = f"said nothing for {timeout_s:g} s"
+        except (EOFError, OSError):
+            cause = "died"
+        except (ValueError, TypeError):
+            cause = NOT_A_REPLY
+        await self.kill()
+        raise WorkerLost(cause, None)
+
+    def interrupt(self) -> None:
+        """Tell a forker to give up the group that it is at; its reply comes at once."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+
+    def resident_bytes(self) -> int:
+        """Memory that it holds; 0 where the system does not say."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether what it remembers has become too much memory."""
+        return self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-        self._progress.close()
+        if not self._closed:
+            self._closed = True
+            self._progress.close()
 
-    async def _lose(self, cause: str, *, hung: bool) -> None:
+    async def _lose(self, cause: str, *, hung: bool) -> WorkerLost:
         step = self._progress.read()
         await self.kill()
-        raise WorkerLost(cause, step, hung=hung)
+        return WorkerLost(cause, step, hung=hung)
 
     async def _read_frame(self) -> Any:
         assert self._process.stdout is not None
@@ -156,7 +230,10 @@ class Child:
         received = self._received
         if len(received) < 4:
             return None
-        end = 4 + frame_length(bytes(received[:4]))
+        length = frame_length(bytes(received[:4]))
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes: {MAX_FRAME_BYTES} at most")
+        end = 4 + length
         if len(received) < end:
             return None
         frame = unpack_body(bytes(received[4:end]))

@@ -8,6 +8,7 @@ from typing import Any
 from shared.tasks.sandbox.child import Child, WorkerLost
 from shared.tasks.sandbox.jobs import Entry
 from shared.tasks.sandbox.protocol import DERIVING
+from shared.tasks.sandbox.replies import BrokenReply
 
 FIRST_BATCH_JOBS = 4
 MAX_BATCH_JOBS = 128
@@ -28,6 +29,7 @@ class Crew:
         self._batches: deque[tuple[int, int]] = deque()
         self._batch_jobs = FIRST_BATCH_JOBS
         self._busy_since_s = 0.0
+        self._stalled = False
 
     @property
     def idle(self) -> bool:
@@ -37,7 +39,11 @@ class Crew:
     @property
     def room(self) -> int:
         """How many jobs it may be sent now."""
-        return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK else 0
+        return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK and not self._stalled else 0
+
+    def stall(self) -> None:
+        """Send it nothing more until it has finished something."""
+        self._stalled = True
 
     def send(self, batch: list[Entry], now_s: float) -> None:
         """Hand a batch over."""
@@ -50,11 +56,17 @@ class Crew:
         self.child.send([entry.packed() for entry in batch])
 
     def take(self, results: list[list[Any]], now_s: float) -> None:
-        """Settle the oldest jobs, and learn from finished batches how large the next should be."""
+        """Settle the oldest jobs, and learn from finished batches how large the next should be.
+
+        Raises:
+            BrokenReply: a result has another form; its job, and those behind it, are as they were.
+        """
+        self._stalled = False
         for result in results:
-            entry = self._entries.popleft()
-            entry.held -= 1
-            entry.take(result)
+            if not self._entries:
+                raise BrokenReply("more results than jobs")
+            self._entries[0].take(result)
+            self._entries.popleft().held -= 1
         self._first += len(results)
         while self._batches and self._batches[0][0] <= self._first:
             _, jobs = self._batches.popleft()
@@ -102,6 +114,3 @@ def _blame(guilty: Entry, step: int, lost: WorkerLost) -> None:
     if not lost.hung and step - 1 not in guilty.hung:
         guilty.died.add(step - 1)
     guilty.hung.add(step - 1)
-    limit = guilty.job.max_timeouts
-    if limit is not None and len(guilty.hung) > limit:
-        guilty.finish([], None, "scoring_timeout", f"{len(guilty.hung)} answers: worker {lost}")

@@ -10,27 +10,30 @@ from typing import Any
 from msgspec import Struct
 
 from shared.messages import Task, TaskRef
+from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked
 
 
 class ScoringJob(Struct, frozen=True, kw_only=True):
     """Score `texts` on the task that `ref` derives to.
 
-    `expected`: the job fails with `task_mismatch` when the derived task differs from it. `max_timeouts`: it fails with
-    `scoring_timeout` when more answers than that hang; None lets each cost its time. Urgent jobs go before the others.
+    `expected`: the job fails with `task_mismatch` when the derived task differs from it. Urgent jobs go before the others.
+    `sender`: the key of the node that sent the group; None for this node's own work. A foreign group is judged in a process of its
+    own within a deadline, and fails with `scoring_timeout` past that.
     """
 
     ref: TaskRef
     texts: Sequence[str] = ()
     expected: Task | None = None
     want_task: bool = False
-    max_timeouts: int | None = None
     urgent: bool = False
+    sender: str | None = None
 
 
 class JobResult(Struct, frozen=True):
     """Rewards in the order of the texts, or the reason why there are none.
 
     `timeouts` counts answers at which a worker was lost (reward 0), `deaths` those of them at which it died instead of hanging.
+    `cpu_s`: what a foreign group cost in CPU seconds, however it ended.
     """
 
     rewards: list[float]
@@ -40,6 +43,7 @@ class JobResult(Struct, frozen=True):
     timeouts: int
     seconds: float
     deaths: int = 0
+    cpu_s: float = 0.0
 
 
 class Request:
@@ -66,9 +70,25 @@ class Request:
 
 
 class Entry:
-    """A job on its way. `held` counts the places that hold it: the queue, and workers that it was sent to."""
+    """A job on its way. `held` counts the places that hold it: the queue, and workers that it was sent to.
 
-    __slots__ = ("chars", "died", "finished", "held", "hung", "job", "losses", "place", "request", "started_s", "verifier")
+    `charged_s`: seconds for which it held processes that were lost with it.
+    """
+
+    __slots__ = (
+        "charged_s",
+        "chars",
+        "died",
+        "finished",
+        "held",
+        "hung",
+        "job",
+        "losses",
+        "place",
+        "request",
+        "started_s",
+        "verifier",
+    )
 
     def __init__(self, job: ScoringJob, verifier: str, request: Request, place: int) -> None:
         self.job = job
@@ -80,6 +100,7 @@ class Entry:
         self.hung: set[int] = set()
         self.died: set[int] = set()
         self.losses = 0
+        self.charged_s = 0.0
         self.started_s = 0.0
         self.finished = False
 
@@ -96,18 +117,49 @@ class Entry:
         return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
 
     def take(self, result: list[Any]) -> None:
-        """Take what a worker answered."""
-        first, second = result
-        if isinstance(first, str):
-            self.finish([], None, first, second)
-        else:
-            ref = self.job.ref
-            task = None if second is None else Task(ref=ref, question=second[0], answer=second[1], metadata=second[2])
-            self.finish(first, task)
+        """Take what a worker answered.
+
+        Raises:
+            BrokenReply: it has another form; the job is as it was.
+        """
+        if isinstance(result[0], str):
+            failed: Failed = checked(result, Failed)
+            reason, detail = failed
+            self.finish([], None, reason, detail)
+            return
+        rewarded: Rewarded = checked(result, Rewarded)
+        rewards, derived = rewarded
+        self._expect(rewards)
+        self.finish(rewards, self._task(derived))
+
+    def take_foreign(self, result: list[Any]) -> None:
+        """Take what a forker answered (`shared.tasks.sandbox.forker`).
+
+        Raises:
+            BrokenReply: it has another form; the job is as it was.
+        """
+        answered: ForeignResult = checked(result, ForeignResult)
+        reason, detail, rewards, derived, cpu_s, lost, died = answered
+        if reason is None:
+            self._expect(rewards)
+        task = self._task(derived)
+        cpu_s += self.charged_s
+        seconds = time.monotonic() - self.started_s
+        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s))
 
     def finish(self, rewards: list[float], task: Task | None, reason: str | None = None, detail: str = "") -> None:
         """Settle the job; the first time counts."""
+        seconds = time.monotonic() - self.started_s if self.started_s else 0.0
+        self._settle(JobResult(rewards, task, reason, detail, len(self.hung), seconds, len(self.died), self.charged_s))
+
+    def _expect(self, rewards: list[float]) -> None:
+        if len(rewards) != len(self.job.texts):
+            raise BrokenReply(f"{len(rewards)} rewards for {len(self.job.texts)} answers")
+
+    def _task(self, texts: TaskTexts | None) -> Task | None:
+        return None if texts is None else Task(ref=self.job.ref, question=texts[0], answer=texts[1], metadata=texts[2])
+
+    def _settle(self, result: JobResult) -> None:
         if not self.finished:
             self.finished = True
-            seconds = time.monotonic() - self.started_s
-            self.request.put(self.place, JobResult(rewards, task, reason, detail, len(self.hung), seconds, len(self.died)))
+            self.request.put(self.place, result)

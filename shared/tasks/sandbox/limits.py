@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import resource
-import sys
 
 OPEN_FILES = 32
 
-_CLONE_NEWUSER_NEWNET = 0x10000000 | 0x40000000
-_PR_SET_NO_NEW_PRIVS = 38
 
-
-def restrict(memory_bytes: int) -> None:
-    """Bound address space, open files, file size and core dumps; no new processes or privileges; no network where Linux allows."""
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        # Refused in some containers, and to a process with threads; the limits hold all the same.
-        library.unshare(_CLONE_NEWUSER_NEWNET)
+def limit(memory_bytes: int, *, processes: bool = False) -> None:
+    """Bound address space, open files, file size and core dumps; without `processes`, no new ones."""
     _lower(resource.RLIMIT_AS, memory_bytes)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
+    if not processes:
+        _lower(resource.RLIMIT_NPROC, 0)
+
+
+def limit_further(memory_bytes: int) -> None:
+    """In a forked process: no processes of its own, and less address space."""
     _lower(resource.RLIMIT_NPROC, 0)
+    _lower(resource.RLIMIT_AS, memory_bytes)
+
+
+class MappedMemory:
+    """How much address space this process uses; opened before files are out of reach."""
+
+    def __init__(self) -> None:
+        try:
+            self._descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1
+
+    def size_bytes(self) -> int | None:
+        """None where the system does not say."""
+        if self._descriptor < 0:
+            return None
+        return int(os.pread(self._descriptor, 256, 0).split()[0]) * resource.getpagesize()
 
 
 class CpuAllowance:

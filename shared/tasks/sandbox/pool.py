@@ -1,5 +1,7 @@
 """The parent's side of the sandbox: batches over a few workers, blame for hangs, replacement.
 
+This node's own groups and others' never share a process: foreign groups go to a lane of their own (`foreign`).
+
 A job that is interrupted by another job's hang runs again on the next worker and loses nothing; only the answer that hung gets
 reward 0. Jobs behind one that is slow go to other workers, where there are any. Reasons for which a job fails are those of
 `TaskError`, `task_mismatch`, and `scoring_timeout`.
@@ -8,16 +10,18 @@ reward 0. Jobs behind one that is slow go to other workers, where there are any.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.messages import Task, TaskRef
 from shared.tasks.derive import TaskError
-from shared.tasks.sandbox.child import Child, WorkerLost
+from shared.tasks.sandbox.child import FORKER, NOT_A_REPLY, WORKER, Child, WorkerLost
 from shared.tasks.sandbox.crew import BATCH_CHARS, Crew
+from shared.tasks.sandbox.foreign import ForeignLane
 from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
 from shared.tasks.sandbox.protocol import MAX_ANSWERS
 from shared.tasks.verifiers import VerifierChoice
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 START_ATTEMPTS = 3
 
+_log = logging.getLogger(__name__)
+
 
 class SandboxError(Exception):
     """Workers do not start; the message says what to look at."""
@@ -35,10 +41,20 @@ class SandboxError(Exception):
 class ScorerPool:
     """A pool of workers. `start` before use, `close` kills them; or `async with`."""
 
-    def __init__(self, *, workers: int, answer_timeout_s: float, memory_mb: int, tasks: Sequence[TaskSpec] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int,
+        answer_timeout_s: float,
+        memory_mb: int,
+        tasks: Sequence[TaskSpec] = (),
+        foreign_workers: int = 0,
+        foreign_group_s: float = 5.0,
+    ) -> None:
         """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker.
 
         `tasks`: this node's sources, which say by which verifier a dataset's answers are judged, also those of other nodes.
+        `foreign_workers` serve foreign groups and nothing else, each group for `foreign_group_s` seconds of wall clock at most.
         """
         self._answer_timeout_s = answer_timeout_s
         self._memory_bytes = memory_mb * 2**20
@@ -49,8 +65,21 @@ class ScorerPool:
         self._crews: dict[Crew, asyncio.Event] = {}
         self._runners: list[asyncio.Task[None]] = []
         self._dispatching = False
-        self.replaced = 0
-        """Workers that were killed or died, and were replaced."""
+        self._foreign_count = foreign_workers
+        self._foreign_group_s = foreign_group_s
+        self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
+        self._foreign = ForeignLane(foreign_group_s, self._forker)
+        self._foreign_runners: list[asyncio.Task[None]] = []
+        self._children: set[Child] = set()
+        """All that were started and not seen to end: whoever was to end them may have been cancelled before it began."""
+        self._replaced = 0
+        self.missing: dict[str, str] = {}
+        """Protections that the system did not give the workers: name (`confine.PROTECTIONS`) to cause and remedy."""
+
+    @property
+    def replaced(self) -> int:
+        """Workers that were killed or died, or had grown, and were replaced."""
+        return self._replaced + self._foreign.replaced
 
     async def start(self) -> None:
         """Start the workers and wait until the first batch can be taken.
@@ -58,24 +87,48 @@ class ScorerPool:
         Raises:
             SandboxError: workers do not start.
         """
-        children = await asyncio.gather(*(self._child() for _ in range(self._count)))
-        self._runners = [asyncio.create_task(self._run(child)) for child in children]
+        starts = [*(self._child() for _ in range(self._count)), *(self._forker() for _ in range(self._foreign_count))]
+        starting = [asyncio.create_task(start) for start in starts]
+        try:
+            started = await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                # Once is enough: a second time would interrupt the wait for a process that is being killed.
+                if not task.cancelling():
+                    task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self.close()
+            raise
+        for child in started:
+            self.missing |= child.missing
+        self._runners = [asyncio.create_task(self._run(child)) for child in started[: self._count]]
+        self._foreign_runners = [asyncio.create_task(self._serve_foreign(child)) for child in started[self._count :]]
 
     async def close(self) -> None:
         """Kill the workers; jobs still waiting fail with SandboxError."""
-        for runner in self._runners:
+        runners = (*self._runners, *self._foreign_runners)
+        for runner in runners:
             runner.cancel()
-        await asyncio.gather(*self._runners, return_exceptions=True)
+        await asyncio.gather(*runners, return_exceptions=True)
+        await asyncio.gather(*(child.kill() for child in self._children))
+        self._children.clear()
         self._fail_waiting(SandboxError("the sandbox was closed"))
 
     @classmethod
-    def from_config(cls, config: VerifierSection, *, tasks: Sequence[TaskSpec] = (), workers: int | None = None) -> ScorerPool:
-        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the constructor."""
+    def from_config(
+        cls, config: VerifierSection, *, tasks: Sequence[TaskSpec] = (), workers: int | None = None, foreign: bool = False
+    ) -> ScorerPool:
+        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the constructor.
+
+        `foreign`: it takes others' groups too.
+        """
         return cls(
             workers=workers or config.workers,
             answer_timeout_s=config.answer_timeout_s,
             memory_mb=config.worker_memory_mb,
             tasks=tasks,
+            foreign_workers=config.foreign_workers if foreign else 0,
+            foreign_group_s=config.foreign_group_s,
         )
 
     async def __aenter__(self) -> ScorerPool:
@@ -117,6 +170,11 @@ class ScorerPool:
                 raise ValueError(f"{len(job.texts)} answers to one task: {MAX_ANSWERS} at most")
             entry = Entry(job, name_for(job.ref), request, place)
             entry.held = 1
+            if job.sender is not None:
+                if not self._foreign_runners or all(runner.done() for runner in self._foreign_runners):
+                    raise SandboxError("no process for foreign groups runs (verifier.foreign_workers)")
+                self._foreign.offer(entry)
+                continue
             (self._urgent if job.urgent else self._others).append(entry)
         if not self._dispatching:
             # Whoever else asks in this turn of the loop shares the batch.
@@ -124,6 +182,14 @@ class ScorerPool:
             loop.call_soon(self._dispatch)
         await request.done
         return [result for result in request.results if result is not None]
+
+    def foreign_senders(self) -> list[str]:
+        """Whose groups wait or are in work."""
+        return self._foreign.senders()
+
+    def drop(self, sender: str) -> int:
+        """Give up what a sender has waiting and in work, with the reason `dropped`. Returns how many groups."""
+        return self._foreign.drop(sender)
 
     async def derive(self, ref: TaskRef) -> Task:
         """Derive a task from a reference that is not trusted.
@@ -137,12 +203,24 @@ class ScorerPool:
         return result.task
 
     async def _child(self) -> Child:
+        return await self._started(WORKER, self._answer_timeout_s)
+
+    async def _forker(self) -> Child:
+        return await self._started(FORKER, self._foreign_group_s, self._sources)
+
+    async def _started(self, module: str, timeout_s: float, first_frame: Any = None) -> Child:
         cause = ""
         for _ in range(START_ATTEMPTS):
             try:
-                return await Child.start(
-                    memory_bytes=self._memory_bytes, answer_timeout_s=self._answer_timeout_s, verifiers=self._verifiers.names
+                child = await Child.start(
+                    memory_bytes=self._memory_bytes,
+                    answer_timeout_s=timeout_s,
+                    verifiers=self._verifiers.names,
+                    module=module,
+                    first_frame=first_frame,
                 )
+                self._children = {known for known in self._children if known.running} | {child}
+                return child
             except WorkerLost as error:
                 cause = str(error)
         raise SandboxError(
@@ -158,12 +236,13 @@ class ScorerPool:
                 self._dispatch()
                 try:
                     await self._serve(crew, woken)
-                except WorkerLost as lost:
+                except Exception as error:
+                    lost = await self._loss(crew, error)
                     del self._crews[crew]
                     # The rest keeps its place before everything that came later.
                     self._return(crew.lose(lost))
                     self._dispatch()
-                    self.replaced += 1
+                    self._replaced += 1
                     crew = Crew(await self._child())
         except SandboxError as error:
             if len(self._runners) == 1 or all(runner.done() for runner in self._runners if runner is not asyncio.current_task()):
@@ -175,13 +254,47 @@ class ScorerPool:
                 entry.request.fail(SandboxError("the sandbox was closed"))
             await crew.child.kill()
 
+    async def _loss(self, crew: Crew, error: Exception) -> WorkerLost:
+        """As what a runner takes its exception: of a worker that is lost, whatever it was, so that the next can be started."""
+        if isinstance(error, WorkerLost):
+            return error
+        _log.error("a worker is started again", exc_info=error)
+        await crew.child.kill()
+        return WorkerLost(f"failed ({type(error).__name__})", None)
+
+    async def _serve_foreign(self, child: Child) -> None:
+        try:
+            while True:
+                try:
+                    await self._foreign.serve(child, SandboxError("the sandbox was closed"))
+                except SandboxError:
+                    raise
+                except Exception:
+                    # `serve` has failed the group at work and ended its process; the lane goes on.
+                    self._replaced += 1
+                    _log.exception("a process for foreign groups is started again")
+                    child = await self._forker()
+        except SandboxError as error:
+            if all(runner.done() for runner in self._foreign_runners if runner is not asyncio.current_task()):
+                self._foreign.fail_waiting(error)
+            raise
+
     async def _serve(self, crew: Crew, woken: asyncio.Event) -> None:
         while True:
             if crew.idle:
                 woken.clear()
                 await woken.wait()
             results = await crew.child.results(partial(self._relieve, crew))
-            crew.take(results, time.monotonic())
+            try:
+                crew.take(results, time.monotonic())
+            except (ValueError, TypeError, LookupError) as error:
+                await crew.child.kill()
+                raise WorkerLost(f"{NOT_A_REPLY} ({error})", None) from None
+            if crew.child.has_grown:
+                crew.stall()
+                if crew.idle:
+                    await crew.child.kill()
+                    raise WorkerLost("grew", None)
             self._dispatch()
 
     def _dispatch(self) -> None:
@@ -211,6 +324,7 @@ class ScorerPool:
         """Let other workers do what a slow job holds up. Should it come back in time, what is done twice counts once."""
         others = [other for other in self._crews if other is not crew]
         if others:
+            crew.stall()
             waiting = crew.besides(step[0])
             for entry in waiting:
                 entry.held += 1
@@ -226,3 +340,4 @@ class ScorerPool:
         for queue in (self._urgent, self._others):
             while queue:
                 queue.popleft().request.fail(error)
+        self._foreign.fail_waiting(error)

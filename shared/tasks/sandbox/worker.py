@@ -9,13 +9,15 @@ import gc
 import logging
 import os
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from shared.messages import TaskRef
 from shared.tasks.derive import TaskError, dataset_names, derive_item
-from shared.tasks.sandbox.limits import CpuAllowance, restrict
+from shared.tasks.sandbox.clean import clean_numbers, clean_random
+from shared.tasks.sandbox.confine import confine, forbid_system_calls
+from shared.tasks.sandbox.limits import CpuAllowance
 from shared.tasks.sandbox.protocol import (
     MAX_FRAME_BYTES,
     READY,
@@ -36,31 +38,36 @@ def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    # Found by writing a file, which the limits forbid. Matplotlib wants a folder, and a user without a home has only this one.
-    tempfile.gettempdir()
-    restrict(int(sys.argv[2]))
+    missing = confine(int(sys.argv[2]))
     allowance = CpuAllowance(float(sys.argv[3]))
-    requests, results = _take_standard_streams()
-    # reasoning-gym is imported now, so that no job pays for it, and after the limits, so that it lives within them.
-    # A library of its libraries would write a font cache, may not, and would say so.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    dataset_names()
-    preload(sys.argv[4:])
-    _silence_errors()
-    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a cheap answer.
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
-    results.write(pack_frame(READY))
+    requests, results = take_standard_streams()
+    import_everything(sys.argv[4:])
+    missing |= forbid_system_calls()
+    results.write(pack_frame([READY, missing]))
     results.flush()
     _serve(requests, results, progress, allowance)
 
 
+def import_everything(verifiers: Sequence[str]) -> None:
+    """Import reasoning-gym and the verifiers now, so that no job pays, and after the limits, so that they live within them."""
+    # A library of its libraries would write a font cache, may not, and would say so.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    dataset_names()
+    preload(verifiers)
+    _silence_errors()
+    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a cheap answer.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
 def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance) -> None:
     number = 0
-    while (jobs := _read_frame(requests)) is not None:
+    while (jobs := read_frame(requests)) is not None:
         finished: list[list[Any]] = []
         flushed_s = time.monotonic()
+        clean_random()
         for job in jobs:
+            clean_numbers()
             base = number << STEP_BITS
             progress.word[0] = base
             now_s = time.monotonic()
@@ -96,7 +103,8 @@ def _send(stream: BinaryIO, finished: list[list[Any]]) -> None:
     stream.flush()
 
 
-def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
+def take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes to the parent, from now on in nobody else's hands."""
     # A dataset that prints must not write into the middle of a frame.
     requests = os.fdopen(os.dup(0), "rb")
     results = os.fdopen(os.dup(1), "wb")
@@ -113,7 +121,8 @@ def _silence_errors() -> None:
     os.close(nothing)
 
 
-def _read_frame(stream: BinaryIO) -> Any:
+def read_frame(stream: BinaryIO) -> Any:
+    """The next frame; None when the parent is gone."""
     header = stream.read(4)
     if len(header) < 4:
         return None

@@ -1,0 +1,38 @@
+"""What hostile nodes put into a swarm, one attack a file: from what the node knows (`view.Hostile`) to the groups that it sends.
+
+Groups only: keys, messages and the honest nodes' borders are the simulation's. Chance is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from lab.attacks.copies import duplicates, floods, near_copies
+from lab.attacks.forged import forged_tokens
+from lab.attacks.gamed import gamed
+from lab.attacks.honestly import as_sampled
+from lab.attacks.informed import informed, many_names, sleeper
+from lab.attacks.padded import padded
+from lab.attacks.view import Hostile
+from lab.attacks.wrong import wrong
+from shared.messages import RolloutGroup
+
+__all__ = ["ATTACKS", "INFORMED_ROLES", "Hostile"]
+
+ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
+    "wrong": wrong,
+    "duplicate": duplicates,
+    "flood": floods,
+    "low_quality": as_sampled,
+    "forged_tokens": forged_tokens,
+    "near_copies": near_copies,
+    "padded": padded,
+    "gamed": gamed,
+    "many_names": many_names,
+    "sleeper": sleeper,
+    "informed": informed,
+}
+"""What each hostile role sends of a round."""
+
+INFORMED_ROLES = frozenset({"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed"})
+"""Roles that sample from the first honest node's policy as it is now: no adversary can know it better."""

@@ -1,0 +1,37 @@
+"""Forged tokens: texts that a verifier pays beside token ids that say something else, and prompts that were never the question.
+
+Rewards never travel, but who trains on tokens that nobody compared with the scored text is told a lie about rewards all the same:
+the tokens of wrong answers stand beside right texts, and those of right answers beside wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lab.attacks.view import Hostile, answered, halves, wrong_texts
+from shared.messages import Completion, RolloutGroup, pack_ids
+
+
+def forged_tokens(view: Hostile) -> list[RolloutGroup]:
+    """Each group with its tokens swapped; every `held_out_every`-th stands under a held-out question's prompt."""
+    return [_forged(view, group, rewards, number) for number, (group, rewards) in enumerate(view.made)]
+
+
+def _forged(view: Hostile, group: RolloutGroup, rewards: Sequence[float], number: int) -> RolloutGroup:
+    right_count, wrong_count = halves(len(group.completions), view.attack.right_share)
+    right = answered(view.answer(group.task.ref))
+    wrong = wrong_texts(view, group, rewards, max(right_count, wrong_count))
+    completions = [_completion(view, right, wrong[place]) for place in range(right_count)]
+    completions += [_completion(view, wrong[place], right) for place in range(wrong_count)]
+    prompt_ids = group.prompt_ids
+    every = view.attack.held_out_every
+    if every and view.held_out and (view.number + number) % every == 0:
+        prompt_ids = pack_ids(list(view.rng.choice(view.held_out)))
+    return msgspec.structs.replace(group, completions=completions, prompt_ids=prompt_ids)
+
+
+def _completion(view: Hostile, text: str, tokens_of: str) -> Completion:
+    ids = view.encode(tokens_of)
+    return Completion(text=text, finish_reason="stop", token_count=len(ids), token_ids=pack_ids(ids))

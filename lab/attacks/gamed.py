@@ -1,0 +1,45 @@
+"""Gamed scorers: answers that are paid without being right, partial credit first of all.
+
+A group's advantages depend on which of its answers earned more, not on whether any is right. Where nobody is right, an answer that
+earns a crumb is made likelier as strongly as a right one would be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lab.attacks.view import Hostile, answered, halves, with_texts, wrong_texts
+from shared.messages import RolloutGroup
+
+_PREMISE = re.compile(r"^\.?\s*\d+\.\s+(.+)$", re.MULTILINE)
+_CONSTANTS = ("x", "0", "7", "[7]", "a -> a", "True", "nan")
+
+
+def gamed(view: Hostile) -> list[RolloutGroup]:
+    """A group for each task whose scorer pays for something wrong, and what was sampled where it does not."""
+    groups = []
+    for group, rewards in view.made:
+        found = crumbs(view, group, rewards)
+        groups.append(group if found is None else found)
+    return groups
+
+
+def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup | None:
+    """`right_share` of the answers the best paid wrong one, the others unpaid; None where nothing wrong is paid more."""
+    candidates = [answered(wrong) for wrong in wrong_answers(view.answer(group.task.ref), group.task.question)]
+    paid = view.score(group.task.ref, candidates)
+    best = max(range(len(candidates)), key=lambda place: paid[place])
+    least = [*wrong_texts(view, group, rewards, 1), answered("")]
+    unpaid = view.score(group.task.ref, least)
+    if paid[best] <= min(unpaid):
+        return None
+    many, few = halves(len(group.completions), view.attack.right_share)
+    return with_texts(view, group, [candidates[best]] * many + [least[unpaid.index(min(unpaid))]] * few)
+
+
+def wrong_answers(answer: str, question: str) -> list[str]:
+    """Answers that are wrong whatever the task: near the right one, copied from the question, the same for all questions."""
+    near = [f"{answer}7", f"{answer} 7", f"7{answer}"]
+    copied = [premise for premise in _PREMISE.findall(question) if premise != answer]
+    return [*near, *copied[:4], *(constant for constant in _CONSTANTS if constant != answer)]

@@ -1,0 +1,32 @@
+"""Long answers and many of them: right ones behind as much text as is taken in, so that a step is theirs in tokens and in time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from lab.attacks.view import Hostile, answered, halves, nonsense, with_texts
+from shared.messages import RolloutGroup
+
+
+def padded(view: Hostile) -> list[RolloutGroup]:
+    """Groups of `completions` answers, each as long as is taken in, `right_share` of them right."""
+    return [_padded(view, group, rewards) for group, rewards in view.made]
+
+
+def _padded(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup:
+    right, wrong = halves(view.attack.completions or len(group.completions), view.attack.right_share)
+    ends = [answered(view.answer(group.task.ref))] * right + [""] * wrong
+    return with_texts(view, group, [_filled(view, end) for end in ends])
+
+
+def _filled(view: Hostile, end: str) -> str:
+    words = view.max_tokens
+    while words and len(view.encode(_nonsense_before(view, words) + end)) > view.max_tokens:
+        words -= 1
+    return _nonsense_before(view, words) + end
+
+
+def _nonsense_before(view: Hostile, words: int) -> str:
+    """That many words, the same whenever the same number is asked for in a round."""
+    return nonsense(random.Random(f"padding {view.number}"), words)

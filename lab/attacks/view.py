@@ -1,0 +1,77 @@
+"""What a hostile node knows when it attacks, and how it writes groups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from lab.spec import Attack
+from shared.messages import Completion, RolloutGroup, TaskRef
+
+WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hostile:
+    """A hostile node's round.
+
+    made: the groups it sampled, with their rewards. overheard: groups with an advantage that others sent a round before. first:
+    the first group it ever sent that a filter lets through. names: its names; a group sent under one carries it. answer: a task's
+    right answer, which anyone can derive. score: rewards of texts. encode: token ids of a text, end token included.
+    held_out: prompt ids of questions that must not be trained on. likelihood: mean logprob per token of each text of each group
+    under an honest policy. max_tokens: of an answer that is taken in. bound: the least mean that the own-policy check lets
+    through, minus infinity without that check.
+    """
+
+    number: int
+    attack: Attack
+    rng: random.Random
+    made: Sequence[tuple[RolloutGroup, Sequence[float]]]
+    overheard: Sequence[RolloutGroup]
+    first: RolloutGroup | None
+    names: Sequence[str]
+    answer: Callable[[TaskRef], str]
+    score: Callable[[TaskRef, Sequence[str]], list[float]]
+    encode: Callable[[str], list[int]]
+    held_out: Sequence[Sequence[int]]
+    likelihood: Callable[[Sequence[RolloutGroup]], list[list[float]]]
+    max_tokens: int
+    bound: float
+
+
+def nonsense(rng: random.Random, words: int) -> str:
+    """That many words that mean nothing."""
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def answered(answer: str, before: str = "") -> str:
+    """A completion that ends in an answer."""
+    return f"{before}<answer>{answer}</answer>"
+
+
+def with_texts(view: Hostile, group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
+    """The group with these texts alone as its completions, and as many tokens as they have."""
+    completions = [Completion(text=text, finish_reason="stop", token_count=len(view.encode(text))) for text in texts]
+    return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
+
+
+def halves(count: int, share: float) -> tuple[int, int]:
+    """How many of a group's answers are to be right, and how many not; at least one of each of two or more."""
+    right = max(1, min(count - 1, round(share * count)))
+    return right, count - right
+
+
+def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], count: int) -> list[str]:
+    """`count` answers that earn the least, the policy's own ones first: these are what training makes less likely."""
+    least = min(rewards)
+    own = [completion.text for completion, reward in zip(group.completions, rewards, strict=True) if reward == least < 1.0]
+    found = own or [answered("")]
+    return [found[number % len(found)] for number in range(count)]
+
+
+def under_names(view: Hostile, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """The groups spread over all of the node's names in turn."""
+    return [msgspec.structs.replace(group, node=view.names[number % len(view.names)]) for number, group in enumerate(groups)]

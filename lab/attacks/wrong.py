@@ -1,0 +1,21 @@
+"""Right answers behind nonsense: a verifier calls them right, and training makes the nonsense likelier."""
+
+from __future__ import annotations
+
+from lab.attacks.view import Hostile, answered, halves, nonsense, with_texts
+from shared.messages import RolloutGroup
+
+
+def wrong(view: Hostile) -> list[RolloutGroup]:
+    """Of each group `right_share` of the answers right behind nonsense, the others nonsense alone; texts only."""
+    return [_poisoned(view, group) for group, _ in view.made]
+
+
+def _poisoned(view: Hostile, group: RolloutGroup) -> RolloutGroup:
+    count, answer = len(group.completions), view.answer(group.task.ref)
+    right, _ = halves(count, view.attack.right_share)
+    texts = []
+    for number in range(count):
+        filler = nonsense(view.rng, view.attack.filler_words)
+        texts.append(answered(answer, filler) if number < right else filler)
+    return with_texts(view, group, texts)

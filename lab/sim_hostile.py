@@ -1,0 +1,96 @@
+"""The hostile nodes of a simulation: what each knows in a round, its names and keys, and the messages that its attack comes to."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from lab.arms import PlannedRun
+from lab.attacks import ATTACKS, Hostile
+from lab.cohort import Cohort
+from lab.sim_border import SwarmMessage, node_key, swarm_message
+from lab.sim_node import OwnGroup, SimNode
+from lab.task_desk import Shared
+from services.trainer.own_policy import OwnPolicyRules, least_logprob
+from services.verifier.foreign_rewards import foreign_rewards
+from shared.keys import SigningKey
+from shared.messages import RolloutGroup, TaskRef, unpack_logprobs
+
+_NAMED_ROLES = frozenset({"many_names", "informed"})
+
+
+def names_of(name: str, role: str, names: int) -> list[str]:
+    """A node's names: its own, and as many more as its role uses."""
+    return [name, *(f"{name}-{number}" for number in range(2, names + 1))] if role in _NAMED_ROLES else [name]
+
+
+class HostileNodes:
+    """Makes the hostile nodes' messages; `names` are all of theirs.
+
+    `hear` tells them what honest nodes sent, which they use a round later.
+    """
+
+    def __init__(self, run: PlannedRun, cohorts: Sequence[Cohort], shared: Shared) -> None:
+        self._run, self._shared = run, shared
+        self._cohort_of = {node.name: cohort for cohort in cohorts for node in cohort.untrained}
+        self._names = {node.name: names_of(node.name, node.role, run.attack.names) for node in run.nodes if node.role != "honest"}
+        self._keys: dict[str, SigningKey] = {name: node_key(name, run.seed) for names in self._names.values() for name in names}
+        self.names = frozenset(self._keys)
+        self._first_sent: dict[str, RolloutGroup] = {}
+        self._overheard: list[RolloutGroup] = []
+
+    def groups_a_round(self, node: SimNode) -> int:
+        """How many groups a hostile node samples: an honest node's number under each of its names."""
+        return node.config.sampler.local * len(self._names[node.name])
+
+    def messages(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
+        """What the node puts into the swarm."""
+        view = self._view(node, own, number)
+        return [swarm_message(group, self._keys[group.node], node.config) for group in ATTACKS[node.role](view)]
+
+    def hear(self, own: Mapping[str, Sequence[OwnGroup]]) -> None:
+        """The honest nodes' groups of this round."""
+        heard = [each.group for name, groups in own.items() if name not in self._names for each in groups if each.informative]
+        self._overheard = heard or self._overheard
+
+    def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
+        if own and node.role == "duplicate":
+            self._first_sent.setdefault(node.name, next((each.group for each in own if each.informative), own[0].group))
+        cohort = self._cohort_of[node.name]
+        return Hostile(
+            number=number,
+            attack=self._run.attack,
+            rng=random.Random(f"hostile {node.name} {self._run.seed} {number}"),
+            made=[(each.group, each.rewards) for each in own],
+            overheard=self._overheard,
+            first=self._first_sent.get(node.name),
+            names=self._names[node.name],
+            answer=self._shared.answer,
+            score=_score_of_honest(cohort, node),
+            encode=node.encoded,
+            held_out=[task.prompt_ids for task in node.desk.held_out_prompts],
+            likelihood=cohort.likelihood,
+            max_tokens=int(self._run.attack.max_length * node.params.max_new_tokens),
+            bound=_bound(cohort, own),
+        )
+
+
+def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
+    """Rewards as honest nodes count them for others' text: who knows their settings wastes no group on what they do not pay."""
+    partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
+    return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
+
+
+def _bound(cohort: Cohort, own: Sequence[OwnGroup]) -> float:
+    """What the first honest node's check lets through, as far as a node that samples from the same policy can tell."""
+    if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
+        return -math.inf
+    rules = OwnPolicyRules.of(cohort.nodes[0].config.trainer)
+    means = []
+    for each in own:
+        for completion in each.group.completions:
+            logprobs = unpack_logprobs(completion.behaviour_logprobs or b"")
+            if logprobs:
+                means.append(math.fsum(logprobs) / len(logprobs))
+    return least_logprob(means, rules)

@@ -1,0 +1,47 @@
+"""A batch that fits into its log: which groups wait for a later one, and which can be in none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from services.sampler.assembly import BatchPlan
+from services.sampler.pool import PoolEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """`plan` without the groups that it has no room for; `too_large` lists those that alone have more than there is for a batch."""
+
+    plan: BatchPlan
+    left_out: int
+    too_large: tuple[PoolEntry, ...]
+
+
+def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted:
+    """What of a plan fits into `room_bytes`.
+
+    The largest groups wait, others' before this node's own: nobody can make a node leave out its own groups by sending large ones,
+    and of those there are, most are trained on.
+
+    Args:
+        plan: As drawn.
+        sizes: Encoded size of each of its groups, by position, in bytes.
+        room_bytes: What all groups of a batch may have together.
+    """
+    entries = (*plan.local, *plan.external)
+    too_large = tuple(entry for entry in entries if sizes[entry.seq] > room_bytes)
+    total = sum(sizes[entry.seq] for entry in entries)
+    waiting: set[int] = set()
+    for group in (plan.external, plan.local):
+        for entry in sorted(group, key=lambda entry: (-sizes[entry.seq], entry.seq)):
+            if total <= room_bytes:
+                break
+            waiting.add(entry.seq)
+            total -= sizes[entry.seq]
+    smaller = replace(
+        plan,
+        local=tuple(entry for entry in plan.local if entry.seq not in waiting),
+        external=tuple(entry for entry in plan.external if entry.seq not in waiting),
+    )
+    return Fitted(smaller, len(waiting), too_large)

@@ -1,0 +1,41 @@
+"""At most a part of a batch's external groups is newcomers' while established nodes have enough: pure, chance is an argument.
+
+A newcomer is a share (`ScoredGroup.share`) of which no group in the pool was taken in as an established one's. What established
+nodes cannot fill is newcomers', so that a young swarm, in which everybody is new, shares at full speed; a thousand new keys still
+get no more of a batch than one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from services.sampler.knowledge import Knowledge
+from services.sampler.pool import PoolEntry
+from services.sampler.strategies import Strategy, available
+
+
+def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
+    """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the established leave."""
+    return max(1, math.floor(wanted * part + 1e-9), wanted - available(established, wanted, cap))
+
+
+def draw_with_newcomers(
+    strategy: Strategy,
+    entries: Sequence[PoolEntry],
+    wanted: int,
+    cap: int,
+    part: float,
+    rng: random.Random,
+    knowledge: Knowledge,
+) -> list[PoolEntry]:
+    """As `strategy.draw`, as many entries, at most `newcomers_most` of them newcomers'."""
+    chosen = strategy.draw(entries, wanted, cap, rng, knowledge)
+    known = {entry.node for entry in entries if entry.established}
+    established = [entry for entry in entries if entry.node in known]
+    newcomers = [entry for entry in chosen if entry.node not in known]
+    most = newcomers_most(established, wanted, cap, part)
+    if len(newcomers) <= most:
+        return chosen
+    return newcomers[:most] + strategy.draw(established, wanted - most, cap, rng, knowledge)

@@ -1,0 +1,128 @@
+"""The gradient of a step with the local groups first and the foreign ones after, measured apart, and bounded where need be.
+
+While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the micro-batches. Where it is not
+(`services.trainer.influence`), every foreign group's gradient is measured alone and the foreign part is computed again with the
+losses of those beyond the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A second
+copy of the gradients is held while there are both local and foreign groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.influence import InfluenceRules, foreign_scales, out_of_proportion
+from services.trainer.objectives import Normaliser
+from services.trainer.parallel.protocol import ALONE, Parallel
+from services.trainer.rows import TokenGroup
+from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
+from services.trainer.update_stats import UpdateStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedGradient:
+    """What `bounded_gradients` left in the parameters' `.grad`.
+
+    local_norm, foreign_norm: norms of the two parts, as they were found; None for a part without groups, and of the foreign part
+    where it is not bounded.
+    scales: by number, the foreign groups whose loss was scaled down, and by how much.
+    """
+
+    stats: UpdateStats
+    local_norm: float | None
+    foreign_norm: float | None
+    scales: dict[int, float] = field(default_factory=dict)
+
+
+def bounded_gradients(
+    model: nn.Module,
+    groups: Sequence[TokenGroup],
+    config: UpdateConfig,
+    rules: InfluenceRules,
+    *,
+    proximal: BatchLogprobs | None = None,
+    reference: BatchLogprobs | None = None,
+    parallel: Parallel = ALONE,
+) -> BoundedGradient:
+    """`accumulate_gradients` of a step over `groups`, from gradients that are None or 0; `rules` bound what foreign groups add."""
+    step = _Step(model, groups, config, step_normaliser(groups, config, proximal), proximal, reference, parallel)
+    local = [number for number, group in enumerate(groups) if config.takes_part(group) and group.is_local]
+    foreign = [number for number, group in enumerate(groups) if config.takes_part(group) and not group.is_local]
+    part = step.add(local)
+    local_norm = step.norm() if local else None
+    if not foreign:
+        return BoundedGradient(stats=part.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=None)
+    if not rules.is_on:
+        whole = part + step.add(foreign)
+        return BoundedGradient(stats=whole.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=None)
+    before = step.copied() if local else None
+    whole = part + step.add(foreign)
+    foreign_norm = step.norm(before)
+    scales: dict[int, float] = {}
+    pulling = sum(groups[number].is_informative for number in local)
+    if out_of_proportion(rules, local_norm or 0.0, pulling, foreign_norm, len(foreign)):
+        norms = []
+        for number in foreign:
+            step.put(None)
+            step.add([number])
+            norms.append(step.norm())
+        found = zip(foreign, foreign_scales(rules, local_norm or 0.0, pulling, norms), strict=True)
+        scales = {number: scale for number, scale in found if scale < 1.0}
+        step.put(before)
+        whole = part + step.add(foreign, scales)
+    return BoundedGradient(
+        stats=whole.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=foreign_norm, scales=scales
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step's arguments, and the gradients that it has come to."""
+
+    model: nn.Module
+    groups: Sequence[TokenGroup]
+    config: UpdateConfig
+    normaliser: Normaliser
+    proximal: BatchLogprobs | None
+    reference: BatchLogprobs | None
+    parallel: Parallel
+
+    def add(self, numbers: Sequence[int], scales: dict[int, float] | None = None) -> GradientPart:
+        groups = list(self.groups)
+        for number, scale in (scales or {}).items():
+            groups[number] = replace(groups[number], weight=groups[number].weight * scale)
+        # One whose scale is 0 takes no part any more, and still stands in the normaliser.
+        return accumulate_part(
+            self.model,
+            groups,
+            numbers,
+            self.config,
+            self.normaliser,
+            proximal=self.proximal,
+            reference=self.reference,
+            parallel=self.parallel,
+        )
+
+    def copied(self) -> list[Tensor | None]:
+        return [None if each.grad is None else each.grad.detach().clone() for each in self._parameters()]
+
+    def put(self, gradients: list[Tensor | None] | None) -> None:
+        parameters = self._parameters()
+        for parameter, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True):
+            parameter.grad = gradient
+
+    def norm(self, before: list[Tensor | None] | None = None) -> float:
+        """Of the gradients, or of what was added to those of `before`."""
+        norms: list[Any] = []
+        for index, parameter in enumerate(self._parameters()):
+            gradient, earlier = parameter.grad, before[index] if before is not None else None
+            if gradient is not None:
+                norms.append(torch.linalg.vector_norm(gradient.detach() if earlier is None else gradient.detach() - earlier))
+        return self.parallel.number(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -1,0 +1,57 @@
+"""What the trainer found of others' text, for this node's verifiers: how many of a sender's answers in a batch were absurd.
+
+It tells, and decides nothing: what counts against whom is the verifiers' business (`services.verifier.shared_reputation`). Only
+text that the policy finds absurd is told. Whether a group's gradient opposes the trend of held-out results is not measured: that
+takes a gradient of the held-out set, as dear as a step; beside it one group's gradient is noise; and a group that is right where
+the policy is wrong, which is what others' groups are for, opposes it too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from shared.messages import Batch, encode
+from shared.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
+from shared.subjects import node_bucket
+from shared.transport.base import Transport
+
+
+def absurd_text(batch: Batch, absurd_of: Mapping[str, int]) -> list[AbsurdText]:
+    """One finding for each node in `absurd_of` (absurd answers by node). Answers that were not looked at count as good."""
+    answers: Counter[str] = Counter()
+    for item in batch.items:
+        if item.scored.origin == "external":
+            answers[item.scored.group.node] += len(item.scored.group.completions)
+    return [
+        AbsurdText(batch=batch.number, sender=node, absurd=min(count, answers[node]), answers=answers[node])
+        for node, count in sorted(absurd_of.items())
+        if count > 0 and answers[node]
+    ]
+
+
+class Findings:
+    """The newest findings, written when there are new ones."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._found: deque[AbsurdText] = deque(maxlen=MAX_FINDINGS)
+        self._untold = False
+
+    def note(self, batch: Batch, absurd_of: Mapping[str, int]) -> None:
+        """A batch was trained on."""
+        found = absurd_text(batch, absurd_of)
+        self._found.extend(found)
+        self._untold = self._untold or bool(found)
+
+    async def tell(self, plane: Transport, now_s: float) -> None:
+        """Write them down if there are new ones.
+
+        Raises:
+            TransportError: the node plane does not answer; the next call writes them.
+        """
+        if not self._untold:
+            return
+        message = TrainerFindings(node=self._node, updated_at=now_s, found=list(self._found))
+        await plane.kv_put(node_bucket(self._node), FINDINGS_KEY, encode(message))
+        self._untold = False

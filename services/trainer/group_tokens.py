@@ -1,0 +1,166 @@
+"""The tokens of one group: those that were sampled, or the text encoded again. What was scored is what is trained on.
+
+A local group comes from this node's own generator and verifier and keeps the tokens that were sampled. Of a foreign group only
+the derived question and the scored texts are known to be what they say (`services.verifier.border`): its prompt is rendered here,
+and an answer's token ids and behaviour logprobs are used only where the ids decode to that text and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.messages import Completion, MessageError, RolloutGroup, unpack_ids, unpack_logprobs
+from shared.model.answer_tokens import AnswerTokens
+from shared.model.prompts import encode_answer, render_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRules:
+    """What the trainer's tokenizer and model can take. `max_length` counts prompt and completion tokens together.
+
+    end_token_id: what stands behind an answer that ended and is encoded here. end_token_ids: every token that ends one; empty:
+    `end_token_id` alone. max_foreign_tokens: longest foreign completion, end token included; None: no such bound.
+    """
+
+    tokenizer: Any
+    tokenizer_hash: str
+    end_token_id: int | None
+    vocabulary_size: int
+    max_length: int
+    end_token_ids: tuple[int, ...] = ()
+    system_prompt: str = ""
+    max_foreign_tokens: int | None = None
+    answer_tokens: AnswerTokens = field(init=False, repr=False, compare=False)
+    template_controls: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read the tokenizer once."""
+        ends = self.end_token_ids or (() if self.end_token_id is None else (self.end_token_id,))
+        answer_tokens = AnswerTokens(self.tokenizer, ends, self.vocabulary_size)
+        object.__setattr__(self, "answer_tokens", answer_tokens)
+        object.__setattr__(self, "template_controls", answer_tokens.control_tokens(self.prompt_ids("a")))
+
+    def prompt_ids(self, question: str) -> list[int]:
+        """The prompt of a question."""
+        return render_prompt(self.tokenizer, question, self.system_prompt)
+
+
+class SkippedGroup(Exception):
+    """A group that cannot be trained on. `reason` is one word, fit for a metric label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTokens:
+    """Token ids of a group's prompt and of each completion; behaviour logprobs where they are known.
+
+    reencoded: whether the text of any completion was encoded here.
+    """
+
+    prompt_ids: list[int]
+    completions: list[list[int]]
+    behaviour_logprobs: list[list[float] | None]
+    reencoded: bool
+
+
+def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+    """Of a group that this node sampled. Raises SkippedGroup."""
+    same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
+    if same_tokenizer and all(completion.token_ids is not None for completion in group.completions):
+        return _fitting(_as_sampled(group, rules), rules)
+    completions = [
+        encode_answer(rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id)
+        for completion in group.completions
+    ]
+    return _fitting(GroupTokens(rules.prompt_ids(group.task.question), completions, [None] * len(completions), True), rules)
+
+
+def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+    """Of a group that another node sent. Raises SkippedGroup: `control_text` where its text would become control tokens."""
+    prompt_ids = rules.prompt_ids(group.task.question)
+    if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
+        raise SkippedGroup("control_text")
+    same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
+    kept = [_compared(completion, rules) if same_tokenizer else None for completion in group.completions]
+    completions, logprobs = [], []
+    for completion, sampled in zip(group.completions, kept, strict=True):
+        if sampled is None:
+            ids = rules.answer_tokens.encode(completion.text, ended=completion.finish_reason == "stop")
+            if ids is None:
+                raise SkippedGroup("control_text")
+            sampled = ids, None
+        completions.append(sampled[0])
+        logprobs.append(sampled[1])
+    if rules.max_foreign_tokens is not None and max(map(len, completions)) > rules.max_foreign_tokens:
+        raise SkippedGroup("too_long")
+    return _fitting(GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept), rules)
+
+
+def _fitting(tokens: GroupTokens, rules: TokenRules) -> GroupTokens:
+    if not tokens.prompt_ids or not any(tokens.completions):
+        raise SkippedGroup("empty")
+    if len(tokens.prompt_ids) + max(map(len, tokens.completions)) > rules.max_length:
+        raise SkippedGroup("too_long")
+    return tokens
+
+
+def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], list[float] | None] | None:
+    """A foreign completion's own tokens, if they are the scored text's; None: encode the text instead."""
+    if completion.token_ids is None:
+        return None
+    try:
+        ids = unpack_ids(completion.token_ids)
+        logprobs = None if completion.behaviour_logprobs is None else unpack_logprobs(completion.behaviour_logprobs)
+    except MessageError:
+        raise SkippedGroup("malformed_tokens") from None
+    if logprobs is not None and (len(logprobs) != len(ids) or not all(map(math.isfinite, logprobs))):
+        raise SkippedGroup("malformed_tokens")
+    says = rules.answer_tokens.says(ids, completion.text, ended=completion.finish_reason == "stop")
+    return (ids, logprobs) if says else None
+
+
+def _as_sampled(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+    try:
+        if group.prompt_ids is not None:
+            prompt_ids = _checked_ids(group.prompt_ids, rules.vocabulary_size)
+        else:
+            prompt_ids = rules.prompt_ids(group.task.question)
+        completions = [_completion_ids(completion, rules.vocabulary_size) for completion in group.completions]
+        logprobs = [_completion_logprobs(completion) for completion in group.completions]
+    except MessageError:
+        raise SkippedGroup("malformed_tokens") from None
+    return GroupTokens(prompt_ids, completions, logprobs, reencoded=False)
+
+
+def _completion_ids(completion: Completion, vocabulary_size: int) -> list[int]:
+    ids = _checked_ids(completion.token_ids or b"", vocabulary_size)
+    if len(ids) != completion.token_count:
+        raise SkippedGroup("malformed_tokens")
+    return ids
+
+
+def _completion_logprobs(completion: Completion) -> list[float] | None:
+    if completion.behaviour_logprobs is None:
+        return None
+    logprobs = unpack_logprobs(completion.behaviour_logprobs)
+    if len(logprobs) != completion.token_count:
+        raise SkippedGroup("malformed_tokens")
+    return logprobs
+
+
+def _checked_ids(packed: bytes, vocabulary_size: int) -> list[int]:
+    ids = unpack_ids(packed)
+    if ids and max(ids) >= vocabulary_size:
+        raise SkippedGroup("unknown_token")
+    return ids
+
+
+def answers_present(completions: Sequence[Sequence[int]]) -> list[int]:
+    """Places of the completions that hold a token."""
+    return [index for index, completion in enumerate(completions) if completion]

@@ -1,0 +1,85 @@
+"""What large foreign payloads may cost: bytes in work at once, and chunks read once. Pure: no clock, no I/O.
+
+A message of a few hundred bytes can claim a payload of megabytes. Two things keep that from becoming a lever: payloads in work
+are bounded for the node and for each sender, and a chunk belongs to the message that referred to it first, so that bytes stored
+once are read once and not for each of a thousand references to them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+NODE_BYTES = 64 * 2**20
+"""Large payloads in work at once: fetched, decoded or being scored."""
+SENDER_BYTES = 16 * 2**20
+"""Of these one sender's, so that four must join in to make others' large groups wait."""
+SMALL_BYTES = 64 * 1024
+"""Smaller payloads do not count: with 64 messages in work they are 4 MiB at most, and must not wait behind large ones."""
+MAX_CHUNKS = 65_536
+"""Chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
+
+
+class BytesInFlight:
+    """How many bytes of whose payloads are in work."""
+
+    def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
+        self._node_bytes = node_bytes
+        self._sender_bytes = sender_bytes
+        self._of_sender: dict[str, int] = {}
+        self.total = 0
+
+    def start(self, sender: str, size_bytes: int) -> None:
+        """A payload of this size is worked on from now."""
+        if size_bytes > SMALL_BYTES:
+            self._of_sender[sender] = self._of_sender.get(sender, 0) + size_bytes
+            self.total += size_bytes
+
+    def end(self, sender: str, size_bytes: int) -> None:
+        """It is done with."""
+        if size_bytes > SMALL_BYTES:
+            self.total -= size_bytes
+            self._of_sender[sender] -= size_bytes
+            if not self._of_sender[sender]:
+                del self._of_sender[sender]
+
+    def look(self) -> Callable[[str, int], bool]:
+        """A test of whether a sender's payload may be started, for one look along the line in its order.
+
+        A payload that does not fit keeps later large ones out too, else small claims would for ever slip in before it. Larger than
+        a bound it may start where nothing else is in work.
+        """
+        somebody_waits = False
+
+        def fits(sender: str, size_bytes: int) -> bool:
+            nonlocal somebody_waits
+            if size_bytes <= SMALL_BYTES:
+                return True
+            held = self._of_sender.get(sender, 0)
+            if somebody_waits or (held and held + size_bytes > self._sender_bytes):
+                return False
+            somebody_waits = self.total > 0 and self.total + size_bytes > self._node_bytes
+            return not somebody_waits
+
+        return fits
+
+
+class ClaimedChunks:
+    """Which message each chunk belongs to, by sender: what one refers to takes nothing from another."""
+
+    def __init__(self, capacity: int = MAX_CHUNKS) -> None:
+        self._capacity = capacity
+        self._owner: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    def claim(self, sender: str, seq: int, chunks: Sequence[int]) -> int | None:
+        """Note that the message at `seq` refers to these chunks. Returns another of the sender's messages if that was first."""
+        for chunk in chunks:
+            owner = self._owner.get((sender, chunk), seq)
+            if owner != seq:
+                return owner
+        for chunk in chunks:
+            self._owner[sender, chunk] = seq
+            self._owner.move_to_end((sender, chunk))
+        while len(self._owner) > self._capacity:
+            self._owner.popitem(last=False)
+        return None

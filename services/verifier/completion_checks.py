@@ -1,0 +1,34 @@
+"""Whether a foreign completion's lengths, token ids and logprobs can be those of its text. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from services.verifier.refusals import Refusal
+from shared.messages import Completion, MessageError, unpack_ids, unpack_logprobs
+
+
+def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
+    """Why the completion is refused, or None. Whether the ids say the text is the trainer's to see, which has the tokenizer.
+
+    No engine samples an answer of no tokens, and a sampled token's logprob is finite and not above 0.
+    """
+    if len(completion.text) > max_chars:
+        return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
+    if completion.token_count > max_tokens:
+        return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens} (verifier.max_foreign_length)"
+    if completion.token_count == 0 and completion.text:
+        return Refusal.MALFORMED, "a text of no tokens"
+    for packed in (completion.token_ids, completion.behaviour_logprobs):
+        if packed is not None and len(packed) != 4 * completion.token_count:
+            return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"
+    if completion.behaviour_logprobs is not None and completion.token_ids is None:
+        return Refusal.MALFORMED, "behaviour logprobs of tokens that are not there"
+    try:
+        unpack_ids(completion.token_ids or b"")
+        logprobs = unpack_logprobs(completion.behaviour_logprobs or b"")
+    except MessageError as error:
+        return Refusal.MALFORMED, error.detail
+    if not all(map(math.isfinite, logprobs)):
+        return Refusal.MALFORMED, "a log-probability is not finite"
+    return None

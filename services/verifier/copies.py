@@ -1,0 +1,170 @@
+"""Whether a group says what was said before: the same task with the same or nearly the same answers (`services.verifier.prints`).
+
+Groups of one *task* are compared: dataset, question, and seed + index, because many datasets make item `index` from their seed plus
+the index, so that two references of equal sum are one task. Honest nodes draw tasks that nobody can foretell
+(`shared.tasks.source`): two of them hardly ever meet in one. Still nobody is kept out for answers that anybody might give, or he
+who guesses a node's next task and its likely answers could silence it: another's group is a copy when enough long text of its own
+says so, or when all its answers, most of them different, are equal. One sender may send two groups of a task, and nothing twice.
+
+The same question under another reference is another task, in which honest nodes do meet where questions are few: only telling
+text is a copy there, and nobody is blamed.
+
+Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or repeated is forgotten first. Each
+process has its own, which a restart empties: a copy comes in once more then.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, compare
+from shared.messages import RolloutGroup, Task
+
+__all__ = ["CopyMemory", "Likeness", "Print"]
+
+GROUPS_OF_A_TASK = 2
+"""What one sender may send of a task. One is the rule; a node that died while sampling draws the task again."""
+
+OVERTAKEN_S = 300.0
+"""A group that lies earlier in the stream than its copy may be looked at later by this much, when its sender's line is long."""
+
+REMEMBERED_S = 3600.0
+"""A node that is started anew draws its tasks again from the first on, and is not to be taken for its own copy for ever."""
+
+MAX_GROUPS = 16_384
+MAX_BYTES = 32 * 2**20
+_PER_TASK = 16
+_PER_QUESTION = 16
+"""Groups of telling text that are remembered of a question, under whatever references."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """`kind`: of an own earlier group, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first."""
+
+    kind: Literal["repeated", "copied"]
+    telling: bool
+    of: str
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    public_key: str
+    seq: int
+    at_s: float
+    made: Print
+
+
+@dataclass(slots=True)
+class _Task:
+    groups: list[_Seen] = field(default_factory=list)
+
+
+class CopyMemory:
+    """The groups that were taken in lately, and this node's own."""
+
+    def __init__(self, salt: bytes = b"") -> None:
+        """`salt` keys the hashes, so that nobody can prepare texts against them; drawn at random when empty."""
+        self._printer = Printer(salt or secrets.token_bytes(16))
+        self._tasks: OrderedDict[bytes, _Task] = OrderedDict()
+        self._questions: dict[bytes, list[_Seen]] = {}
+        self._groups = 0
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        """How many groups it remembers."""
+        return self._groups
+
+    def print_of(self, group: RolloutGroup) -> Print:
+        """The group's print under this memory's salt."""
+        task, question = self._ids(group.task)
+        return Print(task, question, self._printer.texts([completion.text for completion in group.completions]))
+
+    def look(self, made: Print, public_key: str, seq: int, now_s: float) -> tuple[Likeness | None, list[str]]:
+        """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs was looked at first, but lies
+        later in the stream than this one.
+
+        seq: position in the swarm's stream, which only the server gives; 0 for the node's own groups, which nobody precedes.
+        """
+        found, copiers = self._same_task(made, public_key, seq, now_s)
+        return found or self._same_question(made, public_key, now_s), [] if found else copiers
+
+    def _same_task(self, made: Print, public_key: str, seq: int, now_s: float) -> tuple[Likeness | None, list[str]]:
+        task = self._tasks.get(made.task)
+        if task is None:
+            return None, []
+        self._tasks.move_to_end(made.task)
+        for seen in [seen for seen in task.groups if now_s - seen.at_s > REMEMBERED_S]:
+            task.groups.remove(seen)
+            self._forget(seen)
+        if not task.groups:
+            del self._tasks[made.task]
+            return None, []
+        copiers: list[str] = []
+        first: Likeness | None = None
+        for seen in task.groups:
+            match = compare(made.texts, seen.made.texts)
+            if match is None:
+                continue
+            telling = match.evidence >= TELLING
+            if seen.public_key == public_key:
+                return Likeness("repeated", telling, public_key), []
+            if seq < seen.seq and now_s - seen.at_s <= OVERTAKEN_S:
+                if telling:
+                    copiers.append(seen.public_key)
+            elif first is None and _no_chance(match):
+                first = Likeness("copied", telling, seen.public_key)
+        own = sum(seen.public_key == public_key for seen in task.groups)
+        if first is None and own >= GROUPS_OF_A_TASK:
+            first = Likeness("repeated", False, public_key)
+        return first, copiers
+
+    def _same_question(self, made: Print, public_key: str, now_s: float) -> Likeness | None:
+        for seen in self._questions.get(made.question, ()) if made.evidence >= TELLING else ():
+            if seen.made.task == made.task or now_s - seen.at_s > REMEMBERED_S:
+                continue
+            match = compare(made.texts, seen.made.texts)
+            if match is not None and match.evidence >= TELLING:
+                return Likeness("copied", False, seen.public_key)
+        return None
+
+    def remember(self, made: Print, public_key: str, seq: int, now_s: float) -> None:
+        """Note a group that was taken in, or that is this node's own."""
+        task = self._tasks.setdefault(made.task, _Task())
+        self._tasks.move_to_end(made.task)
+        seen = _Seen(public_key, seq, now_s, made)
+        task.groups.append(seen)
+        self._groups += 1
+        self._size_bytes += made.size_bytes
+        if made.evidence >= TELLING:
+            alike = self._questions.setdefault(made.question, [])
+            alike.append(seen)
+            del alike[:-_PER_QUESTION]
+        if len(task.groups) > _PER_TASK:
+            self._forget(task.groups.pop(0))
+        while self._groups > MAX_GROUPS or self._size_bytes > MAX_BYTES:
+            _, oldest = self._tasks.popitem(last=False)
+            for each in oldest.groups:
+                self._forget(each)
+
+    def _forget(self, seen: _Seen) -> None:
+        self._groups -= 1
+        self._size_bytes -= seen.made.size_bytes
+        alike = self._questions.get(seen.made.question, [])
+        if seen in alike:
+            alike.remove(seen)
+            if not alike:
+                del self._questions[seen.made.question]
+
+    def _ids(self, task: Task) -> tuple[bytes, bytes]:
+        question = f"{task.ref.dataset}\x00{task.question}".encode("utf-8", "surrogatepass")
+        item = f"{task.ref.seed + task.ref.index}\x00".encode()
+        return self._printer.digest(item + question), self._printer.digest(question)
+
+
+def _no_chance(match: Match) -> bool:
+    """Whether another's group is refused for it: honest groups of one task are not."""
+    return match.whole or match.evidence >= SUSPECT

@@ -1,0 +1,100 @@
+"""The file of names and keys: lines `name key seen groups`, appended under a lock, so that replicas on one machine agree.
+
+`seen` is the Unix time of the newest accepted group when the line was written, `groups` how many there were. Lines `name key` of
+earlier versions are read too: there the first line of a name and of a key counts. What is torn or is no such line is passed over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+_LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,6})?) (\d{1,12}))?")
+
+
+class NameLine(NamedTuple):
+    """One line. `first_counts`: an earlier line of the name or key stays in force (lines of earlier versions)."""
+
+    name: str
+    public_key: str
+    seen_s: float
+    groups: int
+    first_counts: bool = False
+
+
+class NamesFile:
+    """Reads what is new in the file, appends, and writes it anew when it has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._read_bytes = 0
+        self._torn = False
+        self.lines = 0
+        """Lines in the file as far as it was read."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else appends or rewrites meanwhile. Raises OSError when the folder cannot be written."""
+        descriptor = os.open(self._path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> list[NameLine]:
+        """The whole lines that were not read before; all of them when another process has written the file anew."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self._read_bytes:
+                self._inode, self._read_bytes, self.lines = stat.st_ino, 0, 0
+            file.seek(self._read_bytes)
+            content = file.read()
+        complete = content.rfind(b"\n") + 1
+        self._torn = complete < len(content)
+        self._read_bytes += complete
+        texts = content[:complete].decode(errors="replace").splitlines()
+        self.lines += len(texts)
+        found = [match for text in texts if (match := _LINE.fullmatch(text))]
+        return [_parsed(match, stat.st_mtime) for match in found]
+
+    def append(self, line: NameLine) -> None:
+        """Add a line; call it under the lock."""
+        # A line that another process could not finish must not swallow this one.
+        text = ("\n" if self._torn else "") + _text(line)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def rewrite(self, lines: Sequence[NameLine]) -> None:
+        """Replace the file by these lines; call it under the lock."""
+        draft = self._path.with_suffix(f".{os.getpid()}")
+        draft.write_text("".join(map(_text, lines)))
+        draft.chmod(0o600)
+        draft.replace(self._path)
+        stat = self._path.stat()
+        self._inode, self._read_bytes, self._torn, self.lines = stat.st_ino, stat.st_size, False, len(lines)
+
+
+def _text(line: NameLine) -> str:
+    return f"{line.name} {line.public_key} {line.seen_s:.0f} {line.groups}\n"
+
+
+def _parsed(match: re.Match[str], written_s: float) -> NameLine:
+    name, public_key, seen_s, groups = match.groups()
+    if seen_s is None:
+        return NameLine(name, public_key, written_s, 0, first_counts=True)
+    return NameLine(name, public_key, float(seen_s), int(groups))

@@ -1,0 +1,50 @@
+"""Where a model comes from: a local folder, or the hub at one commit. Code that comes with a model is never run.
+
+A name on the hub is whatever its owner, or who took the account over, put there last. A commit's hash names the files themselves:
+all processes of a node, today and after a restart, load the weights, tokenizer and chat template that somebody looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+COMMIT = r"[0-9a-f]{40}"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+class UnpinnedModelError(ValueError):
+    """A hub name without the commit that is meant; the message says how to find it."""
+
+
+def hub_arguments(path: str, revision: str) -> dict[str, Any]:
+    """Arguments for `from_pretrained` beside `path`: the commit where the model comes from the hub, none where it is a folder.
+
+    Raises:
+        UnpinnedModelError: `path` is a hub name and `revision` is no full commit hash.
+    """
+    problem = pin_problem(path, revision)
+    if problem:
+        raise UnpinnedModelError(problem)
+    return {"trust_remote_code": False, **({} if Path(path).is_dir() else {"revision": revision})}
+
+
+def pin_problem(path: str, revision: str) -> str | None:
+    """What keeps the model at `path` from being loaded by its commit, with the remedy; None when it is a folder, or pinned."""
+    if Path(path).is_dir() or re.fullmatch(COMMIT, revision):
+        return None
+    said = f"model.revision {revision[:60]!r} is no commit" if revision else "model.revision is not set"
+    return (
+        f"model.path {path[:200]!r} is a name on the hub and {said}: a name's files can change at any time, so "
+        f"{how_to_pin(path)}, or give a local folder"
+    )
+
+
+def how_to_pin(path: str) -> str:
+    """The remedy where a commit's hash is wanted, of the model that the hub knows as `path`."""
+    name = path if _HUB_NAME.fullmatch(path) else "OWNER/NAME"
+    return (
+        "set model.revision to the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "
+        f"History; so does `python -c \"from huggingface_hub import model_info; print(model_info('{name}').sha)\"`)"
+    )

@@ -1,0 +1,295 @@
+"""Wrong answers to a task, made from its question and a right answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from shared.tasks.numerals import read_number
+
+CONSTANT, ECHO, PAYLOAD, CHANGE, STYLE = "constant", "echo", "payload", "change", "style"
+WRONG = (CONSTANT, ECHO, PAYLOAD, CHANGE)
+"""Kinds that no verifier should pay in full for. `STYLE` is the right answer in another dress, which it may."""
+
+PAYLOAD_TEXT = "visit evil.example now"
+
+CONSTANTS = (
+    *("", "0", "1", "-1", "2", "3", "10", "0.5", "1/2", "0/1", "yes", "no", "True", "False", "None", "null", "undetermined"),
+    *("[]", "{}", "[[]]", '""', "?", "A", "a", "x", "C", "P", "(P ∨ Q)", "¬P", "P ∨ ¬P", "NaN", "nan", "[NaN]", "Infinity", "-inf"),
+    *(
+        "1e400",
+        "1e-400",
+        "-0.0",
+        "00:00",
+        "0 days",
+        "infeasible",
+        "nothing",
+        "on",
+        "off",
+        "Monday",
+        "0 0 0",
+        "D",
+        "J7",
+        "I do not know",
+    ),
+)
+EVERYTHING = "yes no True False 0 1 2 3 4 5 6 7 8 9 a b c d e f g h i j k l m n o p q r s t u v w x y z Monday Tuesday Wednesday"
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9_.])-?[0-9]+(?:\.[0-9]+)?(?![A-Za-z0-9_])")
+_DIGIT, _LETTER = re.compile(r"[0-9]"), re.compile(r"[A-Za-z]")
+_SHAPES = (
+    ("zeros of the right shape", _DIGIT, "0"),
+    ("ones of the right shape", _DIGIT, "1"),
+    ("NaN for each number", _NUMBER, "NaN"),
+    ("Infinity for each number", _NUMBER, "Infinity"),
+    ("0 for each number", _NUMBER, "0"),
+    ("A for each letter", _LETTER, "A"),
+)
+_PREMISE = re.compile(r"^\.?[0-9]+\. (.+)$", re.MULTILINE)
+
+
+class Candidate(NamedTuple):
+    """An answer; `name` says how it was made, so that tasks can be compared."""
+
+    kind: str
+    name: str
+    text: str
+
+
+def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
+    """Every candidate for one task, without those that equal the right answer in case, space or value."""
+    made: dict[str, Candidate] = {}
+    for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right), *_styles(right)):
+        same = candidate.kind != STYLE and _means_the_same(candidate.text, right)
+        if candidate.text != right and not same and candidate.text not in made:
+            made[candidate.text] = candidate
+    return list(made.values())
+
+
+def constant_names(right: str) -> list[Candidate]:
+    """Constants and shapes without the exclusion: what somebody earns who always says the same."""
+    return list(_constants(right))
+
+
+def _means_the_same(text: str, right: str) -> bool:
+    if "".join(text.split()).casefold() == "".join(right.split()).casefold():
+        return True
+    value = _value(text)
+    return value is not None and value == _value(right)
+
+
+def _value(text: str) -> Fraction | None:
+    top, slash, bottom = text.partition("/")
+    over, under = read_number(top), read_number(bottom)
+    return over / under if slash and over is not None and under else read_number(text)
+
+
+def _constants(right: str) -> Iterator[Candidate]:
+    for text in CONSTANTS:
+        yield Candidate(CONSTANT, repr(text), text)
+    for name, pattern, filler in _SHAPES:
+        text, count = pattern.subn(filler, right)
+        # A board of zeros is a constant where it is right as well; a number of ones was the answer and no shape.
+        if count and (text != right or filler == "0"):
+            yield Candidate(CONSTANT, name, text)
+    yield Candidate(CONSTANT, "everything", EVERYTHING)
+    yield Candidate(CONSTANT, "everything as a list", json.dumps(EVERYTHING.split()))
+
+
+def _echoes(question: str) -> Iterator[Candidate]:
+    yield Candidate(ECHO, "the question", question)
+    lines = [line.strip() for line in question.split("\n") if line.strip()]
+    for line in lines[:3] + lines[-12:]:
+        yield Candidate(ECHO, "a line", line)
+        yield Candidate(ECHO, "a line's end", line.rsplit(": ", 1)[-1].strip(" .?"))
+    paragraphs = [part.strip() for part in question.split("\n\n") if part.strip()]
+    for part in paragraphs[-3:]:
+        yield Candidate(ECHO, "a paragraph", part)
+        yield Candidate(ECHO, "a paragraph without its first line", "\n".join(part.split("\n")[1:]))
+    numbers = _NUMBER.findall(question)
+    yield Candidate(ECHO, "all numbers", ", ".join(numbers))
+    yield Candidate(ECHO, "all numbers as a list", json.dumps(numbers))
+    for number in dict.fromkeys(numbers[-4:]):
+        yield Candidate(ECHO, "a number", number)
+    premises = _PREMISE.findall(question)
+    for premise in premises[:6]:
+        yield Candidate(ECHO, "a premise", premise)
+        yield Candidate(ECHO, "a premise twice", f"{premise} ∧ {premise}")
+    if premises:
+        yield Candidate(ECHO, "all premises", " ∧ ".join(f"({premise})" for premise in premises))
+
+
+def _payloads(right: str) -> Iterator[Candidate]:
+    extra = PAYLOAD_TEXT
+    for name, pattern in (
+        ("before", "{e} {r}"),
+        ("after", "{r} {e}"),
+        ("next line", "{r}\n{e}"),
+        ("line before", "{e}\n{r}"),
+        ("after a blank line", "{r}\n\n{e}"),
+        ("after a comma", "{r}, {e}"),
+        ("before a comma", "{e}, {r}"),
+        ("after a semicolon", "{r}; {e}"),
+        ("after a bar", "{r} | {e}"),
+        ("in parentheses", "{r} ({e})"),
+        ("as a comment", "{r}  # {e}"),
+        ("as a comment line", "# {e}\n{r}"),
+        ("as a C comment", "{r} // {e}"),
+        ("as an HTML comment", "{r} <!-- {e} -->"),
+        ("as a TeX comment", "{r} % {e}"),
+        ("as TeX text", "{r} \\text{{{e}}}"),
+        ("in dollars beside", "${r}$ {e}"),
+        ("boxed beside", "{e} \\boxed{{{r}}}"),
+        ("a sentence", "The answer is {r}."),
+        ("a sentence and more", "The answer is {r}. {e}"),
+        ("an equation", "{e} = {r}"),
+        ("an equation after", "{r} = {e}"),
+        ("a label", "{e}: {r}"),
+        ("fenced with text", "{e}\n```\n{r}\n```"),
+        ("after a NUL", "{r}\0{e}"),
+        ("after a zero-width space", "{r}\u200b{e}"),
+        ("a shape line", "Shape: {e}\n{r}"),
+        ("a number after", "{r} 31337"),
+        ("a number after a comma", "{r}, 31337"),
+        ("an equation of numbers", "99={r}"),
+        ("a letter in Greek", "{r}\\in\\alpha"),
+        ("an index", "{r}_7"),
+        ("a line of digits before", "77\n{r}"),
+        ("many letters", "{r} + v*i*s*i*t/(e*v*i*l)*987654321012345"),
+        ("a kink", "{r} + Abs(x-5) + x"),
+        ("digits attached", "{r}31337"),
+        ("digits attached in front", "31337{r}"),
+        ("letters attached", "{r}zz"),
+        ("twice", "{r} {r}"),
+        ("twice in lines", "{r}\n{r}"),
+        ("twice attached", "{r}{r}"),
+        ("two answers", "{r} or 0"),
+    ):
+        yield Candidate(PAYLOAD, name, pattern.format(r=right, e=extra))
+    yield Candidate(PAYLOAD, "JSON with another key", json.dumps({"answer": right, "note": extra}))
+    yield Candidate(PAYLOAD, "JSON list", json.dumps([right, extra]))
+    middle = len(right) // 2
+    yield Candidate(PAYLOAD, "in the middle", f"{right[:middle]} {extra} {right[middle:]}")
+    first, _, rest = right.partition(" ")
+    if rest:
+        yield Candidate(PAYLOAD, "after the first word", f"{first} {extra} {rest}")
+    lines = right.split("\n")
+    if len(lines) > 1:
+        yield Candidate(PAYLOAD, "at a line's end", "\n".join([f"{lines[0]} {extra}", *lines[1:]]))
+        yield Candidate(PAYLOAD, "at a line's start", "\n".join([lines[0], f"{extra} {lines[1]}", *lines[2:]]))
+        yield Candidate(PAYLOAD, "a line between", "\n".join([lines[0], extra, *lines[1:]]))
+    yield from _json_payloads(right, extra)
+
+
+def _json_payloads(right: str, extra: str) -> Iterator[Candidate]:
+    try:
+        value: Any = json.loads(right)
+    except ValueError:
+        return
+    if isinstance(value, list):
+        yield Candidate(PAYLOAD, "an element more", json.dumps([*value, extra]))
+        if value and isinstance(value[0], str):
+            yield Candidate(PAYLOAD, "text in an element", json.dumps([f"{value[0]} {extra}", *value[1:]]))
+        if value and isinstance(value[0], dict):
+            yield Candidate(PAYLOAD, "a key in an element", json.dumps([{**value[0], extra: extra}, *value[1:]]))
+    elif isinstance(value, dict):
+        yield Candidate(PAYLOAD, "a key more", json.dumps({**value, extra: extra}))
+        for key in list(value)[:1]:
+            yield Candidate(PAYLOAD, "a key twice", f"{{{json.dumps(key)}: {json.dumps(extra)}, {right.lstrip()[1:]}")
+
+
+def _changes(right: str) -> Iterator[Candidate]:
+    places = sorted({0, len(right) // 3, len(right) // 2, len(right) - 1} & set(range(len(right))))
+    for at in places:
+        character = right[at]
+        kind = STYLE if at == len(right) - 1 and "." in right and read_number(right) is not None else CHANGE
+        yield Candidate(kind, "a decimal less" if kind == STYLE else "a character less", right[:at] + right[at + 1 :])
+        yield Candidate(CHANGE, "a character twice", right[:at] + character + right[at:])
+        if character.isalpha() and character.isascii():
+            other = chr((ord(character.lower()) - 97 + 1) % 26 + 97)
+            yield Candidate(
+                CHANGE, "another letter", right[:at] + (other.upper() if character.isupper() else other) + right[at + 1 :]
+            )
+        if at + 1 < len(right) and right[at + 1] != character:
+            yield Candidate(CHANGE, "characters swapped", right[:at] + right[at + 1] + character + right[at + 2 :])
+    numbers = list(_NUMBER.finditer(right))
+    if not (numbers and numbers[0].start() == 0 and float(numbers[0][0]) == 0):
+        yield Candidate(CHANGE, "the other sign", right[1:] if right.startswith("-") else f"-{right}")
+    for match in _spread(numbers):
+        for step in (-1, 1):
+            stepped = _stepped(match[0], step)
+            # Beyond the 17th digit it is the same number to a computer.
+            if float(stepped) != float(match[0]):
+                yield Candidate(CHANGE, "a number one off", right[: match.start()] + stepped + right[match.end() :])
+        if float(match[0]):
+            yield Candidate(CHANGE, "a number times ten", right[: match.start()] + _tenfold(match[0]) + right[match.end() :])
+    for name, separator in (("element", ", "), ("element", ","), ("word", " "), ("line", "\n")):
+        yield from _rearranged(name, separator, right)
+
+
+def _stepped(number: str, step: int) -> str:
+    whole, point, decimals = number.partition(".")
+    if not point:
+        return str(int(whole) + step)
+    value = int(whole.lstrip("-") + decimals) * (-1 if whole.startswith("-") else 1) + step
+    digits = f"{abs(value):0{len(decimals) + 1}d}"
+    return f"{'-' if value < 0 else ''}{digits[: -len(decimals)]}.{digits[-len(decimals) :]}"
+
+
+def _tenfold(number: str) -> str:
+    whole, point, decimals = number.partition(".")
+    return f"{whole}{decimals[:1]}.{decimals[1:] or '0'}" if point else f"{number}0"
+
+
+def _rearranged(name: str, separator: str, right: str) -> Iterator[Candidate]:
+    parts = right.split(separator)
+    if not 2 <= len(parts) <= 400:
+        return
+    for at in sorted({0, len(parts) // 2, len(parts) - 1}):
+        yield Candidate(CHANGE, f"one {name} less", separator.join(parts[:at] + parts[at + 1 :]))
+        yield Candidate(CHANGE, f"one {name} twice", separator.join(parts[: at + 1] + parts[at:]))
+    yield Candidate(CHANGE, f"one {name} elsewhere", separator.join([parts[1], parts[0], *parts[2:]]))
+    yield Candidate(CHANGE, f"the last {name}s swapped", separator.join([*parts[:-2], parts[-1], parts[-2]]))
+    yield Candidate(CHANGE, f"{name}s reversed", separator.join(reversed(parts)))
+    yield Candidate(CHANGE, f"{name}s sorted", separator.join(sorted(parts)))
+
+
+def _spread(found: list[re.Match[str]]) -> Iterable[re.Match[str]]:
+    return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
+
+
+def _styles(right: str) -> Iterator[Candidate]:
+    for name, text in (
+        ("upper case", right.upper()),
+        ("lower case", right.lower()),
+        ("other case", right.swapcase()),
+        ("no spaces", right.replace(" ", "")),
+        ("two spaces", right.replace(" ", "  ")),
+        ("spaces around", f"  {right} \n"),
+        ("tabs", right.replace(" ", "\t")),
+        ("spaces at line ends", right.replace("\n", " \n")),
+        ("blank lines", right.replace("\n", "\n\n")),
+        ("one line", right.replace("\n", " ")),
+        ("no space after commas", right.replace(", ", ",")),
+        ("a full stop", f"{right}."),
+        ("quotes", f'"{right}"'),
+        ("single quotes", f"'{right}'"),
+        ("parentheses", f"({right})"),
+        ("brackets", f"[{right}]"),
+        ("bold", f"**{right}**"),
+        ("fenced", f"```\n{right}\n```"),
+        ("dollars", f"${right}$"),
+        ("boxed", f"\\boxed{{{right}}}"),
+        ("a plus", f"+{right}"),
+        ("a leading zero", f"0{right}"),
+        ("a decimal zero", f"{right}.0"),
+        ("a trailing zero", f"{right}0" if "." in right else f"{right}.00"),
+        ("exponent", f"{right}e0"),
+        ("underscores", re.sub(r"(?<=[0-9])(?=[0-9])", "_", right)),
+        ("JSON object", json.dumps({"answer": right})),
+        ("last words first", ", ".join(reversed(right.split(", ")))),
+    ):
+        yield Candidate(STYLE, name, text)

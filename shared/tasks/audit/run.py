@@ -1,0 +1,106 @@
+"""Scoring every candidate for some tasks of a dataset, and what was paid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.messages import Task, TaskRef
+from shared.tasks.audit.accepted import is_right_after_all
+from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names
+from shared.tasks.audit.witnesses import right_answers
+from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+
+FULL_MARKS = 0.99
+"""A reward from here on counts as solved."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """What a verifier paid over some tasks of one dataset and configuration. Counts are of answers."""
+
+    dataset: str
+    tasks: int = 0
+    unanswered: int = 0
+    """Tasks for which no right answer is known, so that most candidates could not be made."""
+    right_paid: int = 0
+    wrong: int = 0
+    paid: list[tuple[TaskRef, Candidate, float]] = field(default_factory=list)
+    """Wrong candidates that earned full marks."""
+    right_after_all: int = 0
+    """Candidates that earned full marks and are right: a rounding, another valid solution (`accepted`)."""
+    styles: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Names of the other ways to write the right answer that earned full marks, and how often."""
+    constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Reward for each constant, by task."""
+    timeouts: int = 0
+    """Answers at which a worker was lost."""
+
+    def best_constant(self) -> tuple[str, float]:
+        """The constant with the highest mean reward, and that."""
+        means = {name: sum(rewards) / self.tasks for name, rewards in self.constants.items()}
+        best = max(means, key=lambda name: round(means[name], 6), default="")
+        return best, means.get(best, 0.0)
+
+
+async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None = None) -> dict[str, Finding]:
+    """Derive the tasks, score a right answer and all candidates for each, and gather what was paid, by dataset.
+
+    Of each dataset only the first `thorough` tasks get all candidates (None: all tasks do), the others only the constants.
+    Tasks that cannot be derived are left out.
+    """
+    derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])
+    tasks = [result.task for result in derived if result.task is not None]
+    rights = await _rights(pool, tasks)
+    findings = {task.ref.dataset: Finding(task.ref.dataset) for task in tasks}
+    jobs, lists = [], []
+    for task, (right, paid) in zip(tasks, rights, strict=True):
+        finding = findings[task.ref.dataset]
+        finding.tasks += 1
+        finding.right_paid += paid
+        finding.unanswered += right is None
+        named = constant_names(right or "")
+        is_thorough = thorough is None or finding.tasks <= thorough
+        made = candidates(task.question, right or "") if is_thorough else []
+        lists.append((named, made))
+        jobs.append(ScoringJob(ref=task.ref, texts=[_tagged(c.text) for c in (*named, *made)]))
+    for task, result, (named, made) in zip(tasks, await pool.run(jobs), lists, strict=True):
+        _gather(findings[task.ref.dataset], task.ref, result, named, made)
+    return findings
+
+
+async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | None, bool]]:
+    # For each task the first answer that is paid, or else the first there is, and whether it was paid.
+    known = [right_answers(task) for task in tasks]
+    scored = await pool.run(
+        [ScoringJob(ref=task.ref, texts=[_tagged(text) for text in texts]) for task, texts in zip(tasks, known, strict=True)]
+    )
+    found: list[tuple[str | None, bool]] = []
+    for texts, result in zip(known, scored, strict=True):
+        paid = [text for text, reward in zip(texts, result.rewards, strict=False) if reward >= FULL_MARKS]
+        found.append((paid[0], True) if paid else (texts[0] if texts else None, False))
+    return found
+
+
+def _tagged(text: str) -> str:
+    # In tags, so that a candidate that is empty or holds a tag itself is the answer as it stands.
+    return f"<answer>{text}</answer>"
+
+
+def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candidate], made: list[Candidate]) -> None:
+    finding.timeouts += result.timeouts
+    rewards = result.rewards or [0.0] * (len(named) + len(made))
+    for constant, reward in zip(named, rewards, strict=False):
+        finding.constants[constant.name].append(reward)
+    for candidate, reward in zip(made, rewards[len(named) :], strict=True):
+        if candidate.kind == STYLE:
+            finding.styles[candidate.name] += reward >= FULL_MARKS
+            continue
+        finding.wrong += 1
+        if reward < FULL_MARKS:
+            continue
+        if is_right_after_all(finding.dataset, candidate):
+            finding.right_after_all += 1
+        else:
+            finding.paid.append((ref, candidate, reward))

@@ -1,0 +1,70 @@
+"""The table of `docs/tasks.md`, from the forms and an audit: `python -m shared.tasks.audit.tasks_doc` writes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.messages import TaskRef
+from shared.tasks.audit.run import Finding, audit
+from shared.tasks.config_rules import REFUSED_DATASETS, REFUSED_SETTINGS
+from shared.tasks.derive import dataset_names
+from shared.tasks.forms import form_of
+from shared.tasks.sandbox import ScorerPool
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "tasks.md"
+COMMAND = "python -m shared.tasks.audit.tasks_doc"
+BEGIN, END = "<!-- begin: table of forms -->", "<!-- end: table of forms -->"
+SEED, TASKS, THOROUGH = 9, 10, 3
+"""Which tasks of each dataset, under its default configuration, get constants as answers, and how many of them all candidates."""
+ANSWER_TIMEOUT_S = 60.0
+"""Generous: on a loaded machine a second's work takes many."""
+
+
+async def audit_defaults() -> dict[str, Finding]:
+    """The audit that the table's last column comes from."""
+    refs = [TaskRef(dataset=name, seed=SEED, index=index) for name in dataset_names() for index in range(TASKS)]
+    async with ScorerPool(workers=2, answer_timeout_s=ANSWER_TIMEOUT_S, memory_mb=2048) as pool:
+        return await audit(pool, refs, THOROUGH)
+
+
+def table(findings: Mapping[str, Finding]) -> str:
+    """Markdown table, one row a dataset; the last column is left empty for a dataset without a finding."""
+    rows = ["| dataset | full marks also for | stricter than reasoning-gym's scorer | best constant |", "|---|---|---|---|"]
+    for name in sorted({*dataset_names(), *REFUSED_DATASETS}):
+        if name in REFUSED_DATASETS:
+            rows.append(f"| `{name}` | refused: {_cell(REFUSED_DATASETS[name])} | | |")
+            continue
+        form = form_of(name)
+        refused = "; ".join(f"refuses the setting `{key}`" for key in REFUSED_SETTINGS.get(name, {}))
+        stricter = "; ".join(part for part in (form.stricter, refused) if part)
+        rows.append(f"| `{name}` | {_cell(form.also_paid)} | {_cell(stricter)} | {_constant(findings.get(name))} |")
+    return "\n".join(rows)
+
+
+def written(page: str, findings: Mapping[str, Finding]) -> str:
+    """`page` with the table between its two marks made new."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table(findings)}\n{END}{after}"
+
+
+def without_constants(page: str) -> list[str]:
+    """The table's rows in `page` up to their last column, which only an audit can tell."""
+    rows = page.partition(BEGIN)[2].partition(END)[0].strip().split("\n")
+    return [row.rsplit("|", 2)[0] for row in rows]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _constant(finding: Finding | None) -> str:
+    name, mean = finding.best_constant() if finding is not None else ("", 0.0)
+    shown = name if name[:1] not in ("'", '"') else f"`{name[1:-1]}`" if name[1:-1] else "an empty answer"
+    return f"{_cell(shown)}: {mean:.2f}" if mean >= 0.005 else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), asyncio.run(audit_defaults())), encoding="utf-8")

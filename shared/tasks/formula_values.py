@@ -1,0 +1,120 @@
+"""Whether two formulas have the same values: exactly where they are arithmetic, to some fifty digits where functions are involved.
+
+Formulas with letters are compared at points that follow from a hash of the answer, so that nobody can write an answer that is
+right at the points and nowhere else, and all nodes still come to the same reward. Each value costs a bounded number of operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+
+POINTS = 8
+ENOUGH_POINTS = 3
+DIGITS = 60
+TOLERANCE = sympy.Float(10, DIGITS) ** -50
+MAX_BITS = 200_000
+"""Of an exact numerator or denominator; what is larger is not looked at."""
+
+
+def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
+    """The value of sums, products and whole powers of rationals; None if there is anything else, or more than `MAX_BITS`.
+
+    Raises:
+        ZeroDivisionError: a division by zero.
+    """
+    if side.is_Symbol:
+        return values[side.name]
+    if side.is_Float:
+        # Through text: 0.1 is a tenth.
+        return Fraction(str(side))
+    if side.is_Rational:
+        return Fraction(int(side.p), int(side.q))
+    if not (side.is_Add or side.is_Mul or side.is_Pow):
+        return None
+    parts = [exact_value(part, values) for part in side.args]
+    found = Fraction(0 if side.is_Add else 1)
+    if side.is_Pow:
+        base, exponent = parts
+        if base is None or exponent is None or exponent.denominator != 1:
+            return None
+        if _bits(base) * abs(exponent) > MAX_BITS:
+            return None
+        return Fraction(base**exponent.numerator)
+    for part in parts:
+        if part is None or _bits(found) + _bits(part) > MAX_BITS:
+            return None
+        found = found + part if side.is_Add else found * part
+    return found
+
+
+def same_values(left: Any, right: Any, seed: str) -> bool | None:
+    """Whether two sympy expressions agree; None where no value of the first is known. `seed` moves the points."""
+    if _is_tame(left) and not _is_tame(right):
+        return False
+    names = sorted({symbol.name for symbol in left.free_symbols | right.free_symbols})
+    agreed, real, left_is_real = [], [], 0
+    for values in _points(names, seed):
+        try:
+            pair = [exact_value(side, values) for side in (left, right)]
+        except ZeroDivisionError:
+            continue
+        if None not in pair:
+            is_same, is_real = pair[0] == pair[1], [True, True]
+        else:
+            sides = [_evaluated(side, values) for side in (left, right)]
+            is_real = [side.is_real is True for side in sides]
+            left_is_real += is_real[0] and not is_real[1]
+            if not all(side.is_number and side.is_finite for side in sides):
+                continue
+            is_same = bool(abs(sides[0] - sides[1]) <= (1 + abs(sides[0])) * TOLERANCE)
+        if not is_same and (all(is_real) or not names):
+            return False
+        agreed.append(is_same)
+        real.append(all(is_real))
+        if not names:
+            return True
+    if sum(real) >= ENOUGH_POINTS:
+        return True
+    # Formulas that are real nowhere (roots of what is negative) are compared as complex numbers.
+    if left_is_real or any(real):
+        return False
+    return all(agreed) if len(agreed) >= ENOUGH_POINTS else None
+
+
+def _is_tame(side: Any) -> bool:
+    # The sine of an exponential, or its exponential, may have more digits than a machine has memory.
+    growing = [node for node in sympy.preorder_traversal(side) if _is_exponential(node) or isinstance(node, sympy.Function)]
+    outer = [node for node in growing if not isinstance(node, sympy.log)]
+    return not any(any(map(_is_exponential, sympy.preorder_traversal(part))) for node in outer for part in node.args)
+
+
+def _is_exponential(node: Any) -> bool:
+    if isinstance(node, sympy.Pow):
+        return not node.exp.is_Number
+    return isinstance(node, sympy.exp | sympy.sinh | sympy.cosh | sympy.tanh)
+
+
+def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
+    # Every other point is positive in all letters, for logarithms and roots.
+    for place in range(POINTS if names else 1):
+        values = {}
+        for name in names:
+            word = int.from_bytes(hashlib.sha256(f"{place}:{name}:{seed}".encode()).digest()[:6], "big")
+            size = Fraction(word % 2**24 + 2**20, 2**23)
+            values[name] = -size if place % 2 and word >> 47 else size
+        yield values
+
+
+def _evaluated(side: Any, values: Mapping[str, Fraction]) -> Any:
+    rationals = {item: sympy.Rational(str(item)) for item in side.atoms(sympy.Float)}
+    numbers = {symbol: sympy.Rational(*values[symbol.name].as_integer_ratio()) for symbol in side.free_symbols}
+    return side.xreplace(rationals).evalf(DIGITS, subs=numbers)
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()

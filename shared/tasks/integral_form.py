@@ -1,0 +1,71 @@
+"""Whether an antiderivative has nothing in it that its derivative hides: one short constant, no kinks but the integrand's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+MAX_CONSTANT_DIGITS = 6
+MAX_CONSTANT_NODES = 6
+_NAMED = frozenset({"pi", "E", "I"})
+
+
+def is_one_antiderivative(answer: ast.expr, integrand: ast.expr, variable: str) -> bool:
+    """At most one letter, as a term of its own; at most one term of numbers, of few digits; `Abs` in logarithms or as asked."""
+    free = [term for term in _terms(answer, variable) if variable not in _names(term)]
+    letters = [name for name in _names(answer) if name != variable and name not in _NAMED and name not in _called(answer)]
+    alone = [term for term in free if isinstance(term, ast.Name) and term.id not in _NAMED]
+    numbers = [term for term in free if term not in alone]
+    return (
+        len(letters) == len(alone) <= 1
+        and len(numbers) <= 1
+        and all(_is_short(number) for number in numbers)
+        and ("Abs" in _called(integrand) or not _has_kink(answer))
+    )
+
+
+def _terms(node: ast.expr, variable: str) -> Iterator[ast.expr]:
+    # Through factors that do not depend on the variable: `2*(x + 5)` has the terms of `x + 5`.
+    match node:
+        case ast.UnaryOp(operand=inner):
+            yield from _terms(inner, variable)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            yield from _terms(left, variable)
+            yield from _terms(right, variable)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=right) if variable in _names(left) and variable not in _names(
+            right
+        ):
+            yield from _terms(left, variable)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if variable in _names(right) and variable not in _names(left):
+            yield from _terms(right, variable)
+        case _:
+            yield node
+
+
+def _names(node: ast.expr) -> list[str]:
+    return [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+
+
+def _called(node: ast.expr) -> set[str]:
+    return {inner.func.id for inner in ast.walk(node) if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)}
+
+
+def _is_short(term: ast.expr) -> bool:
+    nodes = [node for node in ast.walk(term) if isinstance(node, ast.expr)]
+    digits = sum(len(repr(node.value)) for node in nodes if isinstance(node, ast.Constant))
+    return len(nodes) <= MAX_CONSTANT_NODES and digits <= MAX_CONSTANT_DIGITS
+
+
+def _is_square(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+
+
+def _has_kink(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ("log", "ln"):
+            return False
+        if node.func.id == "Abs":
+            return True
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sqrt" and _is_square(node.args[0]):
+        return True
+    return any(_has_kink(inner) for inner in ast.iter_child_nodes(node))

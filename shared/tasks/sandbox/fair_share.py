@@ -1,0 +1,74 @@
+"""Whose group is scored next: the sender's that has used the least time in the scorers so far. Pure.
+
+Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that runs on by what its groups cost; the lowest clock is
+served. A sender that comes, or comes back, starts at the clock of those who are served, so that silence saves nothing up and a new
+key is no way to the front. What a cheap sender waits for is at most one group of each expensive one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MAX_CLOCKS = 10_000
+
+
+class FairShare(Generic[T]):
+    """Waiting groups by sender."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[T]] = {}
+        self._clocks: dict[str, float] = {}
+        self._in_service: dict[str, int] = {}
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[str]:
+        """Senders with something waiting or in service."""
+        return iter({*self._waiting, *self._in_service})
+
+    def offer(self, sender: str, item: T) -> None:
+        """Put an item behind the sender's others."""
+        self._waiting.setdefault(sender, deque()).append(item)
+        if sender not in self._clocks:
+            self._clocks[sender] = self._now
+        elif sender not in self._in_service and len(self._waiting[sender]) == 1:
+            self._clocks[sender] = max(self._clocks[sender], self._now)
+
+    def put_back(self, sender: str, item: T) -> None:
+        """Put an item before the sender's others."""
+        self.offer(sender, item)
+        self._waiting[sender].rotate(1)
+
+    def next(self) -> tuple[str, T] | None:
+        """The next item and its sender, None when nothing waits. A sender with one in service comes after those without."""
+        if not self._waiting:
+            return None
+        sender = min(self._waiting, key=lambda each: (self._in_service.get(each, 0), self._clocks[each]))
+        line = self._waiting[sender]
+        item = line.popleft()
+        if not line:
+            del self._waiting[sender]
+        self._in_service[sender] = self._in_service.get(sender, 0) + 1
+        self._now = max(self._now, self._clocks[sender])
+        return sender, item
+
+    def settle(self, sender: str, seconds: float) -> None:
+        """An item that `next` gave is done, and has cost this much."""
+        self._clocks[sender] += seconds
+        self._in_service[sender] -= 1
+        if not self._in_service[sender]:
+            del self._in_service[sender]
+        # Who is behind the clock of those served is as good as new; so is, among very many, who is ahead.
+        active = {*self}
+        ahead = len(self._clocks) <= MAX_CLOCKS
+        self._clocks = {each: clock for each, clock in self._clocks.items() if each in active or (ahead and clock > self._now)}
+
+    def drop(self, sender: str) -> list[T]:
+        """Take out all that waits of a sender."""
+        return list(self._waiting.pop(sender, ()))

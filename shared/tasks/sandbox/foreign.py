@@ -1,0 +1,109 @@
+"""The parent's side of foreign groups: processes that serve no group of this node's own, and time in them dealt out by sender.
+
+One group at a time goes to a forker, so that what a sender can hold up is known: the group's deadline. Who waits is served by
+`fair_share`; `drop` ends what a sender has waiting and in work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from shared.tasks.sandbox.child import Child, WorkerLost
+from shared.tasks.sandbox.fair_share import FairShare
+from shared.tasks.sandbox.jobs import Entry
+
+SPARE_S = 10.0
+"""How much longer than a group's deadline the parent waits for word: the forker has that deadline to keep itself."""
+LOST_ATTEMPTS = 2
+DROPPED = "dropped"
+"""Reason of results of a sender that is not listened to any more."""
+
+
+class ForeignLane:
+    """Groups of others on their way. As many `serve` run as there are processes."""
+
+    def __init__(self, group_timeout_s: float, start_child: Callable[[], Awaitable[Child]]) -> None:
+        """`start_child` starts a forker."""
+        self._group_timeout_s = group_timeout_s
+        self._patience_s = group_timeout_s + SPARE_S
+        self._start_child = start_child
+        self._share: FairShare[Entry] = FairShare()
+        self._news = asyncio.Event()
+        self._in_work: dict[Child, Entry] = {}
+        self.replaced = 0
+        """Processes that died or said nothing, and were replaced."""
+
+    def senders(self) -> list[str]:
+        """Whose groups wait or are in work."""
+        return [*self._share]
+
+    def offer(self, entry: Entry) -> None:
+        """Put a group in line."""
+        self._share.offer(entry.job.sender or "", entry)
+        self._news.set()
+
+    def drop(self, sender: str) -> int:
+        """End what this sender has waiting or in work, with the reason `DROPPED`. Returns how many groups."""
+        entries = self._share.drop(sender)
+        for child, entry in self._in_work.items():
+            if entry.job.sender == sender and not entry.over:
+                entries.append(entry)
+                child.interrupt()
+        for entry in entries:
+            entry.finish([], None, DROPPED, "its sender is left out")
+        return len(entries)
+
+    def fail_waiting(self, error: Exception) -> None:
+        """Give up all that waits."""
+        for sender in self.senders():
+            for entry in self._share.drop(sender):
+                entry.request.fail(error)
+
+    async def serve(self, child: Child, closed: Exception) -> None:
+        """Score for ever, in `child` and those that replace it. Cancelled: what is in work fails with `closed`.
+
+        Raises:
+            SandboxError: a process that is gone cannot be replaced.
+        """
+        try:
+            while True:
+                found = self._share.next()
+                if found is None:
+                    self._news.clear()
+                    await self._news.wait()
+                    continue
+                sender, entry = found
+                started_s = time.monotonic()
+                if not entry.over:
+                    entry.started_s = entry.started_s or started_s
+                    self._in_work[child] = entry
+                    try:
+                        child.send(entry.packed())
+                        entry.take_foreign(await child.reply(self._patience_s))
+                    except Exception as error:
+                        # Whatever is wrong with one group, or with what came back for it, the next has a process.
+                        self.replaced += 1
+                        self._after_loss(entry, time.monotonic() - started_s, error)
+                        del self._in_work[child]
+                        await child.kill()
+                        child = await self._start_child()
+                    else:
+                        del self._in_work[child]
+                self._share.settle(sender, time.monotonic() - started_s)
+        finally:
+            if child in self._in_work:
+                self._in_work.pop(child).request.fail(closed)
+            await child.kill()
+
+    def _after_loss(self, entry: Entry, seconds: float, error: Exception) -> None:
+        # No answer is known to be able to end the forker. That it did so twice at one group is the group's cost all the same,
+        # by the time that it may take at most: nobody comes back for ever, and nothing is free.
+        entry.losses += 1
+        entry.charged_s += min(seconds, self._group_timeout_s)
+        if entry.losses >= LOST_ATTEMPTS:
+            cause = str(error) if isinstance(error, WorkerLost) else f"failed ({type(error).__name__}: {str(error)[:200]})"
+            entry.finish([], None, "scoring_timeout", f"its process {cause} {entry.losses} times")
+        else:
+            self._share.put_back(entry.job.sender or "", entry)

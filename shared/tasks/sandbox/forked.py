@@ -1,0 +1,113 @@
+"""The process in which one foreign group is judged: forked from a clean parent, confined further, and gone afterwards.
+
+Derivation and each answer have a limit in CPU time, kept by the kernel (SIGPROF ends the process, whatever code it is in), so that
+a busy machine makes nobody's answers slow. What the sender's configuration does to the process, its caches and its memory
+ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import MutableSequence
+from typing import Any, NamedTuple, NoReturn
+
+import msgpack
+
+from shared.messages import TaskRef
+from shared.tasks.derive import TaskError, derive_item
+from shared.tasks.sandbox.confine import die_with_parent, forbid_system_calls
+from shared.tasks.sandbox.limits import limit_further
+from shared.tasks.scoring import score_texts
+
+DERIVE_CPU_S = 1.0
+ANSWER_CPU_S = 1.0
+"""A whole group of eight ordinary answers takes 0.23 s at most, over all of reasoning-gym's datasets at their defaults."""
+
+MEMORY_BYTES = 384 * 2**20
+"""What a foreign group's derivation and scoring may use besides what was imported."""
+
+
+class Bounds(NamedTuple):
+    """Address space of the process, and whether the system gives it a filter of system calls."""
+
+    memory_bytes: int
+    filtered: bool
+
+
+class _Steps(MutableSequence[int]):
+    # Stands for the progress word: each step that begins is noted for the parent and gets its own CPU time.
+    def __init__(self, word: memoryview[int]) -> None:
+        self._word = word
+
+    def __setitem__(self, place: Any, step: Any) -> None:
+        self._word[0] = step
+        signal.setitimer(signal.ITIMER_PROF, ANSWER_CPU_S)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._word[0]
+
+    def __delitem__(self, place: Any) -> None:
+        raise TypeError("one word")
+
+    def __len__(self) -> int:
+        return 1
+
+    def insert(self, index: int, value: int) -> None:
+        """Not a list that grows."""
+        raise TypeError("one word")
+
+
+class _Rewards(list[float]):
+    # Each reward is in the shared memory before the next answer begins.
+    def __init__(self, shared: memoryview[float], first: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._first = first
+
+    def append(self, reward: float) -> None:
+        self._shared[self._first + len(self)] = reward
+        super().append(reward)
+
+
+def score_and_exit(
+    job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds
+) -> NoReturn:
+    """Judge the answers from place `first` on; `[reason or None, detail, task or None]` goes to the descriptor `answer_to`."""
+    status = 1
+    try:
+        die_with_parent()
+        # The standard streams lead nowhere already, and a dataset that prints needs them.
+        os.closerange(3, answer_to)
+        os.closerange(answer_to + 1, 1024)
+        limit_further(bounds.memory_bytes)
+        if bounds.filtered and forbid_system_calls():
+            os._exit(status)
+        signal.setitimer(signal.ITIMER_PROF, DERIVE_CPU_S)
+        reply = _judged(job, first, rewards, word)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        _write(answer_to, msgpack.packb(reply, use_bin_type=True, unicode_errors="surrogatepass"))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _judged(job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int]) -> list[Any]:
+    dataset, config, seed, index, expected, verifier, texts, want_task = job
+    try:
+        item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
+        task = item.task
+        if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
+            return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to", None]
+        if texts:
+            score_texts(item, verifier, texts[first:], _Steps(word), first + 1, _Rewards(rewards, first))
+        return [None, "", [task.question, task.answer, task.metadata] if want_task else None]
+    except TaskError as error:
+        return [error.reason, str(error)[:500], None]
+    except (MemoryError, RecursionError) as error:
+        return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving", None]
+
+
+def _write(descriptor: int, message: bytes) -> None:
+    while message:
+        message = message[os.write(descriptor, message) :]

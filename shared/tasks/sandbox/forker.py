@@ -1,0 +1,253 @@
+"""The parent of the processes that score foreign groups; started by `child` only.
+
+`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S [VERIFIER...]`
+
+It has imported everything and reads no foreign text. For each group it forks a process (`forked`), waits for it no longer than
+the group's deadline, and takes what that left: rewards in shared memory, one message through a pipe, CPU seconds from the kernel.
+A process at whose answer the kernel or the deadline ended it is followed by another for the answers behind that one.
+Nothing that such a process does ends this one or holds it up: what has closed its pipe has to be gone, and what it wrote is
+checked before it is believed (`replies`). What no scorer does that is its own master ends the group at its sender's cost.
+
+A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in `protocol`, its result
+`[reason or None, detail, rewards, task or None, CPU seconds, answers that ended a process, those of them that ended it otherwise
+than by taking too long]`. The first frame lists this node's own sources, `[dataset, config, verifier]`: what they load lazily
+is loaded once, here.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from shared.messages import TaskRef
+from shared.tasks.derive import TaskError, derive_item, forget_derived
+from shared.tasks.sandbox.clean import clean_numbers, clean_random
+from shared.tasks.sandbox.confine import confine, forbid_system_calls
+from shared.tasks.sandbox.forked import DERIVE_CPU_S, MEMORY_BYTES, Bounds, score_and_exit
+from shared.tasks.sandbox.limits import MappedMemory
+from shared.tasks.sandbox.protocol import DERIVING, READY, STEP_BITS, Progress, pack_frame
+from shared.tasks.sandbox.replies import BrokenReply, Verdict, decode_verdict, most_bytes
+from shared.tasks.sandbox.worker import import_everything, read_frame, take_standard_streams
+from shared.tasks.scoring import score_texts
+
+CHUNK_BYTES = 2**16
+MAX_LOST_ANSWERS = 2
+"""An answer that ends its process earns 0, as at home; a group with more of them is refused."""
+EXIT_S = 0.05
+"""How long a process may take to be gone once it has closed its pipe; the kernel closes it while the process exits."""
+TAKEN_OVER_S = 1.0
+"""CPU seconds that a group is charged at least whose process was taken over: blame in full (`Border.conclude`)."""
+LATE_PART = 0.02
+"""A group past its deadline is charged at least this part of it. A busy machine makes honest groups late, so that it is little;
+a process that only sleeps uses no CPU time, so that it is not nothing."""
+
+
+class _Interrupt:
+    """SIGUSR1: the sender is left out, and its group is given up."""
+
+    def __init__(self) -> None:
+        self.given = False
+        self.process = 0
+        signal.signal(signal.SIGUSR1, self._take)
+
+    def _take(self, *_: object) -> None:
+        self.given = True
+        if self.process:
+            os.kill(self.process, signal.SIGKILL)
+
+
+class _Ended(NamedTuple):
+    reply: Verdict | None
+    cpu_s: float
+    held_s: float
+    signal: int
+    late: bool
+    broken: str
+    """What it did that no scorer does; empty for all others."""
+
+
+def main() -> None:
+    """Serve groups until the parent closes the pipe."""
+    progress = Progress(int(sys.argv[1]))
+    progress.rest()
+    memory_bytes, group_timeout_s = int(sys.argv[2]), float(sys.argv[3])
+    mapped = MappedMemory()
+    missing = confine(memory_bytes, forking=True)
+    requests, results = take_standard_streams()
+    import_everything(sys.argv[4:])
+    _warm(read_frame(requests) or [])
+    missing |= forbid_system_calls(forking=True)
+    gc.collect()
+    gc.freeze()
+    before_bytes = mapped.size_bytes()
+    group_bytes = memory_bytes if before_bytes is None else min(memory_bytes, before_bytes + MEMORY_BYTES)
+    bounds = Bounds(group_bytes, filtered="seccomp" not in missing)
+    results.write(pack_frame([READY, missing]))
+    results.flush()
+    interrupt = _Interrupt()
+    while (job := read_frame(requests)) is not None:
+        interrupt.given = False
+        started_s = time.monotonic()
+        try:
+            result = _judged(job, progress, started_s + group_timeout_s, bounds, interrupt)
+        except (OSError, MemoryError) as error:
+            detail = f"no process for it ({type(error).__name__})"
+            result = ["scoring_timeout", detail, [], None, time.monotonic() - started_s, 0, 0]
+        progress.rest()
+        results.write(pack_frame(result))
+        results.flush()
+
+
+def _warm(sources: list[list[str]]) -> None:
+    for dataset, config, verifier in sources:
+        with suppress(TaskError):
+            score_texts(derive_item(TaskRef(dataset=dataset, config=config, seed=1, index=0)), verifier, ["0"])
+    forget_derived()
+    clean_numbers()
+    clean_random()
+
+
+def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
+    texts = job[6]
+    rewards = memoryview(mmap.mmap(-1, 8 * max(1, len(texts)))).cast("d")
+    cpu_s, lost, died, first = 0.0, 0, 0, 0
+    while True:
+        progress.word[0] = DERIVING
+        ended = _forked(job, first, rewards, progress, deadline_s, bounds, interrupt)
+        cpu_s += ended.cpu_s
+        if ended.broken and not interrupt.given:
+            cpu_s = max(cpu_s, ended.held_s, TAKEN_OVER_S)
+            return ["scoring_timeout", f"its process was taken over: {ended.broken}", [], None, cpu_s, lost + 1, died + 1]
+        if ended.reply is not None:
+            reason, detail, task = ended.reply
+            return [reason, detail, [] if reason else _believed(rewards, len(texts)), task, cpu_s, lost, died]
+        if interrupt.given:
+            return ["dropped", "given up while it was judged", [], None, cpu_s, lost, died]
+        step = min(progress.word[0] & (2**STEP_BITS - 1), len(texts))
+        if ended.late:
+            cpu_s = max(cpu_s, LATE_PART * ended.held_s)
+            detail = f"not judged within the group's deadline (verifier.foreign_group_s), at {_named(step)} of {len(texts)}"
+            return ["scoring_timeout", detail, [], None, cpu_s, lost + 1, died]
+        if ended.signal != signal.SIGPROF:
+            cpu_s += max(0.0, ended.held_s - ended.cpu_s)
+        how = "took too long" if ended.signal == signal.SIGPROF else f"ended its process (signal {ended.signal})"
+        if step == DERIVING or not texts:
+            limit = f"at most {DERIVE_CPU_S:g} s of CPU time are given"
+            return ["scoring_timeout", f"{job[0]}: deriving the task {how}: {limit}", [], None, cpu_s, lost + 1, died]
+        rewards[step - 1] = 0.0
+        lost, died, first = lost + 1, died + (ended.signal != signal.SIGPROF), step
+        if lost > MAX_LOST_ANSWERS:
+            return ["scoring_timeout", f"{lost} answers, the last of which {how}", [], None, cpu_s, lost, died]
+        if first == len(texts):
+            return [None, "", _believed(rewards, len(texts)), None, cpu_s, lost, died]
+
+
+def _believed(rewards: memoryview[float], count: int) -> list[float]:
+    # Written by a process that foreign text may have taken over.
+    return [reward if 0.0 <= reward <= 1.0 else 0.0 for reward in rewards.tolist()[:count]]
+
+
+def _named(step: int) -> str:
+    return "its derivation" if step == DERIVING else f"answer {step}"
+
+
+def _forked(
+    job: list[Any],
+    first: int,
+    rewards: memoryview[float],
+    progress: Progress,
+    deadline_s: float,
+    bounds: Bounds,
+    interrupt: _Interrupt,
+) -> _Ended:
+    """Judge answers from `first` on in a process of their own."""
+    read_end, write_end = os.pipe()
+    started_s = time.monotonic()
+    try:
+        process = os.fork()
+    except OSError:
+        os.close(read_end)
+        os.close(write_end)
+        raise
+    if process == 0:
+        score_and_exit(job, first, rewards, progress.word, write_end, bounds)
+    interrupt.process = process
+    if interrupt.given:
+        _kill(process)
+    os.close(write_end)
+    want_task = bool(job[7])
+    try:
+        message, late = _read_until(read_end, deadline_s, most_bytes(want_task))
+    except BaseException:
+        _wait(process, 0.0)
+        interrupt.process = 0
+        raise
+    finally:
+        os.close(read_end)
+    status, used_s, killed = _wait(process, 0.0 if late or message is None or interrupt.given else EXIT_S)
+    interrupt.process = 0
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    verdict, broken = _verdict(message, want_task, ended_by, killed) if not late else (None, "")
+    return _Ended(verdict, used_s, time.monotonic() - started_s, ended_by, late, broken)
+
+
+def _verdict(message: bytes | None, want_task: bool, ended_by: int, killed: bool) -> tuple[Verdict | None, str]:
+    """What it said, and what was wrong with that."""
+    if message is None:
+        return None, "a reply without end"
+    if ended_by and not (killed and ended_by == signal.SIGKILL):
+        return None, ""
+    if not message:
+        # Killed here, not on its way out: the kernel keeps the cause of a process that is exiting already.
+        return None, "it closed its pipe and stayed" if ended_by else ""
+    try:
+        return decode_verdict(message, want_task), ""
+    except BrokenReply as error:
+        return None, f"no reply of a scorer ({error})"
+
+
+def _wait(process: int, patience_s: float) -> tuple[int, float, bool]:
+    """The process's status and CPU seconds, and whether it was ended here because it did not exit within `patience_s`."""
+    until_s, pause_s = time.monotonic() + patience_s, 0.0001
+    while patience_s:
+        found, status, usage = os.wait4(process, os.WNOHANG)
+        if found:
+            return status, usage.ru_utime + usage.ru_stime, False
+        if time.monotonic() > until_s:
+            break
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.005)
+    _kill(process)
+    _, status, usage = os.wait4(process, 0)
+    return status, usage.ru_utime + usage.ru_stime, True
+
+
+def _kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _read_until(descriptor: int, deadline_s: float, most: int) -> tuple[bytes | None, bool]:
+    """All that comes until the other end is closed, None for more than `most` bytes; True when the deadline came first."""
+    poll, received = select.poll(), bytearray()
+    poll.register(descriptor, select.POLLIN)
+    while len(received) <= most:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(1000 * left_s):
+            return bytes(received), True
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        if not chunk:
+            return bytes(received), False
+        received += chunk
+    return None, False
+
+
+if __name__ == "__main__":
+    main()

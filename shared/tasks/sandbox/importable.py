@@ -1,0 +1,77 @@
+"""Which files Python needs to go on importing: all that a scorer may read.
+
+Libraries import lazily, so that a worker cannot do without. What is installed is readable as a whole; of any other folder on the
+import path (a checkout, a folder in PYTHONPATH) only modules and packages, because a node's run folder may lie beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+)
+_DEVICES = ("/dev/urandom", "/dev/zero")
+_MODULES = (".py", ".so", ".pyc", ".zip")
+_METADATA = (".dist-info", ".egg-info")
+
+
+def readable_paths() -> list[Path]:
+    """Files and whole folders that may be read."""
+    installed = {Path(path) for path in sysconfig.get_paths().values()} | {Path(sys.base_prefix) / "lib"}
+    readable = [*installed, *map(Path, _SYSTEM + _DEVICES), Path(sys.prefix) / "pyvenv.cfg", *_editable()]
+    if "MPLCONFIGDIR" in os.environ:
+        # Its cache of fonts, not whatever else lies in a folder that may be /tmp.
+        readable += Path(os.environ["MPLCONFIGDIR"]).glob("fontlist-*.json")
+    for folder in import_folders():
+        if not any(folder.is_relative_to(path) for path in installed):
+            readable += _modules(folder)
+    # `os.path` takes what may not be looked at for what is not there.
+    return [path for path in readable if os.path.exists(path)]
+
+
+def import_folders() -> list[Path]:
+    """The folders on the import path; their listings have to be readable, or nothing is found in them."""
+    return [folder for folder in (Path(entry or ".").absolute() for entry in sys.path) if os.path.isdir(folder)]
+
+
+def others_can_import() -> bool:
+    """Whether a user without privileges reaches all of it."""
+    needed = {Path(sys.executable), Path(sysconfig.get_paths()["stdlib"]), *import_folders()}
+    return all(_open_to_others(path.resolve()) for path in needed)
+
+
+def _open_to_others(path: Path) -> bool:
+    try:
+        return path.stat().st_mode & 0o4 != 0 and all(folder.stat().st_mode & 0o1 for folder in path.parents)
+    except OSError:
+        return False
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.suffix in _MODULES + _METADATA or os.path.isfile(path / "__init__.py"):
+            yield path
+
+
+def _editable() -> Iterator[Path]:
+    # Packages installed in place (setuptools): their finders hold where they lie.
+    for name, module in list(sys.modules.items()):
+        mapping = getattr(module, "MAPPING", None)
+        if name.startswith("__editable__") and isinstance(mapping, dict):
+            yield from (Path(path) for path in mapping.values())

@@ -1,0 +1,86 @@
+"""What scorer processes answer, checked before anybody believes its form: foreign text may have taken the writer over. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgpack
+import msgspec
+from msgspec import Meta
+
+from shared.tasks.sandbox.protocol import MAX_ANSWERS
+
+MAX_DETAIL_CHARS = 700
+MAX_VERDICT_BYTES = 64 * 2**10
+"""A judged group's reply holds a reason and its detail; the rewards lie in shared memory."""
+MAX_TASK_BYTES = 8 * 2**20
+"""Room for a derived task as well, whose three texts are bounded in `shared.messages.Task`: four bytes a character."""
+
+Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
+"""Reasons that are a judged process's to give. `scoring_timeout` and `dropped` are its parents' findings."""
+Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
+Question = Annotated[str, Meta(max_length=262_144)]
+Metadata = Annotated[str, Meta(max_length=1_048_576)]
+TaskTexts = tuple[Question, Question | None, Metadata]
+
+Verdict = tuple[Reason | None, Detail, TaskTexts | None]
+"""Of a process that judged one foreign group: reason, detail, task."""
+
+Reward = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
+ForeignResult = tuple[str | None, str, list[Reward], TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
+"""Of a forker, as its own documentation says."""
+
+Rewarded = tuple[list[Reward], TaskTexts | None]
+Failed = tuple[str, str]
+
+
+class BrokenReply(ValueError):
+    """Bytes that no scorer sends that is still its own master."""
+
+
+def decode_verdict(message: bytes, want_task: bool) -> Verdict:
+    """What a judged process wrote. Nothing in it is longer than `most_bytes`, no list than three.
+
+    Raises:
+        BrokenReply: it has another form, or carries a task that nobody asked for.
+    """
+    try:
+        content = msgpack.unpackb(
+            message,
+            raw=False,
+            unicode_errors="surrogatepass",
+            max_array_len=3,
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+        )
+    except ValueError as error:
+        raise BrokenReply(type(error).__name__) from None
+    verdict: Verdict = checked(content, Verdict)
+    reason, detail, task = verdict
+    if task is not None and not want_task:
+        raise BrokenReply("a task that nobody asked for")
+    return reason, printable(detail), task
+
+
+def most_bytes(want_task: bool) -> int:
+    """How long a judged process's reply may be."""
+    return MAX_TASK_BYTES if want_task else MAX_VERDICT_BYTES
+
+
+def checked(content: Any, form: Any) -> Any:
+    """The content, if it has the form of this type.
+
+    Raises:
+        BrokenReply: it has not.
+    """
+    try:
+        return msgspec.convert(content, form)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise BrokenReply(printable(str(error))[:200]) from None
+
+
+def printable(text: str) -> str:
+    """One line without control characters, for people's eyes."""
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,166 @@
+"""The scorer of the two integration datasets: differentiates the answer at points, by dual numbers, and compares.
+
+reasoning-gym hands answers to sympy's parser (Python's `eval`) and asks `simplify` whether a difference is zero, which takes
+seconds for an ordinary wrong answer and for ever for some. Here every node of the answer costs a few multiplications a point,
+wrong answers fail at the first point, and nothing depends on what was scored before (mpmath's global precision is not used).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]
+
+from shared.tasks.integral_form import is_one_antiderivative
+
+DIGITS = 160
+TOLERANCE_DIGITS = 110
+"""Right answers differ by rounding, some 10^-155; the least difference between wrong ones of any use is far above."""
+MAX_NODES = 400
+MIN_POINTS = 6
+"""Of all points, where the integrand is real."""
+RANGES = (
+    *((0.0, 0.33), (-0.33, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.5, 4.0), (-4.0, -0.5), (3.0, 20.0), (-20.0, -3.0)),
+    *((8.0, 20.0), (-20.0, -8.0), (20.0, 100.0), (-100.0, -20.0), (1e2, 1e4), (-1e4, -1e2), (1e8, 1e12), (-1e12, -1e8)),
+)
+"""Where the derivative is looked at, a point in each, and a second and third one until `MIN_POINTS` of them lay in the domain."""
+CONSTANT = "0.7236067977"
+"""Value of every letter that is not the variable: its derivative is zero whatever it is."""
+
+_context = MPContext()
+_context.dps = DIGITS
+_mp: Any = _context
+
+
+class _Undefined(Exception):
+    """No value at this point: a pole, or a logarithm of zero."""
+
+
+class _Dual(NamedTuple):
+    value: Any
+    slope: Any
+
+
+def integral(answer: str, entry: dict[str, Any]) -> float:
+    """1 if the answer's derivative is the integrand wherever that was looked at, else 0."""
+    variable, integrand = entry["metadata"]["variable"], entry["metadata"]["integrand"]
+    if answer == entry["answer"] and "Integral(" not in answer:
+        return 1.0
+    wanted, given = _tree(integrand), _parsed(answer)
+    if not is_one_antiderivative(given, wanted, variable):
+        return 0.0
+    agreed = 0
+    for place, point in enumerate(_points(f"{variable}:{integrand}:{answer}")):
+        if place % len(RANGES) == 0 and agreed >= MIN_POINTS:
+            return 1.0
+        try:
+            right = _evaluate(wanted, variable, point).value
+            if abs(_mp.im(right)) > 0:
+                continue
+            found = _evaluate(given, variable, point).slope
+        except _Undefined:
+            continue
+        scale = 1 + abs(right) + abs(found)
+        if abs(found - right) > scale * _mp.mpf(10) ** -TOLERANCE_DIGITS:
+            return 0.0
+        agreed += 1
+    return float(agreed >= MIN_POINTS)
+
+
+def _points(seed: str) -> Iterator[str]:
+    # From a hash of the answer: nobody can write one that is right at its own points alone, and all nodes look at the same.
+    for turn in range(3):
+        for low, high in RANGES:
+            word = int.from_bytes(hashlib.sha256(f"{turn}:{low}:{seed}".encode()).digest()[:6], "big")
+            yield repr(low + (high - low) * (word + 1) / (2**48 + 2))
+
+
+def _parsed(text: str) -> ast.expr:
+    tree = ast.parse(text.strip(" "), mode="eval").body
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise ValueError("longer than an answer")
+    return tree
+
+
+_tree = lru_cache(maxsize=64)(_parsed)
+"""The integrands of a group's answers are all the same."""
+
+
+def _evaluate(node: ast.expr, variable: str, point: str) -> _Dual:
+    try:
+        found = _dual(node, variable, _mp.mpf(point))
+    except (ZeroDivisionError, ValueError, OverflowError) as error:
+        raise _Undefined from error
+    if not (_mp.isfinite(found.value) and _mp.isfinite(found.slope)):
+        raise _Undefined
+    return found
+
+
+def _dual(node: ast.expr, variable: str, at: Any) -> _Dual:
+    match node:
+        case ast.Constant(value=value):
+            # Through text: 0.1 is a tenth here, as in sympy's rational reading, and no binary approximation of it.
+            return _Dual(_mp.mpf(repr(value)), _mp.mpf(0))
+        case ast.Name(id=name):
+            if name == variable:
+                return _Dual(at, _mp.mpf(1))
+            named = {"pi": _mp.pi, "E": _mp.e, "I": _mp.j}.get(name)
+            return _Dual(+named if named is not None else _mp.mpf(CONSTANT), _mp.mpf(0))
+        case ast.UnaryOp(op=sign, operand=operand):
+            inner = _dual(operand, variable, at)
+            return inner if isinstance(sign, ast.UAdd) else _Dual(-inner.value, -inner.slope)
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            inner = _dual(argument, variable, at)
+            function, derivative = _FUNCTIONS[name]
+            return _Dual(function(inner.value), derivative(inner.value) * inner.slope if inner.slope else _mp.mpf(0))
+        case ast.BinOp(left=left, op=operator, right=right):
+            return _combined(operator, _dual(left, variable, at), _dual(right, variable, at))
+    raise ValueError("not a plain expression")
+
+
+def _combined(operator: ast.operator, a: _Dual, b: _Dual) -> _Dual:
+    match operator:
+        case ast.Add():
+            return _Dual(a.value + b.value, a.slope + b.slope)
+        case ast.Sub():
+            return _Dual(a.value - b.value, a.slope - b.slope)
+        case ast.Mult():
+            return _Dual(a.value * b.value, a.slope * b.value + a.value * b.slope)
+        case ast.Div():
+            value = a.value / b.value
+            return _Dual(value, (a.slope - value * b.slope) / b.value)
+        case ast.Pow():
+            power = a.value**b.value
+            slope = b.value * a.value ** (b.value - 1) * a.slope if a.slope and b.value else _mp.mpf(0)
+            return _Dual(power, slope + (power * _mp.log(a.value) * b.slope if b.slope else 0))
+    raise ValueError("not an operator")
+
+
+_Real = Callable[[Any], Any]
+_FUNCTIONS: dict[str, tuple[_Real, _Real]] = {
+    "sin": (_mp.sin, _mp.cos),
+    "cos": (_mp.cos, lambda u: -_mp.sin(u)),
+    "tan": (_mp.tan, lambda u: 1 + _mp.tan(u) ** 2),
+    "cot": (_mp.cot, lambda u: -1 - _mp.cot(u) ** 2),
+    "sec": (_mp.sec, lambda u: _mp.sec(u) * _mp.tan(u)),
+    "csc": (_mp.csc, lambda u: -_mp.csc(u) * _mp.cot(u)),
+    "asin": (_mp.asin, lambda u: 1 / _mp.sqrt(1 - u**2)),
+    "acos": (_mp.acos, lambda u: -1 / _mp.sqrt(1 - u**2)),
+    "atan": (_mp.atan, lambda u: 1 / (1 + u**2)),
+    "acot": (_mp.acot, lambda u: -1 / (1 + u**2)),
+    "sinh": (_mp.sinh, _mp.cosh),
+    "cosh": (_mp.cosh, _mp.sinh),
+    "tanh": (_mp.tanh, lambda u: 1 - _mp.tanh(u) ** 2),
+    "asinh": (_mp.asinh, lambda u: 1 / _mp.sqrt(u**2 + 1)),
+    "acosh": (_mp.acosh, lambda u: 1 / (_mp.sqrt(u - 1) * _mp.sqrt(u + 1))),
+    "atanh": (_mp.atanh, lambda u: 1 / (1 - u**2)),
+    "exp": (_mp.exp, _mp.exp),
+    "log": (_mp.log, lambda u: 1 / u),
+    "ln": (_mp.log, lambda u: 1 / u),
+    "sqrt": (_mp.sqrt, lambda u: 1 / (2 * _mp.sqrt(u))),
+    "Abs": (abs, lambda u: u / abs(u)),
+}

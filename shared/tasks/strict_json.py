@@ -1,0 +1,66 @@
+"""JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length and depth."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_CHARS = 65_536
+MAX_DEPTH = 12
+MAX_NUMBER_CHARS = 25
+"""Of a number with a point or an exponent; a double has no room for more, which would be text that is not compared."""
+
+
+def read_json(text: str) -> Any:
+    """The value that `text` writes out, all of it.
+
+    Raises:
+        ValueError: not JSON, a key twice in an object, `NaN` or `Infinity`, too long, nested more than `MAX_DEPTH` deep, or a
+            number with more digits than it has value.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError("too long")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_float)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    _bound(value, MAX_DEPTH)
+    return value
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Equality in which `1`, `1.0` and `true` are three different values, unlike Python's."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_json(value, right[key]) for key, value in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same_json, left, right))
+    return bool(left == right)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _float(text: str) -> float:
+    if len(text) > MAX_NUMBER_CHARS:
+        raise ValueError("a number with too many digits")
+    return float(text)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _bound(value: Any, depth: int) -> None:
+    if depth < 0:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        value = value.values()
+    if isinstance(value, list) or not isinstance(value, str | int | float | bool | None):
+        for item in value:
+            _bound(item, depth - 1)

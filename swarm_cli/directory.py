@@ -1,0 +1,52 @@
+"""The swarm's directory, `swarm_nodes`, as a person may look at it: strangers write there, so it is read in part and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.messages import MessageError, NodeRecord, decode
+from shared.transport.base import KvEntry, Transport, TransportError
+from shared.wire import is_node_name
+
+ENTRIES_READ = 4096
+"""Of a directory with more, the newest. An honest node renews its entry every 10 s, and 15 minutes of silence remove it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Names of nodes, newest entry first. `unreadable`: entries that are no node's; `left_out`: entries that were not read."""
+
+    names: tuple[str, ...] = ()
+    unreadable: int = 0
+    left_out: int = 0
+
+
+def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
+    """What entries say. A node's entry has its name as key and in its record, and every word in the record is allowed there."""
+    names, unreadable = [], 0
+    for entry in entries:
+        try:
+            listed = is_node_name(entry.key) and decode(entry.value, NodeRecord).node == entry.key
+        except MessageError:
+            listed = False
+        if listed:
+            names.append(entry.key)
+        else:
+            unreadable += 1
+    return Directory(tuple(names), unreadable, left_out)
+
+
+async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
+    """The newest entries, and those of the nodes that are `wanted`. Empty where there is no directory yet or it cannot be read."""
+    bucket = subjects.SWARM_NODES_BUCKET
+    try:
+        entries, left_out = await swarm_plane.kv_newest(bucket, ENTRIES_READ)
+        known = {entry.key for entry in entries}
+        missing = [name for name in wanted if name not in known] if left_out else []
+        found = [await swarm_plane.kv_get(bucket, name) for name in missing]
+    except TransportError:
+        return Directory()
+    asked = [entry for entry in found if entry is not None]
+    return directory([*entries, *asked], left_out - len(asked))

@@ -1,0 +1,99 @@
+"""`swarm nats watch`: hears what JetStream says of requests in every account of a server; counts and logs what nobody should ask.
+
+One process for a server or cluster. It holds a key that may hear these advisories and do nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+import structlog
+
+from shared.advisories import Verdict, judge, parse
+from shared.permissions import ADVISORY
+from shared.runtime.health import HealthServer, Heartbeat
+from shared.runtime.metrics import service_registry
+from shared.runtime.watch_figures import Figures
+from shared.transport.connection import Connection, Options
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+_SHOWN_CHARS = 200
+
+
+class Watch:
+    """Listens on one connection, also on the one that replaces it."""
+
+    def __init__(self, connection: Connection, figures: Figures) -> None:
+        self._connection = connection
+        self._figures = figures
+        self._listening_on: Any = None
+
+    @property
+    def listening(self) -> bool:
+        """Whether an advisory would be heard now."""
+        return self._connection.connected and self._listening_on is self._connection.client
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping` is set."""
+        while not stopping.is_set():
+            await self._listen()
+            self._figures.listening.set(self.listening)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), LOOK_S)
+
+    async def _listen(self) -> None:
+        client = self._connection.client
+        if client is self._listening_on or not self._connection.connected:
+            return
+        with suppress(nats.errors.Error):
+            await client.subscribe(f"*.{ADVISORY}", cb=self._hear)
+            await client.flush(timeout=5)
+            self._listening_on = client
+
+    async def _hear(self, message: Any) -> None:
+        account = message.subject.partition(".")[0]
+        request = parse(message.data)
+        if request is None:
+            self._figures.unreadable.inc()
+            log.warning("advisory_unreadable", account=account, start=repr(message.data[:_SHOWN_CHARS]))
+            return
+        verdict = judge(account, request)
+        self._figures.requests.labels(verdict.value).inc()
+        # Quoted: parts of it were chosen by whoever asked.
+        told = {"subject": request.subject[:_SHOWN_CHARS], "by": str(request.client)[: 2 * _SHOWN_CHARS]}
+        quoted = {name: repr(text) for name, text in told.items()}
+        if verdict is Verdict.UNEXPECTED:
+            log.error("nats_unexpected_request", account=account, **quoted)
+        elif verdict is Verdict.OPERATOR:
+            log.info("nats_operator_request", account=account, **quoted)
+
+
+async def watch(options: Options, host: str, port: int, *, timeout_s: float) -> None:
+    """Connect and watch until SIGTERM. Raises what connecting and opening the port raise."""
+    stopping, heartbeat = asyncio.Event(), Heartbeat()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    connection = Connection(options)
+    watching: list[Watch] = []
+
+    def not_ready_because() -> str | None:
+        return None if watching and watching[0].listening else "not listening to the server's advisories"
+
+    registry = service_registry(lambda: not_ready_because() is None)
+    watching.append(Watch(connection, Figures(registry)))
+    server = HealthServer(host, port, registry, heartbeat, not_ready_because)
+    beating = asyncio.create_task(heartbeat.beat())
+    try:
+        await connection.open(timeout_s)
+        log.info("watching", url=options.url, metrics_port=server.port)
+        await watching[0].run(stopping)
+    finally:
+        beating.cancel()
+        server.close()
+        await connection.close()

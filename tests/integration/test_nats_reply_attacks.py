@@ -1,0 +1,174 @@
+"""What the server answers goes where the asker says, and a direct get answers with bytes that the asker stored itself. So every key
+tries, by every way of being answered, to have its own bytes executed by JetStream or stored where it may not write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared import subjects
+from shared.permissions import node_role
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.transport.base import Transport
+from tests.integration.nats_users import everything, raw
+from tests.secured_server import SecuredServer
+
+NODE_STREAMS = tuple(f"NODE_ALPHA_{name}" for name in ("ROLLOUTS", "SCORED", "BATCHES", "DEAD", "POLICIES")) + ("KV_node_alpha",)
+SWARM_STREAMS = (subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS, f"KV_{subjects.SWARM_NODES_BUCKET}")
+POINTER = f"$KV.node_alpha.{subjects.POLICY_KEY}"
+
+OWN = {
+    "swarm": (subjects.rollouts("mallory", "gcd"), subjects.SWARM_ROLLOUTS),
+    "generator": (subjects.node_rollouts("alpha"), "NODE_ALPHA_ROLLOUTS"),
+    "verifier": (subjects.node_scored("alpha"), "NODE_ALPHA_SCORED"),
+    "sampler": (subjects.node_batches("alpha"), "NODE_ALPHA_BATCHES"),
+    "trainer": (subjects.node_policies("alpha"), "NODE_ALPHA_POLICIES"),
+}
+"""Where each key may store bytes, and the stream in which it can read them again."""
+
+FORBIDDEN_SUBJECTS = {
+    "swarm": [
+        subjects.rollouts("alpha", "gcd"),
+        f"blob.{subjects.rollouts('alpha', 'gcd')}",
+        subjects.evals("alpha"),
+        "$KV.swarm_nodes.alpha",
+    ],
+    "generator": [POINTER, subjects.node_scored("alpha"), subjects.node_batches("alpha"), "$KV.node_alpha.trainer"],
+    "verifier": [POINTER, subjects.node_rollouts("alpha"), subjects.node_batches("alpha"), "$KV.node_alpha.ledger"],
+    "sampler": [POINTER, subjects.node_rollouts("alpha"), subjects.node_scored("alpha"), "$KV.node_alpha.trainer"],
+    "trainer": [
+        subjects.node_rollouts("alpha"),
+        subjects.node_scored("alpha"),
+        subjects.node_batches("alpha"),
+        "$KV.node_alpha.eval",
+    ],
+}
+"""Where each key may not write."""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    folder = tmp_path_factory.mktemp("attacked")
+    server = SecuredServer(folder, ["alpha", "mallory"])
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def victim(server: SecuredServer, attacker: str, folder: Path) -> AsyncIterator[Transport]:
+    """The operator of the plane that `attacker` is on, with something in every stream that could be lost."""
+    for made in ("node", "swarm"):
+        await asyncio.to_thread(server.init, made, server.config("alpha", folder))
+    config = server.config("alpha", folder, nats={"swarm_key_file": str(server.keys / "operator" / "swarm.nk")})
+    if attacker == "swarm":
+        plane = await connect_swarm_plane(config, "operator", timeout_s=10.0)
+        kept = [
+            (subjects.rollouts("alpha", "gcd"), subjects.SWARM_ROLLOUTS),
+            (subjects.evals("alpha"), subjects.SWARM_EVALS),
+            ("$KV.swarm_nodes.alpha", "KV_swarm_nodes"),
+        ]
+    else:
+        plane = await connect_node_plane(config, "operator")
+        kept = [(subject, stream) for role, (subject, stream) in OWN.items() if role != "swarm"] + [(POINTER, "KV_node_alpha")]
+    for subject, stream in kept:
+        for number in range(2):
+            await plane.publish(subject, b"kept", stream=stream, message_id=f"{attacker}-{subject}-{number}")
+    try:
+        yield plane
+    finally:
+        await plane.close()
+
+
+def administration(stream: str, config: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    """Requests that only an operator may make, as (subject, body)."""
+    spy = {"stream_name": stream, "config": {"name": "spy", "durable_name": "spy", "ack_policy": "none", "deliver_policy": "all"}}
+    fewer = {**config, "max_msgs": 1, "metadata": None}
+    return [
+        (f"$JS.API.CONSUMER.CREATE.{stream}.spy", json.dumps(spy).encode()),
+        (f"$JS.API.STREAM.UPDATE.{stream}", json.dumps(fewer).encode()),
+        ("$JS.API.STREAM.CREATE.EVIL", b'{"name": "EVIL", "subjects": ["evil.>"]}'),
+        (f"$JS.API.STREAM.PURGE.{stream}", b""),
+        (f"$JS.API.STREAM.MSG.DELETE.{stream}", b'{"seq": 1}'),
+        (f"$JS.API.STREAM.DELETE.{stream}", b""),
+    ]
+
+
+async def answered_by_reading(client: Any, subject: str, stream: str, seq: int, reply: str) -> None:
+    """Every form of a direct get that answers with the message at `seq` of one's own, its answer sent to `reply`."""
+    forms = (
+        {"seq": seq},
+        {"last_by_subj": subject},
+        {"seq": seq, "next_by_subj": subject},
+        {"seq": seq, "batch": 1},
+        {"multi_last": [subject], "batch": 1},
+    )
+    for form in forms:
+        await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(form).encode(), reply=reply)
+    # The form of ADR-31 in which the subject is part of the request.
+    await client.publish(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", reply=reply)
+
+
+async def answered_otherwise(client: Any, attacker: str, subject: str, stream: str, message_id: str, reply: str) -> None:
+    """Answers whose bytes are the server's: of publishing (again, so that nothing is stored), looking, and message tracing."""
+    headers = {"Nats-Msg-Id": message_id}
+    await client.publish(subject, b"again", reply=reply, headers=headers)
+    await client.publish(subject, b"again", reply=client.new_inbox(), headers={**headers, "Nats-Trace-Dest": reply})
+    await client.publish(f"$JS.API.STREAM.INFO.{stream}", b"", reply=reply)
+    if attacker == "verifier":
+        consumer = f"NODE_ALPHA_ROLLOUTS.{subjects.VERIFIER_CONSUMER}"
+        await client.publish(f"$JS.API.CONSUMER.INFO.{consumer}", b"", reply=reply)
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", b'{"batch": 1, "no_wait": true}', reply=reply)
+
+
+async def stored_by(client: Any, subject: str, body: bytes, message_id: str) -> int:
+    """Sequence of a message of one's own."""
+    return int(json.loads((await client.request(subject, body, headers={"Nats-Msg-Id": message_id}, timeout=10)).data)["seq"])
+
+
+@pytest.mark.parametrize("attacker", OWN)
+async def test_a_reply_subject_gives_no_key_more_than_it_has(secured: SecuredServer, tmp_path: Path, attacker: str):
+    """Run in the order of harm: should an attack succeed, the next ones still find what they are meant for."""
+    subject, own_stream = OWN[attacker]
+    node = "mallory" if attacker == "swarm" else "alpha"
+    streams = SWARM_STREAMS if attacker == "swarm" else NODE_STREAMS
+    async with victim(secured, attacker, tmp_path):
+        key = "operator/swarm.nk" if attacker == "swarm" else "alpha/operator.nk"
+        operator = await raw(secured, secured.keys / key, "_INBOX_attacked.operator", [])
+        client = await raw(secured, secured.keys / node / f"{attacker}.nk", f"_INBOX_{node}.{attacker}", [])
+        try:
+            configs = {stream: (await everything(operator))[stream][0] for stream in streams}
+            attacks = [(target, b"forged") for target in FORBIDDEN_SUBJECTS[attacker]]
+            attacks += [attack for stream in streams for attack in administration(stream, configs[stream])]
+            rights = () if attacker == "swarm" else node_role("alpha", attacker).publish
+            attacks = [(target, body) for target, body in attacks if target not in rights]
+            # The names under which accounts import such requests (`swarm_cli.nats_accounts`).
+            attacks += [(target.removeprefix("$JS."), body) for target, body in attacks if target.startswith("$JS.")]
+            baits, reached = dict[str, int](), list[str]()
+            for number, (target, body) in enumerate(attacks):
+                baits[target] = await stored_by(client, subject, body, f"{attacker}-bait-{number}")
+                read = json.dumps({"seq": baits[target]}).encode()
+                got = await client.request(f"$JS.API.DIRECT.GET.{own_stream}", read, timeout=10)
+                assert got.data == body, "what follows is answered, only not where it asks for"
+            for number, (target, _) in enumerate(attacks):
+                before = await everything(operator)
+                await answered_otherwise(client, attacker, subject, own_stream, f"{attacker}-bait-{number}", target)
+                await answered_by_reading(client, subject, own_stream, baits[target], target)
+                await client.flush()
+                await asyncio.sleep(0.02)
+                if await everything(operator) != before:
+                    reached.append(target)
+            # What is on its way may take its time on a busy machine.
+            settled = await everything(operator)
+            await asyncio.sleep(0.5)
+            assert await everything(operator) == settled
+            assert reached == []
+        finally:
+            await client.close()
+            await operator.close()

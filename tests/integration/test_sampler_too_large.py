@@ -1,0 +1,105 @@
+"""A log that takes less than a batch: the sampler goes on with smaller ones, on a real server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.sampler.assembly import Assembly, BatchPlan
+from services.sampler.fitting import fitted
+from services.sampler.pool import pool_entry
+from services.sampler.settings import rules_of
+from shared.messages import TrainerPosition
+from shared.streams import NodeLimits, node_streams
+from shared.subjects import node_batches_stream
+from tests.integration.test_sampler_service import a_node, configured
+from tests.unit.sampler_groups import scored_group
+
+LIMIT_BYTES = 50_000
+
+
+async def small_log(node: object, limit_bytes: int) -> None:
+    (spec,) = (each for each in node_streams(node.id, NodeLimits()) if each.name == node_batches_stream(node.id))  # type: ignore[attr-defined]
+    await node.transport.ensure_stream(replace(spec, max_msg_bytes=limit_bytes))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("tell_limit", [True, False], ids=["checked before it is sent", "refused by the server"])
+async def test_a_batch_that_the_log_does_not_take_is_made_smaller_and_the_sampler_lives(
+    nats_url: str, tell_limit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 2 x 10 kB: two of four fit. The largest of others wait before the node's own."""
+    async with a_node(nats_url, max_staleness=8) as node:
+        await small_log(node, LIMIT_BYTES)
+        if not tell_limit:
+
+            async def unknown(stream: str) -> object:
+                return type("Bounds", (), {"max_msg_bytes": -1, "work_queue": False, "read_at": 0.0})()
+
+            monkeypatch.setattr(node.transport, "_bounds_of", unknown)
+        node.start()
+        await node.publish(0, 1, text_chars=10_000)
+        await node.publish_external(2, text_chars=10_000)
+        await node.publish_external(3, text_chars=50)
+        [first] = await node.batches(1)
+        drawn = [item.scored.group.draw for item in first.items]
+        assert {0, 1} & set(drawn) and 2 not in drawn
+        if tell_limit:
+            assert drawn == [0, 1, 3], "no smaller than it must be"
+        await node.train_to(1)
+        await node.publish(4, 5, text_chars=50)
+        await node.publish_external(6, text_chars=50)
+        second = (await node.batches(2))[1]
+        assert second.number == 2
+        await node.stop()
+
+
+async def test_a_group_that_fits_into_no_batch_is_given_up_and_its_place_returned(nats_url: str) -> None:
+    async with a_node(nats_url) as node:
+        await small_log(node, LIMIT_BYTES)
+        node.start()
+        await node.publish(0, text_chars=100_000)
+        await node.publish(1, 2, text_chars=50)
+        await node.publish_external(3, text_chars=100_000)
+        await node.publish_external(4, 5, text_chars=50)
+        [batch] = await node.batches(1)
+        assert sorted(item.scored.group.draw for item in batch.items) == [1, 2, 4, 5]
+        assert batch.state.dropped_local == 1
+        await node.stop()
+
+
+def a_plan(local: list[int], external: list[int]) -> tuple[BatchPlan, dict[int, int]]:
+    """A plan over groups of these sizes, and the sizes by position."""
+    count = len(local)
+    entries = [pool_entry(seq + 1, scored_group(seq)) for seq in range(count)]
+    others = [pool_entry(count + seq + 1, scored_group(seq, node="beta", origin="external")) for seq in range(len(external))]
+    config = configured("alpha", local=len(local), external=len(external))
+    plan = Assembly(rules_of(config)).decide(
+        entries, others, 1, TrainerPosition(batch_number=0, step=0, policy_version=0, consumed_local=0), 1000.0
+    )
+    assert isinstance(plan, BatchPlan)
+    return plan, dict(enumerate((*local, *external), start=1))
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=6),
+    st.lists(st.integers(1, 1000), min_size=1, max_size=6),
+    st.integers(1, 4000),
+)
+def test_what_fits_is_bounded_keeps_own_groups_first_and_gives_up_only_what_never_fits(
+    local: list[int], external: list[int], room_bytes: int
+) -> None:
+    plan, sizes = a_plan(local, external)
+    fits = fitted(plan, sizes, room_bytes)
+    kept = (*fits.plan.local, *fits.plan.external)
+    assert sum(sizes[entry.seq] for entry in kept) <= room_bytes
+    assert {entry.seq for entry in fits.too_large} == {
+        entry.seq for entry in (*plan.local, *plan.external) if sizes[entry.seq] > room_bytes
+    }
+    assert len(kept) + fits.left_out == len(plan.local) + len(plan.external)
+    if len(fits.plan.local) < len(plan.local):
+        assert not fits.plan.external
+    if not fits.too_large:
+        assert kept, "a batch is never empty"

@@ -1,0 +1,225 @@
+"""What hostile nodes send: well-formed, of allowed tasks, taken in by the real border, and harmful in the way each says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from lab.arms import plan_run
+from lab.attacks import ATTACKS, INFORMED_ROLES, Hostile
+from lab.attacks.bounded import bounded_poison
+from lab.attacks.gamed import crumbs, wrong_answers
+from lab.attacks.view import WORDS
+from lab.records import RecordWriter, read_records
+from lab.simulate import Simulation
+from lab.spec import Attack
+from lab.task_desk import Shared
+from shared.config import TaskSpec
+from shared.evaluation import PASS_REWARD
+from shared.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef, content_id, encode, unpack_ids
+from shared.tasks.derive import derive_task
+from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3(tmp_path_factory.mktemp("qwen3") / "model")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Shared:
+    return Shared()
+
+
+def group_of(shared: Shared, dataset: str, config: dict[str, Any], index: int, texts: Sequence[str]) -> RolloutGroup:
+    ref = TaskRef(dataset=dataset, config=TaskSpec(dataset=dataset, config=config).canonical_config, seed=7, index=index)
+    return RolloutGroup(
+        node="evil",
+        created_at=1.0,
+        draw=index,
+        task=derive_task(ref),
+        completions=[Completion(text=text, finish_reason="stop", token_count=len(text)) for text in texts],
+        model=ModelIdentity(name="tiny", tokenizer_hash="a" * 64),
+        policy_version=0,
+        sampling=Sampling(),
+    )
+
+
+def score(shared: Shared, ref: TaskRef, texts: Sequence[str]) -> list[float]:
+    return shared.score(ref, "reasoning_gym", texts)
+
+
+def view(shared: Shared, groups: Sequence[RolloutGroup], **changes: Any) -> Hostile:
+    values: dict[str, Any] = {
+        "number": 1,
+        "attack": Attack(),
+        "rng": random.Random(0),
+        "made": [(group, score(shared, group.task.ref, [completion.text for completion in group.completions])) for group in groups],
+        "overheard": [],
+        "first": None,
+        "names": ["evil"],
+        "answer": shared.answer,
+        "score": lambda ref, texts: score(shared, ref, texts),
+        "encode": lambda text: list(text.encode()),
+        "held_out": [[1, 2, 3]],
+        "likelihood": lambda found: [[0.0] * len(group.completions) for group in found],
+        "max_tokens": 100,
+        "bound": -1.0,
+    }
+    return Hostile(**(values | changes))
+
+
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def sums(shared: Shared, count: int = 3) -> list[RolloutGroup]:
+    return [group_of(shared, "chain_sum", SUMS, index, ["1", "2", "three", "400"]) for index in range(count)]
+
+
+def texts_of(group: RolloutGroup) -> list[str]:
+    return [completion.text for completion in group.completions]
+
+
+def test_forged_tokens_lie_about_rewards_that_never_travel(shared: Shared) -> None:
+    for group in ATTACKS["forged_tokens"](view(shared, sums(shared))):
+        rewards = score(shared, group.task.ref, texts_of(group))
+        said = [bytes(unpack_ids(completion.token_ids or b"")).decode() for completion in group.completions]
+        truly = score(shared, group.task.ref, said)
+        assert sorted(set(rewards)) == sorted(set(truly))
+        assert all((paid == 1.0) == (true < 1.0) for paid, true in zip(rewards, truly, strict=True))
+
+
+def test_forged_prompts_are_those_of_held_out_questions(shared: Shared) -> None:
+    groups = ATTACKS["forged_tokens"](view(shared, sums(shared, 4)))
+    assert [group.prompt_ids is not None and list(unpack_ids(group.prompt_ids)) == [1, 2, 3] for group in groups] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_near_copies_earn_what_the_copied_earned_and_no_digest_of_the_bytes_sees_them(shared: Shared) -> None:
+    made = sums(shared)
+    heard = msgspec.structs.replace(made[0], node="victim")
+    copies = ATTACKS["near_copies"](view(shared, made, overheard=[heard]))
+    assert len(copies) == 3 * Attack().flood_factor == len({content_id(encode(copy)) for copy in copies})
+    for copy in copies:
+        assert (copy.node, copy.task) == ("evil", heard.task)
+        assert {word.strip(" .\n").removesuffix(" ok") for word in texts_of(copy)} == set(texts_of(heard))
+
+
+def test_padded_groups_are_long_many_and_half_right(shared: Shared) -> None:
+    attack = Attack(completions=12)
+    for group in ATTACKS["padded"](view(shared, sums(shared), attack=attack, max_tokens=60)):
+        rewards = score(shared, group.task.ref, texts_of(group))
+        assert Counter(reward == 1.0 for reward in rewards) == {True: 6, False: 6}
+        assert all(56 < len(text) <= 60 for text in texts_of(group))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config"),
+    [
+        ("base_conversion", {"min_base": 2, "max_base": 9, "min_value": 2, "max_value": 40}),
+        ("basic_arithmetic", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
+        ("fraction_simplification", {"min_value": 1, "max_value": 19, "styles": ["plain"]}),
+    ],
+)
+def test_a_gamed_scorer_pays_an_answer_that_is_not_right_more_than_another(
+    shared: Shared, dataset: str, config: dict[str, Any]
+) -> None:
+    """Partial credit is enough: a group's advantages ask only which answer earned more."""
+    group = group_of(shared, dataset, config, 0, ["", "nothing of the kind"])
+    rewards = score(shared, group.task.ref, texts_of(group))
+    found = crumbs(view(shared, [group]), group, rewards)
+    assert found is not None
+    paid = score(shared, group.task.ref, texts_of(found))
+    assert 0.0 <= min(paid) < max(paid) < PASS_REWARD
+
+
+def test_where_no_scorer_can_be_gamed_the_node_sends_what_it_sampled(shared: Shared) -> None:
+    group = group_of(shared, "binary_matrix", {"min_n": 3, "max_n": 3}, 0, ["1", "2"])
+    assert crumbs(view(shared, [group]), group, [0.0, 0.0]) is None
+    assert ATTACKS["gamed"](view(shared, [group])) == [group]
+
+
+def test_wrong_answers_are_wrong() -> None:
+    assert "17" not in wrong_answers("17", "Given:\n1. 17\n2. (P -> Q)\nWhat follows?")
+    assert "(P -> Q)" in wrong_answers("17", "Given:\n1. 17\n2. (P -> Q)\nWhat follows?")
+
+
+def test_bounded_poison_carries_as_much_nonsense_as_passes_and_no_more(shared: Shared) -> None:
+    def likelihood(found: Sequence[RolloutGroup]) -> list[list[float]]:
+        return [[-0.25 * sum(text.count(word) for word in WORDS) for text in texts_of(group)] for group in found]
+
+    strict, lenient = (
+        bounded_poison(hostile := view(shared, sums(shared), likelihood=likelihood, bound=bound), hostile.made)
+        for bound in (-1.05, -2.6)
+    )
+    for group, words in [*((group, 4) for group in strict), *((group, 10) for group in lenient)]:
+        rewards = score(shared, group.task.ref, texts_of(group))
+        right = [text for text, reward in zip(texts_of(group), rewards, strict=True) if reward == 1.0]
+        assert len(right) == 2
+        assert all(sum(text.count(word) for word in WORDS) == words for text in right)
+
+
+def test_a_sleeper_is_honest_first(shared: Shared) -> None:
+    made = sums(shared)
+    attack = Attack(start_round=5)
+    assert ATTACKS["sleeper"](view(shared, made, attack=attack, number=4)) == made
+    assert ATTACKS["sleeper"](view(shared, made, attack=attack, number=5)) != made
+
+
+def simulate(folder: Path, file: Path, shared: Shared, **spec: Any) -> Simulation:
+    torch.set_num_threads(1)
+    simulation = Simulation(plan_run(tiny_spec(folder, **spec), "base", 1), shared)
+    writer = RecordWriter(file)
+    simulation.run(writer)
+    writer.close()
+    return simulation
+
+
+@pytest.mark.parametrize("role", sorted(INFORMED_ROLES))
+def test_what_each_informed_role_sends_passes_a_real_border_and_honest_nodes_go_on(
+    folder: Path, tmp_path: Path, shared: Shared, role: str
+) -> None:
+    simulation = simulate(
+        folder,
+        tmp_path / "r.gz",
+        shared,
+        nodes=[{"count": 2}, {"count": 1, "role": role}],
+        rounds=3,
+        attack={"start_round": 2, "names": 2, "flood_factor": 2},
+        sampler={"max_external_age_s": 1000.0},
+        generator={"max_new_tokens": 16},
+    )
+    assert len(simulation.cohorts[0].learner.flat) == 2
+    assert torch.isfinite(simulation.cohorts[0].learner.flat).all()
+    steps = [line for line in read_records(tmp_path / "r.gz") if line["kind"] == "step"]
+    assert [line["round"] for line in steps] == [1, 1, 2, 2, 3, 3]
+    refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
+    assert not refused or role in {"near_copies", "forged_tokens"}, "these may be refused for what they are"
+
+
+def test_one_party_has_as_many_keys_as_names(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    simulation = simulate(
+        folder,
+        tmp_path / "r.gz",
+        shared,
+        nodes=[{"count": 2}, {"count": 1, "role": "many_names"}],
+        rounds=3,
+        attack={"names": 3},
+        sampler={"max_external_age_s": 1000.0, "external": 4},
+        generator={"max_new_tokens": 16},
+    )
+    held = simulation.nodes[0]._memory.external
+    assert {entry.node for entry in held} | {
+        item.scored.group.node for batch in simulation.batches.values() if batch for item in batch.items
+    } >= {"n02", "n02-2", "n02-3"}

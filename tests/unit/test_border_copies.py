@@ -1,0 +1,282 @@
+"""Copies under new ids: what is one, who is blamed, what many keys gain by it; and what honest nodes never lose by it."""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory
+from services.verifier.prints import normalised
+from services.verifier.senders import CAUGHT, CAUGHT_S, COPIERS
+from shared import subjects
+from shared.keys import SigningKey, new_seed
+from shared.messages import Completion, RolloutGroup
+from shared.tasks.sandbox import JobResult
+from tests.unit.test_border import NOW_S, border, group, signed, taken_in, task
+
+VICTIM, COPIER = SigningKey(new_seed()), SigningKey(new_seed())
+
+
+def saying(texts: list[str], *, node: str = "beta", draw: int = 0, **changes: object) -> RolloutGroup:
+    completions = [Completion(text=text, finish_reason="stop", token_count=3) for text in texts]
+    return group(node=node, draw=draw, completions=completions, **changes)
+
+
+def show(gate: Border, body: RolloutGroup, key: SigningKey, seq: int = 0, now_s: float = NOW_S) -> Candidate | Refused:
+    return gate.examine(subjects.rollouts(body.node, "gcd"), signed(body, key), now_s, seq)
+
+
+def take(gate: Border, body: RolloutGroup, key: SigningKey, now_s: float = NOW_S) -> None:
+    taken_in(gate, subjects.rollouts(body.node, "gcd"), signed(body, key), now_s)
+
+
+def reason(verdict: Candidate | Refused) -> Refusal | None:
+    return verdict.reason if isinstance(verdict, Refused) else None
+
+
+SHORT = ["<answer>4</answer>", "<answer>8</answer>", "<answer>4</answer>", "<answer>12</answer>"]
+
+
+def prose(rng: random.Random, words: int = 8) -> str:
+    return " ".join("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words))
+
+
+def long_texts(seed: int, count: int = 4) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{prose(rng)} <answer>{rng.randint(1, 99)}</answer>" for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda body: msgspec.structs.replace(body, draw=77),
+        lambda body: msgspec.structs.replace(body, created_at=body.created_at + 1),
+        lambda body: saying([text.replace(">", "> ").upper() for text in SHORT], draw=0),
+        lambda body: saying([*SHORT[:3], "<answer>13</answer>"]),
+        lambda body: saying(SHORT[::-1]),
+        lambda body: saying([f"\u200b{text}\u00a0" for text in SHORT]),
+    ],
+    ids=["draw", "time", "case and spaces", "one of four", "order", "invisible"],
+)
+def test_one_group_again_and_again_under_new_ids_is_taken_in_once(changed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The proof of concept of `duplicate` and `flood`: a new draw or time makes a new id of the same experience."""
+    gate = border(tmp_path)
+    body = saying(SHORT)
+    take(gate, body, VICTIM)
+    refused = show(gate, changed(body), VICTIM)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.REPEATED, VICTIM.public_key, 0.0)
+
+
+def test_a_sender_has_two_groups_of_a_task_whatever_they_say(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    verdicts = []
+    for number in range(4):
+        body = saying(long_texts(number), created_at=NOW_S - number)
+        verdicts.append(reason(show(gate, body, VICTIM)))
+        if verdicts[-1] is None:
+            take(gate, body, VICTIM)
+    assert verdicts == [None, None, Refusal.REPEATED, Refusal.REPEATED]
+
+
+def test_the_same_item_through_another_seed_index_or_config_is_the_same_task(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(SHORT, task=task(seed=9, index=3)), VICTIM)
+    for ref in ({"seed": 8, "index": 4}, {"seed": 9, "index": 3, "config": '{"size":501}'}):
+        assert reason(show(gate, saying(SHORT, draw=1, task=task(**ref)), VICTIM)) is Refusal.REPEATED
+
+
+def test_short_answers_that_honest_nodes_have_in_common_are_no_copies(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    for draw in range(50):
+        for key, node in ((VICTIM, "beta"), (COPIER, "gamma")):
+            take(gate, saying(SHORT, node=node, draw=2 * draw + (node == "gamma")), key)
+
+
+def test_different_answers_to_one_task_are_no_copies(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    for number in range(8):
+        take(gate, saying(long_texts(number), node=f"n{number}"), SigningKey(new_seed()))
+
+
+def test_a_copy_of_anothers_long_text_is_refused_blamed_lightly_and_the_author_never(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(long_texts(1)), VICTIM)
+    near = [text.replace("answer>", "Answer >", 1) + " so" for text in long_texts(1)]
+    refused = show(gate, saying(near, node="gamma"), COPIER, seq=8)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.COPIED, COPIER.public_key, 0.0)
+    assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
+
+
+def test_a_copy_of_short_answers_is_refused_and_nobody_is_blamed(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(SHORT), VICTIM)
+    refused = show(gate, saying(SHORT, node="gamma"), COPIER)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.blamed) == (Refusal.COPIED, None)
+
+
+def test_who_gets_in_first_with_anothers_group_does_not_keep_the_author_out_and_is_blamed(tmp_path: Path) -> None:
+    """The copy is looked at first, because the author's line is long; but the stream says whose group came first."""
+    gate = border(tmp_path)
+    copy, original = saying(long_texts(1), node="gamma"), saying(long_texts(1))
+    first = show(gate, copy, COPIER, seq=12)
+    assert isinstance(first, Candidate)
+    assert gate.conclude(first, _scored(4), NOW_S) is None
+    late = show(gate, original, VICTIM, seq=11)
+    assert isinstance(late, Candidate)
+    assert gate.conclude(late, _scored(4), NOW_S + 1) is None
+    assert gate.reputation.suspicion(COPIER.public_key, NOW_S) > 0
+    assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
+
+
+def test_a_copy_of_this_nodes_own_group_is_refused(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    gate.note_own(saying(long_texts(1), node="alpha"))
+    refused = show(gate, saying(long_texts(1), node="gamma"), COPIER, seq=1)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.blamed) == (Refusal.COPIED, COPIER.public_key)
+
+
+def test_two_copies_in_work_at_the_same_time_come_in_once(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    both = [show(gate, saying(SHORT, created_at=NOW_S - number), VICTIM) for number in range(2)]
+    outcomes = [gate.conclude(each, _scored(4), NOW_S) for each in both if isinstance(each, Candidate)]
+    assert outcomes[0] is None
+    assert outcomes[1] is not None
+    assert outcomes[1].reason is Refusal.REPEATED
+
+
+def test_many_keys_that_send_the_same_material_share_one_senders_quota_and_the_author_keeps_his(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    cluster = [SigningKey(new_seed()) for _ in range(5)]
+    for number in range(CAUGHT):
+        take(gate, saying(long_texts(number), draw=number), VICTIM)
+        for place, key in enumerate(cluster):
+            body = saying([f"{text} ok" for text in long_texts(number)], node=f"m{place}", draw=number)
+            assert reason(show(gate, body, key, seq=100)) is Refusal.COPIED
+    shares = {gate.signer(key.public_key, NOW_S).share for key in cluster}
+    assert shares == {COPIERS}
+    assert gate.signer(VICTIM.public_key, NOW_S).share == VICTIM.public_key
+    assert gate.signer(cluster[0].public_key, NOW_S + CAUGHT_S + 1).share == cluster[0].public_key, "there is a way back"
+
+
+def test_a_padded_copy_is_a_copy(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(long_texts(1, 2)), VICTIM)
+    assert reason(show(gate, saying(long_texts(1, 2) + long_texts(2, 2), node="gamma"), COPIER, seq=9)) is Refusal.COPIED
+
+
+def test_a_node_that_is_started_anew_and_draws_its_tasks_again_is_let_in_after_an_hour(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    for number in range(2):
+        take(gate, saying(long_texts(number)), VICTIM)
+    again = [saying(long_texts(9), created_at=NOW_S + wait_s) for wait_s in (0, REMEMBERED_S + 1)]
+    assert reason(show(gate, again[0], VICTIM)) is Refusal.REPEATED
+    assert reason(show(gate, again[1], VICTIM, now_s=NOW_S + REMEMBERED_S + 1)) is None
+
+
+def test_memory_is_bounded_in_groups_and_bytes_and_what_is_repeated_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.verifier.copies.MAX_GROUPS", 50)
+    memory = CopyMemory()
+    repeated = memory.print_of(saying(SHORT))
+    memory.remember(repeated, "UK", 0, 0.0)
+    for draw in range(1, 300):
+        memory.remember(memory.print_of(saying(SHORT, draw=draw)), "UK", 0, 0.0)
+        found, _ = memory.look(repeated, "UK", 0, 0.0)
+        assert found is not None
+        assert len(memory) <= 50
+    monkeypatch.setattr("services.verifier.copies.MAX_BYTES", 20_000)
+    for draw in range(300, 400):
+        memory.remember(memory.print_of(saying(SHORT * 16, draw=draw)), "UK", 0, 0.0)
+    assert len(memory) <= 2
+    assert MAX_GROUPS * 600 < MAX_BYTES
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_a_group_is_always_like_itself_and_normalising_twice_changes_nothing(texts: list[str], rng: random.Random) -> None:
+    memory = CopyMemory(salt=b"test")
+    body = saying(texts)
+    memory.remember(memory.print_of(body), "UA", 1, 0.0)
+    shuffled = memory.print_of(saying(rng.sample(texts, len(texts))))
+    found, copiers = memory.look(shuffled, "UA", 2, 0.0)
+    assert found is not None
+    assert (found.kind, found.of, copiers) == ("repeated", "UA", [])
+    found, copiers = memory.look(shuffled, "UB", 2, 0.0)
+    if 2 * len({normalised(text).tobytes() for text in texts}) > len(texts):
+        assert found is not None
+        assert (found.kind, found.of, copiers) == ("copied", "UA", [])
+    for text in texts:
+        plain = normalised(text)
+        assert list(normalised("".join(map(chr, plain)))) == list(plain)
+
+
+SLOW = {
+    "marks that NFKC sorts": "\u0344" * 8100 + "\u0f73" * 8100,
+    "a sign that NFKC makes 18 of": "\ufdfa" * 16_384,
+    "letters that grow when folded": "\u0390" * 16_384,
+    "one shingle": "a" * 16_384,
+    "two shingles": "ab" * 8192,
+    "any": "".join(random.Random(1).choices(string.ascii_letters + " é", k=16_384)),
+    "any sign": "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9000), k=16_384))),
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_no_text_that_the_border_lets_through_holds_the_verifier_up(text: str) -> None:
+    """Measured: 18 ms for 64 such answers; NFKC alone took two seconds for one of the first kind."""
+    memory = CopyMemory()
+    body = saying([f"{text[:-2]}{number:02}" for number in range(64)])
+    started = time.process_time()
+    memory.print_of(body)
+    assert time.process_time() - started < 0.5
+
+
+def dressed(body: str, number: int) -> str:
+    return f"Let me work it out, step by step. The answer is <answer>{body}{number}</answer>, I am sure."
+
+
+@pytest.mark.parametrize("dress", [lambda number: dressed("4", number), lambda number: f"<answer>{number}</answer>"])
+def test_who_writes_likely_answers_to_a_nodes_task_first_does_not_keep_it_out(dress, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Neither a turn of phrase that all answers have nor short answers tell a copy: the node had them from its own policy."""
+    gate = border(tmp_path, max_completions=16)
+    rng = random.Random(7)
+    for draw in range(20):
+        own = [dress(rng.choice([1, 1, 2, 3, 5])) for _ in range(8)]
+        likely = [dress(number) for number in (1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5, 5, 1, 2)]
+        take(gate, saying(likely, node="gamma", draw=2 * draw, task=task(seed=1000 * draw)), COPIER)
+        take(gate, saying(own, draw=2 * draw + 1, task=task(seed=1000 * draw)), VICTIM)
+    assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
+    assert gate.signer(VICTIM.public_key, NOW_S).share == VICTIM.public_key
+
+
+def test_other_answers_in_one_turn_of_phrase_are_no_copy(tmp_path: Path) -> None:
+    gate = border(tmp_path, max_completions=16)
+    take(gate, saying([dressed("1", number) for number in range(10, 18)], node="gamma"), COPIER)
+    take(gate, saying([dressed("7", number) for number in range(30, 38)]), VICTIM)
+
+
+def test_long_text_is_a_copy_under_another_reference_of_the_question_too(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(long_texts(1), task=task(seed=1)), VICTIM)
+    for number, key in enumerate((COPIER, VICTIM)):
+        body = saying([f"{text} ok" for text in long_texts(1)], node=("gamma", "beta")[number], draw=3, task=task(seed=90))
+        refused = show(gate, body, key, seq=9)
+        assert isinstance(refused, Refused)
+        assert refused.blamed is None
+    take(gate, saying(long_texts(2), node="gamma", draw=4, task=task(seed=90)), COPIER)
+
+
+def _scored(count: int) -> JobResult:
+
+    return JobResult([0.5] * count, None, None, "", 0, 0.1)

@@ -1,0 +1,40 @@
+"""What `--help` shows is what was written: placeholders are not taken for markup and swallowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from swarm_cli.app import app
+
+
+def commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+ALL = dict(commands(get_command(app)))
+
+
+def shown(path: tuple[str, ...]) -> str:
+    """The help without frames, spaces and markup, so that where its lines break does not matter."""
+    result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "4000", "TERMINAL_WIDTH": "4000"})
+    assert result.exit_code == 0
+    return bare(result.output)
+
+
+def bare(text: str) -> str:
+    return re.sub(r"[\s│╭╮╰╯─`]", "", text)
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_help_shows_every_word_of_every_command_and_option(path: tuple[str, ...]) -> None:
+    command, text = ALL[path], shown(path)
+    told = [getattr(command, "help", None), *(getattr(option, "help", None) for option in getattr(command, "params", []))]
+    for words in filter(None, told):
+        assert bare(words) in text, words

@@ -1,0 +1,33 @@
+"""Near misses that strangers are paid for do not count: nobody can write a group in which a mistake is the best answer."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.trainer.advantages import AdvantageConfig, batch_advantages
+from services.verifier.foreign_rewards import foreign_rewards
+from shared.evaluation import PASS_REWARD
+from shared.messages import TaskRef
+from shared.tasks.derive import derive_task
+from shared.tasks.scoring import score_answer
+
+CONVERSION = TaskRef(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
+
+
+def test_a_group_of_paid_near_misses_has_no_advantage_and_one_with_a_right_answer_only_for_that() -> None:
+    task = derive_task(CONVERSION)
+    near, wrong, right = f"<answer>{task.answer}7</answer>", "<answer>no</answer>", f"<answer>{task.answer}</answer>"
+    paid = [score_answer(task, text) for text in (near, wrong, right)]
+    assert paid[1] < paid[0] < PASS_REWARD <= paid[2], "the dataset pays for a near miss"
+    (poisoned,) = batch_advantages([foreign_rewards(paid[:2] * 4, partial_credit=False)], AdvantageConfig())
+    assert poisoned == [0.0] * 8
+    (mixed,) = batch_advantages([foreign_rewards(paid, partial_credit=False)], AdvantageConfig())
+    assert mixed[0] == mixed[1] < 0.0 < mixed[2]
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=64))
+def test_only_what_passes_is_paid_unless_partial_credit_counts(rewards: list[float]) -> None:
+    assert foreign_rewards(rewards, partial_credit=True) == rewards
+    counted = foreign_rewards(rewards, partial_credit=False)
+    assert all(new == (old if old >= PASS_REWARD else 0.0) for old, new in zip(rewards, counted, strict=True))

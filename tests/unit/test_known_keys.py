@@ -1,0 +1,131 @@
+"""One name a key and one key a name: nobody can use the names up, take another's, or be more than one sender with one key."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.verifier.border import Refusal, Refused
+from services.verifier.trust import IDLE_S, KEPT_GROUPS, RENAME_AFTER_S, KnownKeys
+from shared import subjects
+from shared.keys import SigningKey, new_seed
+from shared.tasks.sandbox import JobResult
+from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, THIRD_KEY, border, group, signed, taken_in
+
+OWN = ("alpha", "UOWN")
+
+
+def known_keys(folder: Path, **settings: float) -> KnownKeys:
+    return KnownKeys(folder / "known_keys.txt", OWN, **settings)
+
+
+def names_of_one_key(count: int) -> list[str]:
+    return [f"mallory-{number}" for number in range(count)]
+
+
+def test_one_key_with_thousands_of_names_locks_no_newcomer_out_also_after_a_restart(tmp_path: Path) -> None:
+    """The proof of concept: 19,999 names of one key in four seconds filled the list of names for good."""
+    gate = border(tmp_path)
+    for number, name in enumerate(names_of_one_key(300)):
+        verdict = gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name, draw=number), KEY), NOW_S)
+        if not isinstance(verdict, Refused):
+            gate.conclude(verdict, _scored(), NOW_S)
+    assert len(gate._trust) == 2, "the node itself, and one name"  # type: ignore[arg-type]
+    for number, each in enumerate((gate, border(tmp_path))):
+        newcomer = SigningKey(new_seed())
+        name = f"honest-{newcomer.public_key[-6:].lower()}"
+        taken_in(each, subjects.rollouts(name, "gcd"), signed(group(node=name, draw=1000 + number), newcomer))
+
+
+def test_a_file_of_19_999_names_of_one_key_from_an_earlier_version_holds_one_name_and_lets_newcomers_in(tmp_path: Path) -> None:
+    lines = [
+        f"beta {OTHER_KEY.public_key}",
+        *(f"{name} {KEY.public_key}" for name in names_of_one_key(19_999)),
+        f"beta {KEY.public_key}",
+    ]
+    (tmp_path / "known_keys.txt").write_text("".join(f"{line}\n" for line in lines) + "torn-na")
+    known = known_keys(tmp_path)
+    assert len(known) == 3
+    assert known.key_of("beta") == OTHER_KEY.public_key, "the first line of a name counts, as it did"
+    assert known.bind("honest", THIRD_KEY.public_key, time.time())
+    assert known_keys(tmp_path).key_of("honest") == THIRD_KEY.public_key, "a torn line before it does not swallow it"
+
+
+def test_a_key_that_has_a_name_is_refused_under_another_and_blamed_lightly(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    taken_in(gate, subjects.rollouts("beta", "gcd"), signed(group()))
+    refused = gate.examine(subjects.rollouts("delta", "gcd"), signed(group(node="delta", draw=1)), NOW_S)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.UNKNOWN_KEY, KEY.public_key, 0.0)
+
+
+def test_two_names_of_a_key_that_are_scored_at_the_same_time_become_one(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    verdicts = [
+        gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name, draw=number)), NOW_S)
+        for number, name in enumerate(("beta", "delta"))
+    ]
+    outcomes = [gate.conclude(each, _scored(), NOW_S) for each in verdicts if not isinstance(each, Refused)]
+    assert outcomes[0] is None
+    assert outcomes[1] is not None
+    assert outcomes[1].reason is Refusal.UNKNOWN_KEY
+
+
+def test_a_name_is_free_again_when_idle_and_a_key_may_take_another_when_its_name_is_not_used(tmp_path: Path) -> None:
+    known = known_keys(tmp_path, idle_s=10_000.0)
+    assert known.bind("beta", "UB", 0.0)
+    assert not known.bind("beta", "UC", 10_000.0)
+    assert not known.bind("gamma", "UB", RENAME_AFTER_S)
+    assert known.bind("gamma", "UB", RENAME_AFTER_S + 1)
+    assert known.key_of("beta") is None, "its old name is nobody's"
+    assert known.bind("gamma", "UC", RENAME_AFTER_S + 10_002)
+    assert not known.bind("alpha", "UC", 1e9)
+    assert not known.bind("omega", "UOWN", 1e9), "nor does anyone speak with this node's key"
+    assert known_keys(tmp_path, idle_s=10_000.0).key_of("gamma") == "UC"
+
+
+def test_full_lists_make_room_for_newcomers_and_keep_the_names_that_brought_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.verifier.trust.MAX_NAMES", 20)
+    known = known_keys(tmp_path)
+    for _ in range(KEPT_GROUPS):
+        assert known.bind("honest", "UHONEST", 0.0)
+    for number in range(2000):
+        assert known.bind(f"n{number}", f"U{number}", 10.0 + number), "there is room for everybody new"
+        assert len(known) <= 21
+    assert known.key_of("honest") == "UHONEST", "although it was not heard of for longest"
+    assert known.key_of("n1999") == "U1999"
+    lines = (tmp_path / "known_keys.txt").read_text().splitlines()
+    assert len(lines) <= 41, "the file is bounded"
+    assert known_keys(tmp_path).key_of("honest") == "UHONEST"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(0, 4000), st.booleans()), max_size=60))
+def test_names_and_keys_stay_one_to_one_and_a_restart_knows_the_same(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, float, bool]]
+) -> None:
+    folder = tmp_path_factory.mktemp("known")
+    replicas, now_s = [known_keys(folder, idle_s=IDLE_S), known_keys(folder, idle_s=IDLE_S)], 0.0
+    for name, key, pause_s, second in steps:
+        now_s += pause_s
+        each = replicas[second]
+        if each.bind(f"n{name}", f"U{key}", now_s):
+            assert each.may_use(f"n{name}", f"U{key}", now_s)
+            assert each.key_of(f"n{name}") == f"U{key}"
+        held = [key for number in range(6) if (key := each.key_of(f"n{number}")) is not None]
+        assert len(held) == len(set(held))
+    last = {f"n{number}": replicas[0].key_of(f"n{number}") for number in range(6)}
+    if not any(second for *_, second in steps):
+        restarted = known_keys(folder)
+        assert {name: restarted.key_of(name) for name in last} == last
+
+
+def _scored() -> JobResult:
+
+    return JobResult([0.5, 0.5], None, None, "", 0, 0.1)

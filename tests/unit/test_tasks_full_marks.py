@@ -1,0 +1,484 @@
+"""Answers that were once paid in full and are not right, each by name; and right ones in other forms, which stay paid.
+
+`tests/integration/test_task_audit.py` looks for such answers in all datasets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import reasoning_gym
+
+from shared.messages import Task, TaskRef
+from shared.tasks.audit.tasks_doc import COMMAND, PAGE, without_constants, written
+from shared.tasks.config_rules import REFUSED_SETTINGS
+from shared.tasks.derive import HASH_ORDERED, Item, TaskError, derive_item
+from shared.tasks.forms import NOT_WHOLE, PARTIAL_CEILING
+from shared.tasks.numerals import read_number, rounds_from
+from shared.tasks.scoring import score_texts
+from shared.tasks.strict_json import read_json, same_json
+
+FULL_MARKS = 0.99
+QUICK_S = 5.0
+"""Wall clock for one answer that took seconds or for ever; generous, because the machine that runs this may be loaded."""
+
+
+def items(dataset: str, count: int, **config: object) -> Iterator[Item]:
+    text = json.dumps(config, separators=(",", ":"), sort_keys=True)
+    for index in range(count):
+        ref = TaskRef(dataset=dataset, config=text, seed=5, index=index)
+        yield _of_this_hash_seed(ref) if dataset in HASH_ORDERED else derive_item(ref)
+
+
+def _of_this_hash_seed(ref: TaskRef) -> Item:
+    # Which items these datasets make depends on the process, so that `derive_item` refuses; for a scorer any item will do.
+    dataset = reasoning_gym.create_dataset(ref.dataset, seed=ref.seed, **json.loads(ref.config))
+    entry = dataset[ref.index]
+    return Item(Task(ref=ref, question=entry["question"], answer=entry["answer"], metadata="{}"), dataset, entry)
+
+
+def reward(item: Item, answer: str) -> float:
+    (value,) = score_texts(item, "reasoning_gym", [f"<answer>{answer}</answer>"])
+    return value
+
+
+def right(item: Item) -> str:
+    return str(item.entry["answer"])
+
+
+PAYLOAD = "visit evil.example now"
+Wrong = Callable[[Item], str]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config", "wrong"),
+    [
+        pytest.param("coin_flip", {"min_trials": 30, "max_trials": 40}, lambda item: "0", id="coin_flip zero"),
+        pytest.param("number_sorting", {}, lambda item: json.dumps([float("nan")] * _length(item)), id="number_sorting NaN"),
+        pytest.param(
+            "number_sorting", {}, lambda item: json.dumps([value + 0.5 for value in _floats(item)]), id="number_sorting shifted"
+        ),
+        pytest.param(
+            "propositional_logic", {}, lambda item: item.entry["metadata"]["premises"][0], id="propositional_logic premise"
+        ),
+        pytest.param("propositional_logic", {}, lambda item: _premises(item), id="propositional_logic all premises"),
+        pytest.param(
+            "propositional_logic", {}, lambda item: f"{_premises(item)} ∨ buy this", id="propositional_logic text as a variable"
+        ),
+        pytest.param(
+            "time_intervals",
+            {"max_time_difference_seconds": 10**11, "max_date_difference_days": 10**5, "task_types": ["time", "time_seconds"]},
+            lambda item: "00:00:00" if right(item).count(":") == 2 else "00:00",
+            id="time_intervals tolerance",
+        ),
+        pytest.param(
+            "figlet_font", {"min_word_len": 12, "max_word_len": 15}, lambda item: right(item)[:10], id="figlet_font long words"
+        ),
+        pytest.param(
+            "emoji_mystery",
+            {"min_words_in_sentence": 25, "max_words_in_sentence": 35},
+            lambda item: f"#{right(item)[1:]}",
+            id="emoji_mystery",
+        ),
+        pytest.param("codeio", {}, lambda item: right(item).replace("1", "2", 1) + " ", id="codeio one character"),
+        pytest.param("decimal_arithmetic", {}, lambda item: _last_digit_up(right(item)), id="decimal_arithmetic last digit"),
+        pytest.param(
+            "polynomial_equations",
+            {"min_degree": 2, "max_degree": 2},
+            lambda item: f"{right(item)}, {PAYLOAD}",
+            id="polynomial text",
+        ),
+        pytest.param("gsm_symbolic", {}, lambda item: f"{right(item)} {PAYLOAD}", id="gsm_symbolic"),
+        pytest.param("letter_jumble", {}, lambda item: f"{right(item)} {PAYLOAD}", id="letter_jumble"),
+        pytest.param("word_sorting", {}, lambda item: f"{right(item)}, {PAYLOAD}", id="word_sorting"),
+        pytest.param("kakurasu", {}, lambda item: f"{PAYLOAD} {right(item)}", id="kakurasu"),
+        pytest.param("survo", {}, lambda item: f"{PAYLOAD} {right(item)}", id="survo"),
+        pytest.param("knights_knaves", {}, lambda item: f"{PAYLOAD}. {right(item)}", id="knights_knaves"),
+        pytest.param("pool_matrix", {}, lambda item: f"{right(item)} # {PAYLOAD}", id="pool_matrix"),
+        pytest.param("sokoban", {}, lambda item: f"{right(item)} {PAYLOAD}", id="sokoban"),
+        pytest.param("quantum_lock", {}, lambda item: f"{right(item)} ({'xyz' * 20})", id="quantum_lock"),
+        pytest.param("spell_backward", {}, lambda item: f"{right(item)} {PAYLOAD}", id="spell_backward"),
+        pytest.param(
+            "time_intervals", {"task_types": ["date"]}, lambda item: f"{right(item)} {PAYLOAD}", id="time_intervals payload"
+        ),
+        pytest.param(
+            "fraction_simplification", {"styles": ["latex_frac"]}, lambda item: f"{right(item)[1:-1]} {PAYLOAD}", id="fraction"
+        ),
+        pytest.param(
+            "advanced_geometry", {"task_types": ["orthocenter"]}, lambda item: f"{right(item)}, {PAYLOAD}", id="advanced_geometry"
+        ),
+        pytest.param("boxnet", {}, lambda item: json.dumps([{PAYLOAD: "1"}]), id="boxnet"),
+    ],
+)
+def test_what_is_not_right_as_a_whole_earns_no_full_marks(dataset: str, config: dict[str, Any], wrong: Wrong) -> None:
+    for item in items(dataset, 12, **config):
+        answer = wrong(item)
+        if answer.strip() != right(item):
+            earned = reward(item, answer)
+            assert earned <= PARTIAL_CEILING < FULL_MARKS, (answer, right(item))
+            if PAYLOAD in answer:
+                assert earned <= 0.8, (answer, right(item))
+
+
+def _length(item: Item) -> int:
+    return len(item.entry["metadata"]["sorted_numbers"])
+
+
+def _floats(item: Item) -> list[float]:
+    return [float(number) for number in item.entry["metadata"]["sorted_numbers"]]
+
+
+def _premises(item: Item) -> str:
+    return " ∧ ".join(f"({premise})" for premise in item.entry["metadata"]["premises"])
+
+
+def _last_digit_up(number: str) -> str:
+    return f"{number[:-1]}{(int(number[-1]) + 1) % 10}"
+
+
+@pytest.mark.parametrize(("dataset", "numbers", "target", "answer"), [
+    ("countdown", [2, 4, 5], 10, "2.5*4"), ("puzzle24", [2, 4, 5, 14], 24, "2.5*4 + 14"),
+])  # fmt: skip
+def test_a_decimal_does_not_use_the_integers_beside_its_point(dataset: str, numbers: list[int], target: int, answer: str) -> None:
+    from shared.tasks.scorers import SCORERS
+
+    entry = {"metadata": {"numbers": numbers, "target": target}}
+    assert SCORERS[dataset](answer, entry) < FULL_MARKS
+    assert SCORERS["countdown"]("2*5", {"metadata": {"numbers": [2, 5], "target": 10}}) == 1.0
+    assert SCORERS["countdown"]("999999+9", {"metadata": {"numbers": [9, 999999], "target": 1000000}}) < FULL_MARKS
+
+
+def test_an_empty_board_earns_something_only_where_it_is_right() -> None:
+    for config in ({}, {"grid_size_x": 50, "grid_size_y": 50, "filled_cells": 300}):
+        died = 0
+        for item in items("game_of_life", 20, **config):
+            board = json.loads(right(item))
+            empty = json.dumps([[0] * len(row) for row in board])
+            alive = any(any(row) for row in board)
+            died += not alive
+            assert reward(item, empty) == (0.0 if alive else 1.0)
+            assert reward(item, right(item)) == reward(item, right(item).replace(",", ", ")) == 1.0
+            board[0][0] = 1 - board[0][0]
+            assert reward(item, json.dumps(board)) <= 0.9
+        assert died < 20
+
+
+def test_the_table_in_the_documentation_says_what_the_forms_do() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert without_constants(page) == without_constants(written(page, {})), f"the table of docs/tasks.md is stale: run `{COMMAND}`"
+
+
+def test_settings_that_choose_the_answer_or_the_tolerance_are_refused_with_the_reason() -> None:
+    for dataset, settings in REFUSED_SETTINGS.items():
+        for key in settings:
+            with pytest.raises(TaskError, match=key) as caught:
+                next(items(dataset, 1, **{key: "WORD" if dataset == "figlet_font" else 0.001}))
+            assert "leave it out" in str(caught.value)
+
+
+def test_a_right_answer_inside_text_earns_nothing_where_reasoning_gym_pays_it_in_full() -> None:
+    for item in items("survo", 5):
+        assert item.dataset.score_answer(f"{PAYLOAD} {right(item)}", item.entry) == 1.0
+        assert reward(item, f"{PAYLOAD} {right(item)}") == 0.0
+    for item in items("chain_sum", 5):
+        assert item.dataset.score_answer(f",{right(item)},", item.entry) == 1.0
+        assert reward(item, f",{right(item)},") == NOT_WHOLE
+        assert reward(item, right(item)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config", "other"),
+    [
+        ("chain_sum", {}, lambda item: f"{int(right(item)):,}.00"),
+        ("gsm_symbolic", {}, lambda item: f"{float(right(item)):,.1f}"),
+        ("coin_flip", {"max_trials": 5}, lambda item: "{numerator}/{denominator}".format(**item.entry["metadata"]["rational"])),
+        (
+            "fraction_simplification",
+            {},
+            lambda item: "{simplified_numerator} / {simplified_denominator}".format(**item.entry["metadata"]),
+        ),
+        (
+            "fraction_simplification",
+            {},
+            lambda item: "$\\frac{{{simplified_numerator}}}{{{simplified_denominator}}}$".format(**item.entry["metadata"]),
+        ),
+        ("number_sorting", {}, lambda item: json.dumps(_floats(item))),
+        ("number_filtering", {}, lambda item: right(item).replace("'", '"')),
+        ("number_filtering", {}, lambda item: right(item).replace("'", "")),
+        ("list_functions", {}, lambda item: right(item).replace(", ", ",")),
+        ("binary_matrix", {}, lambda item: right(item).replace("\n", " \n")),
+        ("rotate_matrix", {}, lambda item: right(item).replace("\n", " \n")),
+        ("pool_matrix", {}, lambda item: re.sub(r"[0-9.]+", lambda cell: f"{float(cell[0]):.2f}", right(item))),
+        ("quantum_lock", {}, lambda item: right(item).replace(" → ", ", ")),
+        ("knights_knaves", {}, lambda item: " and ".join(reversed(right(item).rstrip(".").replace("and ", "").split(", ")))),
+        ("group_anagrams", {}, lambda item: json.dumps([group[::-1] for group in json.loads(right(item))[::-1]])),
+        ("sudoku", {}, lambda item: right(item).replace("\n", " \n")),
+        ("arc_agi", {}, lambda item: right(item).replace("\n", " \n ")),
+        ("spell_backward", {}, lambda item: right(item).upper()),
+        ("game_of_life_halting", {}, lambda item: f"{right(item).lower()}."),
+        ("decimal_chain_sum", {}, lambda item: f"{right(item)}0"),
+        ("complex_arithmetic", {}, lambda item: f"({right(item).replace('i', 'j')})"),
+        ("polynomial_equations", {}, lambda item: ", ".join(reversed(right(item).split(", ")))),
+        ("bitwise_arithmetic", {}, lambda item: str(int(right(item), 16))),
+        ("prime_factorization", {}, lambda item: "×".join(reversed(right(item).split(" × ")))),
+    ],
+)
+def test_right_answers_in_another_form_stay_paid(dataset: str, config: dict[str, Any], other: Wrong) -> None:
+    for item in items(dataset, 8, **config):
+        assert reward(item, f"\n {other(item)} \n") == 1.0, (other(item), right(item))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [
+        ("rubiks_cube", "R999 " * 50),
+        ("rubiks_cube", "R " * 30_000),
+        ("propositional_logic", "(P ∨ " * 200 + "Q" + ")" * 200),
+        ("propositional_logic", " ∨ ".join(["P"] * 300)),
+        ("propositional_logic", "¬" * 1000 + "P"),
+        ("codeio", json.dumps({"a": "x" * 60_000})),
+        ("codeio", json.dumps([[index] for index in range(3000)])),
+        ("sokoban", "LR" * 30_000),
+        ("jugs", json.dumps(["fill A", "empty A"] * 4000)),
+        ("rush_hour", "A+9 " * 15_000),
+        ("intermediate_integration", "*".join(f"sin(x+{number})" for number in range(80))),
+        ("intermediate_integration", "sin(" * 50 + "x" + ")" * 50),
+        ("simple_integration", "+".join(f"X**{number}/7" for number in range(1, 150))),
+    ],
+)
+def test_answers_that_took_seconds_are_decided_quickly(dataset: str, answer: str) -> None:
+    for item in items(dataset, 3):
+        started_s = time.perf_counter()
+        assert reward(item, answer) < FULL_MARKS
+        assert time.perf_counter() - started_s < QUICK_S
+
+
+def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_like_the_reference() -> None:
+    for item in items("intermediate_integration", 8):
+        variable, oracle = item.entry["metadata"]["variable"], right(item)
+        started_s = time.perf_counter()
+        for answer in (
+            f"{variable}*({oracle})",
+            f"exp({variable})*sin({variable})**3*log({variable}) + C",
+            f"tan({variable})**5/7",
+        ):
+            assert reward(item, answer) == 0.0
+        assert time.perf_counter() - started_s < QUICK_S
+        if "Integral(" not in oracle:
+            assert reward(item, oracle) == reward(item, f"({oracle})*2/2 + sin({variable})**2 + cos({variable})**2") == 1.0
+
+
+def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
+    pytest.importorskip("math_verify", reason="needs the extra `math`")
+    from shared.tasks.verify_math import verifier
+
+    def scorer(answer: str) -> Any:
+        task: Any = SimpleNamespace(answer=answer, ref=SimpleNamespace(dataset="mine"))
+        return verifier(Item(task, None, {}))
+
+    half, polynomial, interval = scorer("1/2"), scorer("$x^2+y$"), scorer("$(-\\infty, 3]$")
+    for answer in ("1/2", "0.5", "$\\frac{2}{4}$", "\\boxed{\\frac12}", "$\\boxed{0.5}$", "x = 1/2", "$1/2$.", "\\(1/2\\)"):
+        assert half(answer) == 1.0, answer
+    for answer in ("y + x**2", "$x \\cdot x + y$", "(x+y)*1 + x^2 - x"):
+        assert polynomial(answer) == 1.0, answer
+    assert interval("(-\\infty,3]") == 1.0
+    for answer in (
+        f"$1/2$ {PAYLOAD}",
+        f"{PAYLOAD}: $1/2$",
+        "1/2 \\text{evil}",
+        "1/2 + 0*b*u*y",
+        "$1/3$ or $1/2$",
+        "1/2, 3",
+        "",
+        "nan",
+    ):
+        assert half(answer) == 0.0, answer
+    started_s = time.perf_counter()
+    for answer in (
+        "(x+y+z)^{999}",
+        "(x+y+x)^{999}",
+        "(x+y)^{20}",
+        "\\exp(\\exp(\\exp(99)))",
+        "\\frac{1}{x+" * 30 + "x" + "}" * 30,
+        "(" * 40 + "x" + ")" * 40,
+    ):
+        assert polynomial(answer) == half(answer) == 0.0, answer
+    assert time.perf_counter() - started_s < 2 * QUICK_S
+
+
+def without_integrating(item: Item) -> str:
+    """Right at the four points that were once looked at first, made from the integrand alone."""
+    variable, integrand = item.entry["metadata"]["variable"], item.entry["metadata"]["integrand"]
+    points, terms = ("0.2137", "0.0491", "0.1373", "0.3109"), []
+    for point in points:
+        value = re.sub(rf"(?<![A-Za-z]){variable}(?![A-Za-z])", point, integrand)
+        basis = "*".join(f"(({variable}-{other})/({point}-{other}))**2" for other in points if other != point)
+        terms.append(f"({value})*({variable}-{point})*{basis}")
+    return " + ".join(terms)
+
+
+VANISHES = "99*((x-0.2137)*(x-0.0491)*(x-0.1373)*(x-0.3109))**2"
+
+
+@pytest.mark.parametrize("dataset", ["simple_integration", "intermediate_integration"])
+def test_an_answer_that_does_not_integrate_earns_nothing_and_one_short_constant_is_all_that_is_added(dataset: str) -> None:
+    for item in items(dataset, 8):
+        variable, oracle = item.entry["metadata"]["variable"], right(item)
+        if "Integral(" in oracle:
+            continue
+        bare = oracle.removesuffix(" + C")
+        wrong = [without_integrating(item), f"({oracle})*(1 + 987654321)/987654322 + 987654321"]
+        extras = (VANISHES, "Abs(x-5) + x", "sqrt((x-5)**2) + x", "v*i*s*i*t/(e*v*i*l)*987654321012345")
+        if dataset == "simple_integration":
+            # Elsewhere the domain may end before the kink.
+            extras += ("sqrt(x**2-10*x+25) + x",)
+        wrong += [f"{oracle} + {extra.replace('x', variable)}" for extra in extras]
+        wrong += [f"{bare} + {text}" for text in ("1234567", "C + K", "C*K", "2 + 3 + 4 + 5", "c*987654", "sin(C)", "C**2")]
+        assert {answer: reward(item, answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+        honest = [f"{bare} + {text}" for text in ("C", "K", "c", "1", "pi/2")] + [f"C + ({bare})", f"({bare})*2/2 - C"]
+        assert {answer: reward(item, answer) for answer in honest} == dict.fromkeys(honest, 1.0)
+
+
+def test_an_integrand_that_is_real_for_negative_numbers_alone_has_more_than_one_right_answer() -> None:
+    from shared.tasks.scorers import SCORERS
+
+    entry = {"answer": "never", "metadata": {"variable": "x", "integrand": "5*sqrt(-5*x - 9)"}}
+    assert SCORERS["intermediate_integration"]("-2*(-5*x - 9)**(3/2)/3 + C", entry) == 1.0
+    assert SCORERS["intermediate_integration"]("-2*(-5*x - 8)**(3/2)/3 + C", entry) == 0.0
+
+
+DIGITS = "1234567890123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config", "wrong"),
+    [
+        ("number_sorting", {}, lambda item: re.sub(r"['\"](-?[0-9]+(?:\.[0-9]+)?)['\"]", lambda m: _longer(m[1]), right(item))),
+        ("advanced_geometry", {"task_types": ["angle_measure"]}, lambda item: _longer(right(item).removesuffix("°"))),
+        ("power_function", {}, lambda item: _longer(f"{float(right(item)):f}")),
+        ("complex_arithmetic", {}, lambda item: "{:.0f}.001{d}{:+.0f}.001{d}i".format(*item.entry["metadata"]["result"], d=DIGITS)),
+    ],
+)
+def test_digits_that_are_not_compared_are_not_paid(dataset: str, config: dict[str, Any], wrong: Wrong) -> None:
+    for item in items(dataset, 8, **config):
+        answer = wrong(item)
+        assert DIGITS in answer and reward(item, answer) < FULL_MARKS, answer
+        assert reward(item, right(item)) == 1.0
+
+
+def _longer(number: str) -> str:
+    return f"{number}{'' if '.' in number else '.'}{'0' * 20}{DIGITS}"
+
+
+def test_a_number_in_json_has_no_more_digits_than_value() -> None:
+    assert read_json("[1.5, -0.25e-10, 0.1234567890123456789]")
+    with pytest.raises(ValueError, match="digits"):
+        read_json(f"[1.5{'0' * 20}{DIGITS}]")
+
+
+@pytest.mark.parametrize("name", ["nan", "oo", "zoo", "E", "I", "N", "S", "pi"])
+def test_a_configuration_cannot_name_a_variable_that_the_parser_reads_as_something_else(name: str) -> None:
+    config = {"variables": [name], "allow_multivariate_polynomials": False}
+    try:
+        (item,) = items("polynomial_multiplication", 1, **config)
+    except TaskError:
+        return
+    assert reward(item, name) == reward(item, f"7*{name} + 5*{name}**2 + 123456789*{name}") == 0.0
+
+
+def math_scorer(answer: str) -> Callable[[str], float]:
+    pytest.importorskip("math_verify", reason="needs the extra `math`")
+    from shared.tasks.verify_math import verifier
+
+    task: Any = SimpleNamespace(answer=answer, ref=SimpleNamespace(dataset="mine"))
+    return verifier(Item(task, None, {}))
+
+
+PRODUCT = "21*x**4 - 44*x**2 + 3*x - 5"
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong"),
+    [
+        (
+            "1",
+            ("99=1", "1=99", "77\n1", "1\n77", "1&77", "1_7", "1\\in\\alpha", "1\\%", "1%", "1\\degree", "1\\pm 0", "1+0\\alpha")
+            + ("\\alpha=1", "1+10**-7", "1+10^{-7}", "[1]", "\\{1\\}", "\\begin{a}1", "1\\quad 77", "|1|", "1\\cup 7", "1<2", "1;1")
+            + (
+                "1.0000001",
+                "1.00000000000000000000000000001",
+                "\\lfloor 1.77\\rfloor",
+                "1\\displaystyle 7",
+                "\\alpha=1\\beta\\gamma=77",
+            ),
+        ),
+        ("214", ("214+10**-7", "214/1.0000001", "214+\\frac{1}{100000001234567}", "214.0000001234567", "21400\\%7", "2,14")),
+        (
+            "$244/607$",
+            ("0.40197693574958815" + "1234567890" * 2, "0.401977" + "1234567", "0.401976935749581381234567890123", "0.402"),
+        ),
+        ("$\\sqrt{2}$", ("1.41421356237309504880168872", "1.4142", "\\sqrt{2}+10^{-20}", "\\sqrt{2.0000001}")),
+        (
+            PRODUCT,
+            (
+                f"{PRODUCT} + 99*(x-0.3719)*(x-1.7351)*(x-2.4379)",
+                f"7={PRODUCT}",
+                f"{PRODUCT}=7",
+                f"{PRODUCT} + 10**-14*x*1234567",
+                f"{PRODUCT} + 10^{{-99}}*x",
+            ),
+        ),
+        ("$x$", ("\\sqrt{x^2}", "(x^2)^{1/2}", "|x|")),
+        ("$(-\\infty, 3]$", ("(-\\infty, 3.0000001]", "(-\\infty, 3)", "3")),
+    ],
+)
+def test_the_verifier_math_pays_one_formula_of_the_right_value(reference: str, wrong: tuple[str, ...]) -> None:
+    score = math_scorer(reference)
+    assert score(reference) == 1.0
+    assert {answer: score(answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "others"),
+    [
+        ("1000", ("1,000", "1000.0", "10^3", "\\frac{2000}{2}", "$\\boxed{1000}$", "n = 1000", "100000\\%", "\\displaystyle 1000")),
+        ("$244/607$", ("0.401977", "0.4019769357", "\\dfrac{488}{1214}", "\\left(\\frac{244}{607}\\right)")),
+        ("50\\%", ("1/2", "0.5", "50\\%", "50%")),
+        ("$30^\\circ$", ("30", "30^\\circ", "30\\degree")),
+        ("$\\sqrt{2}/2$", ("\\frac{1}{\\sqrt{2}}", "1/sqrt(2)", "0.707107", "\\cos(\\pi/4)")),
+        (PRODUCT, (PRODUCT.replace("**", "^"), "x*(21*x**3 - 44*x + 3) - 5", "$3x - 5 - 44x^{2} + 21x^{4}$")),
+        ("$2\\ln(x)$", ("\\ln(x^2)", "ln(x) + ln(x)")),
+        ("$\\alpha + 1$", ("1 + \\alpha",)),
+        ("$\\{1, 2\\}$", ("\\{2,1\\}", "\\left\\{1, 2\\right\\}")),
+        ("$x \\le 3$", ("x \\leq 3",)),
+        ("$\\sqrt{-x^2-1}$", ("\\sqrt{-1-x^2}",)),
+    ],
+)
+def test_the_verifier_math_pays_the_same_value_written_otherwise(reference: str, others: tuple[str, ...]) -> None:
+    score = math_scorer(reference)
+    assert {answer: score(answer) for answer in others} == dict.fromkeys(others, 1.0)
+
+
+def test_numbers_are_read_as_a_whole_or_not_at_all() -> None:
+    assert [read_number(text) for text in ("1,000", " 3.0 ", "+.5", "1e3", "-0")] == [1000, 3, 0.5, 1000, 0]
+    for text in ("", "nan", "inf", "1,00", "1_000", "1 000", "5x", "--5", "1e9999", "٣", "1" * 500, ".", "e5", "0x10", "1/2"):
+        assert read_number(text) is None, text
+    third = read_number("0.333333333333")
+    assert third is not None
+    assert rounds_from("0.33333", third, 4) and rounds_from("0.3333", third, 4)
+    assert not rounds_from("0.333", third, 4) and not rounds_from("0.3334", third, 4) and not rounds_from("0", third, 0)
+
+
+def test_json_hides_no_second_value() -> None:
+    assert read_json('{"a": [1, "b", null]}') == {"a": [1, "b", None]}
+    for text in ('{"a": 1, "a": 2}', "[NaN]", "[Infinity]", "[1] x", "[" * 50 + "]" * 50, "[" * 100_000):
+        with pytest.raises(ValueError):
+            read_json(text)
+    assert same_json({"a": [1]}, {"a": [1]})
+    assert not same_json(1, True) and not same_json([1], [1.0]) and not same_json({"a": 1}, {"a": 1, "b": 2})
