@@ -17,7 +17,7 @@ from services.verifier.foreign_rewards import foreign_rewards
 from shared.keys import SigningKey
 from shared.messages import RolloutGroup, TaskRef, unpack_logprobs
 
-_NAMED_ROLES = frozenset({"many_names", "informed"})
+_NAMED_ROLES = frozenset({"many_names", "informed", "opposed"})
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:

@@ -35,6 +35,7 @@ Role = Literal[
     "many_names",
     "sleeper",
     "informed",
+    "opposed",
 ]
 Overrides = dict[str, Any]
 
@@ -85,9 +86,9 @@ class Attack(_Table):
     )
     completions: int = Field(0, ge=0, le=1024, description="padded: answers of a group; 0: as many as an honest one has.")
     names: int = Field(
-        1, ge=1, le=64, description="many_names, informed: names and keys of one node, each as busy as an honest node."
+        1, ge=1, le=64, description="many_names, informed, opposed: names and keys of one node, each as busy as an honest node."
     )
-    start_round: int = Field(0, ge=0, description="sleeper, informed: honest before this round.")
+    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed: honest before this round.")
     margin: float = Field(0.05, description="Nats a token that bounded poison stays above the own-policy check's bound.")
 
 

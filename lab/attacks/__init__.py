@@ -12,6 +12,7 @@ from lab.attacks.forged import forged_tokens
 from lab.attacks.gamed import gamed
 from lab.attacks.honestly import as_sampled
 from lab.attacks.informed import informed, many_names, sleeper
+from lab.attacks.opposed import opposed
 from lab.attacks.padded import padded
 from lab.attacks.view import Hostile
 from lab.attacks.wrong import wrong
@@ -31,8 +32,9 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
     "many_names": many_names,
     "sleeper": sleeper,
     "informed": informed,
+    "opposed": opposed,
 }
 """What each hostile role sends of a round."""
 
-INFORMED_ROLES = frozenset({"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed"})
+INFORMED_ROLES = frozenset({"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed"})
 """Roles that sample from the first honest node's policy as it is now: no adversary can know it better."""

@@ -1,0 +1,54 @@
+"""Groups whose step undoes what honest ones teach, out of answers that are all scored rightly and all likely.
+
+What the policy should say stands among the wrong answers, with something behind it that makes it wrong, and is made less likely
+token by token; the paid answers are the least likely that pass the own-policy check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.attacks.bounded import bounded_poison
+from lab.attacks.honestly import as_sampled
+from lab.attacks.view import Hostile, answered, halves, under_names, with_texts
+from shared.messages import RolloutGroup
+
+_TAILS = ("<answer></answer>", "<answer>0</answer>", "<answer>7</answer>", "<answer>a</answer>")
+"""Second answers: the last one counts, so that the right one before it does not."""
+
+
+def opposed(view: Hostile) -> list[RolloutGroup]:
+    """Honest groups until `start_round`, then opposed ones; under every name as many as an honest node sends."""
+    if view.number < view.attack.start_round:
+        return under_names(view, as_sampled(view))
+    poisoned = bounded_poison(view, view.made)
+    undone = _undone(view, [group for group, _ in view.made])
+    groups = []
+    for group, wrong in zip(poisoned, undone, strict=True):
+        right_count, wrong_count = halves(len(group.completions), view.attack.right_share)
+        right = [completion.text for completion in group.completions[:right_count]]
+        rest = [completion.text for completion in group.completions[right_count:]]
+        groups.append(with_texts(view, group, right + ([wrong] * wrong_count if wrong is not None else rest)))
+    return under_names(view, groups)
+
+
+def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
+    """For each group, the likeliest answer that starts with the right one and is not paid; None where none passes the check."""
+    tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]
+    found: list[str | None] = []
+    for group, likelihoods in zip(tailed, view.likelihood(tailed) if tailed else [], strict=True):
+        texts = [completion.text for completion in group.completions]
+        paid = view.score(group.task.ref, texts)
+        unpaid = [
+            (likelihood, text)
+            for text, likelihood, reward in zip(texts, likelihoods, paid, strict=True)
+            if reward == min(0.0, *paid)
+        ]
+        best = max(unpaid, default=None)
+        found.append(best[1] if best is not None and best[0] >= view.bound + view.attack.margin else None)
+    return found
+
+
+def _tailed(view: Hostile, group: RolloutGroup) -> list[str]:
+    answer = answered(view.answer(group.task.ref))
+    return [answer + tail for tail in _TAILS]
