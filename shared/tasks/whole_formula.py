@@ -6,6 +6,8 @@ import re
 from collections import Counter
 
 MAX_CHARS = 1000
+SPARE_CHARS, SPARE_DIGITS = 40, 8
+"""Characters and digits that an answer may have beyond four times the reference's, and beyond twice."""
 MAX_DEPTH = 8
 """Levels of parentheses, braces and brackets; twice as many keep the LaTeX grammar busy for seconds."""
 MAX_POWER_OF_A_GROUP = 20
@@ -58,12 +60,21 @@ def letters(text: str) -> set[str]:
 
 
 def is_one_formula(text: str, reference: str) -> bool:
-    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about as long as written."""
-    if len(text) > min(MAX_CHARS, 200 + 8 * len(reference)) or not _CHARACTERS.fullmatch(text):
+    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about as long as the reference.
+
+    A term that comes to 0 carries any text: what is right and far longer, or of many more digits, is no way to write the answer.
+    """
+    if len(text) > min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) or _digits(text) > SPARE_DIGITS + 2 * _digits(reference):
+        return False
+    if not _CHARACTERS.fullmatch(text):
         return False
     commands = {_SAME_COMMAND.get(name, name) for name in _COMMAND.findall(text) if name.isalpha()}
     known = commands <= _PLAIN_COMMANDS | _MARK_COMMANDS | _LETTERS
     return known and _marks(text) <= _marks(reference) and letters(text) <= letters(reference) | {"e"}
+
+
+def _digits(text: str) -> int:
+    return sum(map(str.isdigit, text))
 
 
 def _marks(text: str) -> Counter[str]:
