@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nkeys
 import pytest
 
 from shared import subjects
-from shared.permissions import node_role
+from shared.permissions import EVERYTHING, ROLES, Permissions, node_role, swarm_node
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Transport
+from swarm_cli.nats_accounts import MAX_CONNECTIONS_VARIABLE
 from tests.integration.nats_users import everything, raw
 from tests.secured_server import SecuredServer
 
@@ -134,14 +137,57 @@ async def stored_by(client: Any, subject: str, body: bytes, message_id: str) -> 
 
 @pytest.mark.parametrize("attacker", OWN)
 async def test_a_reply_subject_gives_no_key_more_than_it_has(secured: SecuredServer, tmp_path: Path, attacker: str):
-    """Run in the order of harm: should an attack succeed, the next ones still find what they are meant for."""
+    assert await reached_by(secured, tmp_path, attacker) == []
+
+
+@pytest.mark.parametrize("attacker", OWN)
+async def test_the_same_attacks_reach_streams_that_share_an_account_with_their_users(tmp_path: Path, attacker: str):
+    """So that the test above means something: permissions alone stop none of these requests."""
+    server = SharedAccountServer(tmp_path / "server", ["alpha", "mallory"]).start()
+    try:
+        reached = await reached_by(server, tmp_path, attacker)
+    finally:
+        server.stop()
+    assert any(target.startswith("$JS.API.STREAM.") for target in reached)
+    assert set(FORBIDDEN_SUBJECTS[attacker]) & set(reached)
+
+
+class SharedAccountServer(SecuredServer):
+    """The same keys and permissions, in one account a plane, streams included: what `swarm nats config` wrote once."""
+
+    def configure(self, config: str = "", jetstream: str = "") -> None:
+        """Replace the accounts of what `swarm nats config` printed."""
+        start, end = self._text.index("accounts {"), self._text.index(f"{MAX_CONNECTIONS_VARIABLE}:")
+        blocks = [self._account("SWARM", {name: f"{name}/swarm.nk" for name in (*self.nodes, "operator")}, swarm_node)]
+        for node in self.nodes:
+            keys = {role: f"{node}/{role}.nk" for role in (*ROLES, "operator")}
+            blocks.append(self._account(f"NODE_{node.upper()}", keys, partial(node_role, node)))
+        self._text = "\n".join([self._text[:start], "accounts {", *blocks, "}", self._text[end:]])
+        super().configure(config, jetstream)
+
+    def _account(self, name: str, keys: Mapping[str, str], rights: Callable[[str], Permissions]) -> str:
+        users = []
+        for user, file in keys.items():
+            allowed = EVERYTHING if user == "operator" else rights(user)
+            publish, subscribe = (json.dumps(subjects) for subjects in (allowed.publish, allowed.subscribe))
+            key = nkeys.from_seed(bytearray((self.keys / file).read_bytes().strip())).public_key.decode()
+            may = f"permissions {{ publish: {{ allow: {publish} }}, subscribe: {{ allow: {subscribe} }} }}"
+            users.append(f"{{ nkey: {key}, {may} }}")
+        return f"{name} {{\n  jetstream: enabled\n  users: [\n" + "\n".join(users) + "\n  ]\n}"
+
+
+async def reached_by(server: SecuredServer, folder: Path, attacker: str) -> list[str]:
+    """Subjects for which an attack changed something.
+
+    In the order of harm, so that the next ones still find what they are meant for. The first stream that is gone ends it.
+    """
     subject, own_stream = OWN[attacker]
     node = "mallory" if attacker == "swarm" else "alpha"
     streams = SWARM_STREAMS if attacker == "swarm" else NODE_STREAMS
-    async with victim(secured, attacker, tmp_path):
+    async with victim(server, attacker, folder):
         key = "operator/swarm.nk" if attacker == "swarm" else "alpha/operator.nk"
-        operator = await raw(secured, secured.keys / key, "_INBOX_attacked.operator", [])
-        client = await raw(secured, secured.keys / node / f"{attacker}.nk", f"_INBOX_{node}.{attacker}", [])
+        operator = await raw(server, server.keys / key, "_INBOX_attacked.operator", [])
+        client = await raw(server, server.keys / node / f"{attacker}.nk", f"_INBOX_{node}.{attacker}", [])
         try:
             configs = {stream: (await everything(operator))[stream][0] for stream in streams}
             attacks = [(target, b"forged") for target in FORBIDDEN_SUBJECTS[attacker]]
@@ -162,13 +208,16 @@ async def test_a_reply_subject_gives_no_key_more_than_it_has(secured: SecuredSer
                 await answered_by_reading(client, subject, own_stream, baits[target], target)
                 await client.flush()
                 await asyncio.sleep(0.02)
-                if await everything(operator) != before:
+                after = await everything(operator)
+                if after != before:
                     reached.append(target)
+                if own_stream not in after:
+                    break
             # What is on its way may take its time on a busy machine.
             settled = await everything(operator)
             await asyncio.sleep(0.5)
             assert await everything(operator) == settled
-            assert reached == []
+            return reached
         finally:
             await client.close()
             await operator.close()
