@@ -62,6 +62,8 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             name = name_of(len(nodes))
             values = merged(_BARE if spec.settings == "bare" else {}, merged(arm.overrides, group.overrides))
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
+            if spec.held_out == "per seed":
+                values = merged(values, {"eval": {"draw": seed}})
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
             nodes.append(PlannedNode(name=name, role=group.role, config=_checked(values, arm_name, name), local=arm.local))
     _check(arm, arm_name, nodes)

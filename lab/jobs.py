@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
-from lab.runs import RunFolder
+from lab.runs import RunFolder, code_commit
 from lab.spec import Spec
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) ->
 
     torch.set_num_threads(threads)
     started = time.monotonic()
+    code_commit()  # as the code is now, not when the run ends
     global _shared
     _shared = _shared or Shared()
     simulation = Simulation(plan_run(spec, folder.arm, folder.seed), _shared)

@@ -7,7 +7,7 @@ answers, (c) held-out questions, which alone says what a policy can do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,11 @@ class Measures:
     held_out: list[Point]
     held_out_of_node: dict[str, list[Point]]
     held_out_of_task: dict[str, list[Point]]
+    held_out_screened: list[Point]
+    """`held_out` without the datasets that are out (`lab.floors`)."""
+    gain_of_question: list[float]
+    """Cumulative gain on each held-out question that is not out, mean over nodes; empty for records that do not tell questions
+    apart. Its mean is `gain_screened`."""
     completions: list[Point]
     """Completions generated so far by all nodes, by round."""
     health: dict[str, list[Point]] = field(default_factory=dict)
@@ -40,6 +45,7 @@ NUMBERS = {
     "final": "held-out pass rate, mean over the last quarter of the run",
     "last": "held-out pass rate at the end",
     "gain": "cumulative gain: held-out pass rate minus the base policy's, mean over the run",
+    "gain_screened": "the same without the datasets of which a constant passes too much",
     "final_gain": "final minus base",
     "final_mean_reward": "held-out mean reward, partial credit included, over the last quarter",
     "oscillation": "standard deviation of a node's held-out pass rate about its line over the last quarter, mean over nodes",
@@ -59,8 +65,8 @@ _HEALTH = (
 )
 
 
-def measures(records: Iterable[dict[str, Any]]) -> Measures:
-    """Measures of a run's records.
+def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Measures:
+    """Measures of a run's records; `out` are the datasets that `gain_screened` leaves out.
 
     Raises:
         ValueError: there are no steps among them.
@@ -94,6 +100,9 @@ def measures(records: Iterable[dict[str, Any]]) -> Measures:
         numbers |= _hostile_numbers(steps)
     if any("absurd" in line for line in steps):
         numbers["absurd_answers"] = sum(line.get("absurd", 0) for line in steps) / len(steps)
+    screened = _screened(evaluations, out)
+    if len(screened) > 1:
+        numbers["gain_screened"] = _gain(screened)
     if len(held_out) > 1:
         numbers |= _held_out_numbers(held_out, _by_round(evaluations, "mean_reward"), list(of_node.values()))
     return Measures(
@@ -102,10 +111,38 @@ def measures(records: Iterable[dict[str, Any]]) -> Measures:
         held_out=held_out,
         held_out_of_node=dict(of_node),
         held_out_of_task={name: [(x, _mean(ys)) for x, ys in sorted(by.items())] for name, by in sorted(of_task.items())},
+        held_out_screened=screened,
+        gain_of_question=_gain_of_question(evaluations, out),
         completions=_completions(steps),
         health={name: series for name in _HEALTH if (series := _by_round(steps, name))},
         numbers=numbers,
     )
+
+
+def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[Point]:
+    """Held-out pass rate by round over the datasets that are not `out`, mean over nodes."""
+    by_round: dict[float, list[float]] = defaultdict(list)
+    for line in evaluations:
+        kept = [(n, pass_rate) for name, (n, pass_rate, _) in line["tasks"].items() if name not in out]
+        asked = sum(n for n, _ in kept)
+        if asked:
+            by_round[line["round"]].append(sum(n * pass_rate for n, pass_rate in kept) / asked)
+    return [(x, _mean(ys)) for x, ys in sorted(by_round.items())]
+
+
+def _gain_of_question(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[float]:
+    if not all("passed" in line for line in evaluations):
+        return []
+    series: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    kept: dict[str, list[int]] = {}
+    for line in evaluations:
+        series[line["node"]].append((line["round"], line["passed"]))
+        # Questions stand in the order of the datasets.
+        names = [name for name, (n, _, _) in line["tasks"].items() for _ in range(n)]
+        kept[line["node"]] = [place for place, name in enumerate(names) if name not in out]
+    of_nodes = [[_gain([(x, float(bits[place])) for x, bits in series[node]]) for place in kept[node]] for node in series]
+    # Nodes of different sources are asked different questions.
+    return [_mean(gains) for gains in zip(*of_nodes, strict=True)] if len({len(gains) for gains in of_nodes}) == 1 else []
 
 
 def cumulative_gain(run: Measures, nodes: Sequence[str]) -> float:

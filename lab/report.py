@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lab.arms import simulated_name
+from lab.comparisons import compare_arms, comparisons_text
+from lab.floors import Floor, out_datasets, read_floors
+from lab.floors_table import floors_table
 from lab.measures import NUMBERS, Measures, cumulative_gain, measures
 from lab.records import read_records
 from lab.runs import finished_runs, read_manifest
@@ -20,14 +24,35 @@ Runs = Mapping[str, Mapping[int, Measures]]
 Kinds = Mapping[str, Mapping[str, Sequence[str]]]
 """arm -> kind of node -> names of its nodes, of the arms that have several kinds."""
 
-_MAIN = ("trained_total", "local_total", "gain", "final_gain", "final", "final_mean_reward", "oscillation", "completions")
+_MAIN = (
+    "trained_total",
+    "local_total",
+    "gain",
+    "gain_screened",
+    "final_gain",
+    "final",
+    "final_mean_reward",
+    "oscillation",
+    "completions",
+)
 _HOSTILE = ("hostile_share", "hostile_refused", "absurd_answers")
-_RATIOS = ("trained_total", "local_total", "gain", "gain_matched", "gain_early", "final_gain", "final", "oscillation")
-_DIFFERENCES = ("gain", "gain_matched", "gain_early", "final", "oscillation")
+_RATIOS = (
+    "trained_total",
+    "local_total",
+    "gain",
+    "gain_screened",
+    "gain_matched",
+    "gain_early",
+    "final_gain",
+    "final",
+    "oscillation",
+)
+_DIFFERENCES = ("gain", "gain_screened", "gain_matched", "gain_early", "final", "oscillation")
 _TITLES = {
     "trained_total": "(a) trained on, total",
     "local_total": "(b) local, total",
     "gain": "(c) cumulative gain",
+    "gain_screened": "(c) cumulative gain, screened",
     "final_gain": "(c) final gain",
     "final": "(c) final",
     "final_mean_reward": "(c) final mean reward",
@@ -50,8 +75,9 @@ def read_runs(results: Path) -> tuple[dict[str, Any], dict[str, dict[int, Measur
     manifest = read_manifest(results)
     order = list(manifest["spec"].get("arms", {}))
     runs: dict[str, dict[int, Measures]] = {}
+    out = out_datasets(read_floors(results) or ())
     for folder in finished_runs(results):
-        runs.setdefault(folder.arm, {})[folder.seed] = measures(read_records(folder.records))
+        runs.setdefault(folder.arm, {})[folder.seed] = measures(read_records(folder.records), out)
     if not runs:
         raise SpecError(f"{results}: no run is complete: `swarm experiment run` makes them")
     known = {arm: place for place, arm in enumerate(order)}
@@ -69,9 +95,12 @@ def write_report(results: Path, out: Path) -> list[Path]:
     manifest, runs = read_runs(results)
     out.mkdir(parents=True, exist_ok=True)
     summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest, runs))
+    summary["comparisons"] = compare_arms(manifest, runs, baselines(manifest, runs))
+    summary["commits"] = dict(Counter(folder.commit() for folder in finished_runs(results)))
     (out / "report.json").write_text(json.dumps(_jsonable(summary), indent=1) + "\n", encoding="utf-8")
     plots = draw_plots(manifest["name"], runs, out)
-    (out / "report.md").write_text(_markdown(manifest, runs, summary, [plot.name for plot in plots]), encoding="utf-8")
+    text = _markdown(manifest, runs, summary, read_floors(results), [plot.name for plot in plots])
+    (out / "report.md").write_text(text, encoding="utf-8")
     return [out / "report.md", out / "report.json", *plots]
 
 
@@ -196,27 +225,48 @@ def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
     return found
 
 
-def _markdown(manifest: Mapping[str, Any], runs: Runs, summary: Mapping[str, Any], plots: Sequence[str]) -> str:
+def _markdown(
+    manifest: Mapping[str, Any], runs: Runs, summary: Mapping[str, Any], floors: Sequence[Floor] | None, plots: Sequence[str]
+) -> str:
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     arms = summary["arms"]
     parts = [
         f"# {manifest['name']}\n",
         f"{manifest['question']}\n" if manifest["question"] else "",
         f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Means over seeds of means over nodes, "
-        "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed.\n",
+        "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
+        + _commits_text(summary["commits"]),
         "## Results\n",
         _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
         *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
+        comparisons_text(summary["comparisons"]),
         _hostile_table(arms),
         _kinds_table(arms),
         "## Held-out pass rate by dataset\n",
         _task_table(arms),
+        "## What answers without skill pass\n",
+        _floors_text(floors),
         *[f"![{name}]({name})\n" for name in plots],
         "## What the columns mean\n",
         *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
         "",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _commits_text(commits: Mapping[str, int]) -> str:
+    made = ", ".join(f"{count} by `{commit}`" for commit, count in sorted(commits.items()))
+    return f"Runs by the commit of the code that made them: {made}.\n"
+
+
+def _floors_text(floors: Sequence[Floor] | None) -> str:
+    if floors is None:
+        return "These datasets were not screened: `swarm experiment screen SPEC --out DIR` does it.\n"
+    asked = min(floor.questions for floor in floors)
+    return (
+        f"Of {asked} questions that no node is trained on or evaluated on; as many others chose the answer. A gain on a dataset "
+        "that is out may be that constant, learned: the columns called screened leave it out.\n\n" + floors_table(floors)
+    )
 
 
 def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> str:

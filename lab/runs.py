@@ -2,7 +2,7 @@
 
     DIR/manifest.json                      spec, software, machine (no paths, no names)
     DIR/<arm>/seed-<seed>/records.jsonl.gz raw records
-    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, digests of arm and records
+    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, commit, digests of arm and records
 
 A run that was interrupted leaves a folder without done.json and is made again from its start: with the same result, because a run
 depends on its spec and seed alone, and within minutes.
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,18 @@ class RunFolder:
         made: str | None = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("arm")
         return made
 
+    def commit(self) -> str:
+        """The commit of the code that made a complete run, with `-dirty` where files differed from it."""
+        commit: str = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("commit", "not recorded")
+        return commit
+
     def finish(self, rounds: int, seconds: float, arm_digest: str) -> None:
         """Say that the run is complete."""
         content = {
             "rounds": rounds,
             "seconds": round(seconds, 1),
             "arm": arm_digest,
+            "commit": code_commit(),
             "sha256": hashlib.sha256(self.records.read_bytes()).hexdigest(),
         }
         draft = self.path / (DONE_FILE + ".new")
@@ -134,7 +141,7 @@ def write_manifest(out: Path, spec: Spec, driver: str) -> None:
         "baseline": spec.base_arm,
         "driver": driver,
         "spec": spec.source,
-        "commit": _commit(),
+        "commit": code_commit(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in _PACKAGES},
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
@@ -167,10 +174,12 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
     """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its own)."""
-    return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "arms"}}
+    return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
 
 
-def _commit() -> str:
+@cache
+def code_commit() -> str:
+    """The commit of this code when it was first asked for, with `-dirty` where files differ from it; `unknown` outside of git."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from lab.arms import PlannedRun
@@ -26,7 +27,7 @@ from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
 from services.sampler.bandit import Evaluation
 from services.verifier.sharing_rules import is_shared
-from shared.evaluation import summarise
+from shared.evaluation import PASS_REWARD, summarise
 from shared.messages import Batch
 from shared.model.loading import resolve_device
 
@@ -181,8 +182,9 @@ class Simulation:
             for node, texts in zip(cohort.nodes, answers, strict=True):
                 asked = node.desk.held_out_prompts
                 rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, texts, strict=True)]
+                results = [(each.task.ref.dataset, reward) for each, reward in zip(asked, rewards, strict=True)]
                 report = summarise(
-                    [(each.task.ref.dataset, reward) for each, reward in zip(asked, rewards, strict=True)],
+                    results,
                     node=node.name,
                     policy_version=node.version,
                     created_at=START_S + number * self.run_plan.round_s,
@@ -197,6 +199,8 @@ class Simulation:
                     pass_rate=report.pass_rate,
                     mean_reward=report.mean_reward,
                     tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
+                    # A digit a question, in the order of `tasks`: 1 if it was passed.
+                    passed="".join(str(int(reward >= PASS_REWARD)) for _, reward in sorted(results, key=itemgetter(0))),
                 )
         if number == 0:
             records.write("round", round=0, seconds={"evaluate": time.perf_counter() - started})

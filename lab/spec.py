@@ -19,7 +19,7 @@ from shared.config import TaskSpec
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
 
-_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings"})
+_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "held_out"})
 """Keys that describe the experiment; all others are the arms'."""
 
 Role = Literal[
@@ -141,6 +141,14 @@ class Spec(_Table):
         description="What an arm does not set. shipped: a node's defaults, all defences included; bare: no newer defence, "
         "and I and J as the arm says.",
     )
+    confirm: list[str] = Field(
+        default_factory=list,
+        description="Arms whose comparison with their baseline was stated before any run: reports correct these for their number, "
+        "and call all others exploratory.",
+    )
+    held_out: Literal["one", "per seed"] = Field(
+        "one", description="per seed: each seed is evaluated on questions of its own, so that the interval over seeds covers both."
+    )
     arms: dict[str, Arm]
     source: dict[str, Any]
 
@@ -154,6 +162,8 @@ class Spec(_Table):
         of_arm = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {"baseline": "", "round_s": self.round_s}
         if self.settings != "bare":
             of_arm |= {"settings": self.settings}
+        if self.held_out != "one":
+            of_arm |= {"held_out": self.held_out}
         return hashlib.sha256(json.dumps(of_arm, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -197,7 +207,8 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
         spec = Spec(**head, arms=complete, source=dict(source))
     except ValidationError as error:
         raise SpecError("\n".join(f"  {line}" for line in _lines(error))) from None
-    for field, arm in [("baseline", spec.baseline), *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
+    named = [("baseline", spec.baseline), *(("confirm", arm) for arm in spec.confirm)]
+    for field, arm in [*named, *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
         if arm and arm not in spec.arms:
             raise SpecError(f"  {field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")
     return spec

@@ -1,14 +1,19 @@
 """Means with intervals over seeds, and the few series computations that reports need. Pure.
 
 A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not independent, so they are averaged
-first. With three to five seeds Student's t is the honest interval; a bootstrap over so few would be too narrow.
+first. With three to five seeds Student's t is the honest interval; a bootstrap over so few would be too narrow. With ten, a
+hierarchical bootstrap says what chance in both seeds and questions does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+_EXACT_FLIPS = 16
 
 _T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -68,6 +73,68 @@ def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[
     if any(baseline[seed] <= 0.0 for seed in seeds):
         return []
     return [values[seed] / baseline[seed] for seed in seeds]
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p of paired differences under "their signs are chance" (exact up to 16 of them, else of 2**16 draws).
+
+    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n.
+    """
+    observed = abs(math.fsum(differences))
+    values = np.asarray(differences)
+    if len(differences) <= _EXACT_FLIPS:
+        numbers = np.arange(2 ** len(differences))
+        signs = 1.0 - 2.0 * ((numbers[:, None] >> np.arange(len(differences))) & 1)
+        return float(np.mean(np.abs(signs @ values) >= observed * (1 - 1e-9)))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(2**_EXACT_FLIPS, len(differences)))
+    extreme = float(np.sum(np.abs(signs @ values) >= observed * (1 - 1e-9)))
+    return (extreme + 1) / (len(signs) + 1)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Each p corrected for there being several, after Holm (1979): the smallest times their number, and so on, never falling."""
+    corrected: dict[str, float] = {}
+    highest = 0.0
+    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        highest = max(highest, min(1.0, p_values[name] * (len(p_values) - place)))
+        corrected[name] = highest
+    return corrected
+
+
+def bootstrap_ratio(
+    values: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]], *, same_questions: bool, draws: int = 4000
+) -> tuple[float, float] | None:
+    """95 % interval of the ratio of two means over seeds and questions, both drawn again: percentiles of a hierarchical bootstrap.
+
+    Args:
+        values: By seed, one number a question.
+        baseline: The same of the other arm, over the same questions in the same order.
+        same_questions: Whether all seeds share their questions, which are then drawn once for all of them.
+        draws: How often.
+
+    Returns:
+        None with fewer than two seeds in common, or where the baseline's mean is not positive in one draw of a hundred.
+    """
+    seeds = sorted(values.keys() & baseline.keys())
+    if len(seeds) < 2:
+        return None
+    random = np.random.default_rng(0)
+    pairs = [(np.asarray(values[seed]), np.asarray(baseline[seed])) for seed in seeds]
+    ratios = []
+    for _ in range(draws):
+        shared = random.integers(len(pairs[0][0]), size=len(pairs[0][0])) if same_questions else None
+        above = below = 0.0
+        for place in random.integers(len(pairs), size=len(pairs)):
+            of_arm, of_base = pairs[place]
+            questions = random.integers(len(of_arm), size=len(of_arm)) if shared is None else shared
+            above += float(of_arm[questions].mean())
+            below += float(of_base[questions].mean())
+        if below > 0.0:
+            ratios.append(above / below)
+    if len(ratios) < 0.99 * draws:
+        return None
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def area_under(points: Sequence[tuple[float, float]]) -> float:

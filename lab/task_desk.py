@@ -34,7 +34,12 @@ class TaskDesk:
         self._shared = shared
         self._source = "\n".join(
             (config.node.id, str(config.node.seed), config.model.path, config.model.system_prompt)
-            + (str(config.generator.max_new_tokens), str(config.eval.tasks), *(task.model_dump_json() for task in config.tasks))
+            + (
+                str(config.generator.max_new_tokens),
+                str(config.eval.tasks),
+                str(config.eval.draw),
+                *(task.model_dump_json() for task in config.tasks),
+            )
         )
         self.held_out = held_out
         self.held_out_prompts = self._prompter.held_out(held_out.tasks)
@@ -54,7 +59,7 @@ class Shared:
 
     def __init__(self) -> None:
         self._tokenizers: dict[str, Any] = {}
-        self._held_out: dict[tuple[str, int], HeldOut] = {}
+        self._held_out: dict[tuple[str, int, int], HeldOut] = {}
         self._items: OrderedDict[TaskRef, Item] = OrderedDict()
         self._scores: OrderedDict[tuple[TaskRef, str, str], float] = OrderedDict()
         self._draws: dict[tuple[str, int], PromptedTask] = {}
@@ -68,9 +73,9 @@ class Shared:
 
     def held_out(self, config: NodeConfig) -> HeldOut:
         """The questions that must not be trained on."""
-        key = ("\n".join(task.model_dump_json() for task in config.tasks), config.eval.tasks)
+        key = ("\n".join(task.model_dump_json() for task in config.tasks), config.eval.tasks, config.eval.draw)
         if key not in self._held_out:
-            self._held_out[key] = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+            self._held_out[key] = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         return self._held_out[key]
 
     def task(self, source: str, draw: int, prompter: Prompter) -> PromptedTask:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from lab.floors import Floor
+    from lab.spec import Spec
 
 experiment_app = typer.Typer(name="experiment", help="Run experiments and report on their records.", no_args_is_help=True)
 
@@ -26,6 +31,7 @@ def run(
     threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads of each run (simulate).")] = 1,
 ) -> None:
     """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts again."""
+    from lab.floors import read_floors
     from lab.jobs import make_runs
     from lab.runs import runs_to_make, write_manifest
     from lab.spec import SpecError, load_spec
@@ -36,6 +42,9 @@ def run(
         folder = out or RESULTS / spec.name
         todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
         write_manifest(folder, spec, chosen)
+        if todo and read_floors(folder) is None:
+            note("first, what answers without skill pass of each dataset")
+            _screened(spec, folder)
         note(f"{len(todo)} runs to make in {folder}")
         if chosen == "simulate":
             make_runs(spec, todo, jobs, note, threads)
@@ -46,6 +55,30 @@ def run(
     except (SpecError, ValueError) as error:
         raise CommandError(str(error)) from None
     typer.echo(str(folder))
+
+
+@experiment_app.command()
+def screen(
+    spec_file: Annotated[Path, typer.Argument(help="The experiment's TOML file.", metavar="SPEC")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
+    questions: Annotated[int, typer.Option(min=10, max=10_000, help="Questions of each dataset, and as many that choose.")] = 200,
+) -> None:
+    """What answers without skill pass of each dataset: a constant, a copy from the question. Code 1 if a constant passes a tenth.
+
+    `experiment run` does it by itself; here it is for choosing datasets.
+    """
+    from lab.spec import SpecError, load_spec
+
+    try:
+        spec = load_spec(spec_file)
+        floors = _screened(spec, out or RESULTS / spec.name, questions)
+    except SpecError as error:
+        raise CommandError(str(error)) from None
+    from lab.floors_table import floors_table
+
+    typer.echo(floors_table(floors))
+    if any(floor.out for floor in floors):
+        raise typer.Exit(1)
 
 
 @experiment_app.command()
@@ -78,6 +111,20 @@ def model(
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from None
     typer.echo(str(folder))
+
+
+def _screened(spec: Spec, folder: Path, questions: int | None = None) -> list[Floor]:
+    from lab.floors import QUESTIONS, scorers, screen, sources_of, write_floors
+
+    sources = sources_of([group.tasks or arm.tasks for arm in spec.arms.values() for group in arm.nodes])
+
+    async def screened() -> list[Floor]:
+        async with scorers(sources) as pool:
+            return await screen(pool, sources, questions or QUESTIONS)
+
+    floors = asyncio.run(screened())
+    write_floors(folder, floors)
+    return floors
 
 
 def _driver(name: str) -> Literal["simulate", "services"]:

@@ -45,7 +45,7 @@ class GeneratorService:
         generator = config.generator
         try:
             check_specs(config.tasks)
-            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except TaskConfigError as error:
             raise FatalError(str(error)) from None
         if generator.engine != "openai":

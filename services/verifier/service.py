@@ -53,7 +53,7 @@ class VerifierService:
                 _replay_capacity(config), run_dir / "accepted_groups.txt", keep_s=_longest_s(config) + REPLAY_MARGIN_S
             )
             check_specs(config.tasks)
-            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks))
+            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except RosterError as error:
             raise FatalError(f'verifier.trust is roster, but {error}; or set verifier.trust = "open"') from None
         except (KeyFileError, TaskError) as error:

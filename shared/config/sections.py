@@ -187,6 +187,9 @@ class EvalSection(Section):
     """Held-out evaluation, done by the generator on tasks that never enter training."""
 
     tasks: int = Field(200, ge=0, le=100_000, description="Size of the fixed held-out set over all sources; 0: off.")
+    draw: int = Field(
+        0, ge=0, le=300, description="Which held-out set; nodes that are compared need the same one, and none trains on its own."
+    )
     every_versions: int = Field(25, ge=1, description="Evaluate when the policy is this many versions on.")
     temperature: float = Field(0.0, ge=0, le=10, description="0: greedy.")
 

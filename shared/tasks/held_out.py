@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 HELD_OUT_SEED = 0x7E000000
 """Held-out tasks have seeds from here on; training seeds are below."""
 
+DRAW_SEEDS = 100_000
+"""How many seeds lie between one held-out set and the next: `eval.draw` has room for 300."""
+
 PATIENCE = 200
 """A source that yields this many known questions in a row has no more; its share of the set stays smaller."""
 
@@ -31,23 +34,26 @@ class HeldOut:
         return _key(question) in self._questions
 
 
-def held_out_tasks(specs: Sequence[TaskSpec], n: int, derive: Callable[[TaskRef], Task] = derive_task) -> list[Task]:
+def held_out_tasks(
+    specs: Sequence[TaskSpec], n: int, derive: Callable[[TaskRef], Task] = derive_task, *, draw: int = 0
+) -> list[Task]:
     """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder). Deterministic.
 
-    A source with too few distinct questions contributes fewer. The order is that of `specs`.
+    A source with too few distinct questions contributes fewer. The order is that of `specs`. `draw` numbers different sets.
 
     Raises:
         TaskError: a task does not derive.
     """
     chosen: list[Task] = []
     known: set[str] = set()
+    first_seed = HELD_OUT_SEED + draw * DRAW_SEEDS
     for spec, count in zip(specs, _split([spec.weight for spec in specs], n), strict=True):
         size = dataset_size(spec.dataset, spec.canonical_config) if count else 1
         taken = misses = position = 0
         while taken < count and misses < PATIENCE:
             # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.
             block, index = divmod(position, size)
-            ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=HELD_OUT_SEED + block * size, index=index)
+            ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=first_seed + block * size, index=index)
             position += 1
             task = derive(ref)
             key = _key(task.question)

@@ -48,6 +48,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     first = swarm("run", spec_file, "--out", out, "--jobs", "2", "--seeds", "1")
     assert first.returncode == 0, first.stderr
     assert "2 runs to make" in first.stderr
+    assert json.loads((out / "floors.json").read_text())[0]["dataset"] == "gcd"
     done = out / "8-0" / "seed-1" / "done.json"
     before = done.stat().st_mtime_ns
     # As an interrupted run leaves its folder: torn records, nothing that says it is complete.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -90,13 +91,28 @@ def _value(text: str) -> Fraction | None:
 def _constants(right: str) -> Iterator[Candidate]:
     for text in CONSTANTS:
         yield Candidate(CONSTANT, repr(text), text)
+    yield from shapes(right)
+    yield Candidate(CONSTANT, "everything", EVERYTHING)
+    yield Candidate(CONSTANT, "everything as a list", json.dumps(EVERYTHING.split()))
+
+
+def shapes(right: str) -> Iterator[Candidate]:
+    """The right answer with all its digits, numbers or letters replaced by one: of it only the shape is left."""
     for name, pattern, filler in _SHAPES:
         text, count = pattern.subn(filler, right)
         # A board of zeros is a constant where it is right as well; a number of ones was the answer and no shape.
         if count and (text != right or filler == "0"):
             yield Candidate(CONSTANT, name, text)
-    yield Candidate(CONSTANT, "everything", EVERYTHING)
-    yield Candidate(CONSTANT, "everything as a list", json.dumps(EVERYTHING.split()))
+
+
+def copies(question: str) -> list[Candidate]:
+    """What stands in the question, each under a name of its own: `a premise 2` is the second premise of any question."""
+    counts = Counter[str]()
+    found = []
+    for echo in _echoes(question):
+        counts[echo.name] += 1
+        found.append(echo._replace(name=f"{echo.name} {counts[echo.name]}"))
+    return found
 
 
 def _echoes(question: str) -> Iterator[Candidate]:

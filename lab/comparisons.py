@@ -1,0 +1,88 @@
+"""Each arm against its baseline, with what chance in seeds and in questions does, and with a correction for how many were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.measures import Measures
+from lab.statistics import bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
+
+_GAIN = "gain_screened"
+
+
+def compare_arms(
+    manifest: Mapping[str, Any], runs: Mapping[str, Mapping[int, Measures]], baseline_of: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """By cumulative gain, screened, the arms that were to be confirmed first. p is that of the signs of paired differences; those
+    to be confirmed are corrected after Holm, the others have none.
+
+    `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
+    """
+    confirm = manifest["spec"].get("confirm", [])
+    same_questions = manifest["spec"].get("held_out", "one") == "one"
+    found: list[dict[str, Any]] = []
+    for arm in sorted(runs, key=lambda arm: arm not in confirm):
+        baseline = baseline_of[arm]
+        stated = arm in confirm
+        differences = paired_differences(_gains(runs[arm]), _gains(runs[baseline]))
+        if arm == baseline or len(differences) < 2:
+            continue
+        questions = [_by_question(runs[name]) for name in (arm, baseline)]
+        found.append(
+            {
+                "arm": arm,
+                "baseline": baseline,
+                "stated": stated,
+                "seeds": len(differences),
+                "difference": estimate(differences),
+                "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if all(questions) else None,
+                "ratio": _ratio(runs[arm], runs[baseline]),
+                "p": sign_flip_p(differences) if stated else None,
+            }
+        )
+    corrected = holm({str(each["arm"]): float(each["p"]) for each in found if each["stated"]})
+    return [{**each, "p_corrected": corrected.get(str(each["arm"]))} for each in found]
+
+
+def comparisons_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown; empty where there is nothing to compare."""
+    if not comparisons:
+        return ""
+    lines = [
+        "## Comparisons\n",
+        "Cumulative gain, screened: the ratio of the means over seeds with its 95 % interval when seeds and questions are both "
+        "drawn again (hierarchical bootstrap); the paired difference with Student's interval over seeds; the two-sided p of the "
+        "differences' signs, and that corrected for the number of stated comparisons (Holm). What was not stated beforehand is "
+        "exploratory and has no p.\n",
+        "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in comparisons:
+        low_high = each["ratio_interval"]
+        ratio = "–" if each["ratio"] is None else f"{each['ratio']:.2f}"
+        ratio += "" if low_high is None else f" ({low_high[0]:.2f} to {low_high[1]:.2f})"
+        difference = each["difference"]
+        lines.append(
+            f"| {each['arm']} | {each['baseline']} | {'stated' if each['stated'] else 'exploratory'} | {each['seeds']} | {ratio} | "
+            f"{difference.mean:+.4f} ± {difference.half_width:.4f} | {_p(each['p'])} | {_p(each['p_corrected'])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
+    return {seed: run.numbers[_GAIN] for seed, run in by_seed.items() if _GAIN in run.numbers}
+
+
+def _by_question(by_seed: Mapping[int, Measures]) -> dict[int, list[float]]:
+    return {seed: run.gain_of_question for seed, run in by_seed.items() if run.gain_of_question}
+
+
+def _ratio(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> float | None:
+    seeds = _gains(arm).keys() & _gains(baseline).keys()
+    below = sum(_gains(baseline)[seed] for seed in seeds)
+    return sum(_gains(arm)[seed] for seed in seeds) / below if below > 0.0 else None
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,145 @@
+"""What makes a figure believable: floors, intervals over seeds and questions, corrections, the commit that made a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab.floors import Floor, out_datasets, read_floors, write_floors
+from lab.measures import measures
+from lab.records import RecordWriter, read_records
+from lab.report import write_report
+from lab.runs import run_folder, write_manifest
+from lab.spec import SpecError, parse_spec
+from lab.statistics import bootstrap_ratio, holm, sign_flip_p
+from shared.config import TaskSpec
+from shared.tasks import held_out_tasks
+
+
+def test_the_p_of_signs_counts_the_flips_that_are_as_extreme() -> None:
+    differences = [0.3, 0.1, 0.2, -0.05]
+    flips = [math.fsum(s * d for s, d in zip(signs, differences, strict=True)) for signs in itertools.product((1, -1), repeat=4)]
+    assert sign_flip_p(differences) == sum(abs(total) >= 0.55 - 1e-12 for total in flips) / 16
+    assert sign_flip_p([0.2] * 10) == 2 / 2**10
+    assert sign_flip_p([0.0, 0.0]) == 1.0
+    # Too many to count all flips: drawn, and never 0.
+    assert 0.0 < sign_flip_p([0.2] * 20) < 1e-4
+
+
+def test_p_values_are_corrected_after_holm() -> None:
+    # Sorted: 0.01 x 4, 0.02 x 3 = 0.06, 0.03 x 2 = 0.06, 0.5; and never less than the one before.
+    assert holm({"a": 0.02, "b": 0.5, "c": 0.01, "d": 0.03}) == pytest.approx({"c": 0.04, "a": 0.06, "d": 0.06, "b": 0.5})
+    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+    assert holm({}) == {}
+
+
+@pytest.mark.parametrize("same_questions", [True, False])
+def test_the_bootstrap_holds_the_true_ratio_about_as_often_as_it_says(same_questions: bool) -> None:
+    random = np.random.default_rng(7)
+    held = 0
+    for _ in range(60):
+        hard = random.normal(0.0, 0.2, size=40)
+        base, arm = {}, {}
+        for seed in range(10):
+            questions = hard if same_questions else random.normal(0.0, 0.2, size=40)
+            level = random.normal(0.0, 0.05)
+            base[seed] = 0.5 + level + questions + random.normal(0.0, 0.1, size=40)
+            arm[seed] = 1.5 * (0.5 + level + questions) + random.normal(0.0, 0.1, size=40)
+        low, high = bootstrap_ratio(arm, base, same_questions=same_questions, draws=300)
+        held += low <= 1.5 <= high
+    assert held >= 48
+
+
+def test_the_bootstrap_says_nothing_where_there_is_nothing_to_say() -> None:
+    assert bootstrap_ratio({1: [0.1, 0.2]}, {1: [0.1, 0.2]}, same_questions=True) is None
+    assert bootstrap_ratio({1: [0.1], 2: [0.1]}, {1: [0.1], 2: [-0.1]}, same_questions=True) is None
+    twice = {seed: [0.2 * place for place in range(1, 9)] for seed in range(4)}
+    once = {seed: [0.1 * place for place in range(1, 9)] for seed in range(4)}
+    assert bootstrap_ratio(twice, once, same_questions=False) == pytest.approx((2.0, 2.0))
+
+
+FLOORS = [
+    Floor(dataset="gcd", config="{}", questions=50, constant="1", constant_rate=0.4, copy="a number 1", copy_rate=0.1),
+    Floor(dataset="chain_sum", config="{}", questions=50, constant="`|\n", constant_rate=0.02, copy="a line 1", copy_rate=0.3),
+]
+
+
+def write_run(file: Path, passes: dict[int, str]) -> None:
+    """One node, two questions of chain_sum and three of gcd; `passes` by round."""
+    writer = RecordWriter(file)
+    for number, passed in passes.items():
+        bits = [int(digit) for digit in passed]
+        parts = {"chain_sum": bits[:2], "gcd": bits[2:]}
+        tasks = {name: [len(part), sum(part) / len(part), 0.0] for name, part in parts.items()}
+        writer.write("step", round=number, node="n00", trained_reward=0.1, local_reward=0.1, generated=8)
+        writer.write("eval", round=number, node="n00", n=5, pass_rate=sum(bits) / 5, mean_reward=0.0, tasks=tasks, passed=passed)
+    writer.close()
+
+
+def source(**changes: Any) -> dict[str, Any]:
+    head = {"name": "x", "seeds": [1, 2], "rounds": 3, "nodes": 1, "tasks": [{"dataset": "gcd"}, {"dataset": "chain_sum"}]}
+    return {**head, "arms": {"a": {}, "b": {}, "c": {}}, **changes}
+
+
+def test_a_gain_is_given_without_the_datasets_that_a_constant_passes(tmp_path: Path) -> None:
+    write_run(tmp_path / "r.gz", {0: "00000", 1: "10111", 2: "11111"})
+    found = measures(read_records(tmp_path / "r.gz"), out_datasets(FLOORS))
+    assert found.numbers["gain_screened"] == pytest.approx((0.25 + 0.75) / 2)
+    assert found.gain_of_question == pytest.approx([0.75, 0.25])
+    everything = measures(read_records(tmp_path / "r.gz"))
+    assert everything.numbers["gain_screened"] == pytest.approx(everything.numbers["gain"]) == pytest.approx(0.65)
+    assert np.mean(everything.gain_of_question) == pytest.approx(0.65)
+
+
+def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -> None:
+    spec = parse_spec(source(confirm=["b"]))
+    write_manifest(tmp_path, spec, "simulate")
+    runs = {"a": ("00000", "10000"), "b": ("00000", "11000"), "c": ("00000", "10111")}
+    for arm, (first, last) in runs.items():
+        for seed in (1, 2):
+            folder = run_folder(tmp_path, arm, seed)
+            write_run(folder.records, {0: first, 1: last, 2: last})
+            folder.finish(3, 1.0, spec.digest(arm))
+    write_floors(tmp_path, FLOORS)
+    write_report(tmp_path, tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| gcd | `1` | 0.400 | `a number 1` | 0.100 | **out** |" in text
+    assert "| chain_sum | `'\\|\\n` | 0.020 | `a line 1` | 0.300 |  |" in text
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    stated, exploratory = report["comparisons"]
+    assert (stated["arm"], stated["stated"], stated["p"], stated["p_corrected"]) == ("b", True, 0.5, 0.5)
+    assert stated["ratio"] == pytest.approx(2.0)
+    # What gcd alone shows is no gain; and nobody asked beforehand.
+    assert (exploratory["arm"], exploratory["ratio"], exploratory["p"]) == ("c", 1.0, None)
+    (commit,) = report["commits"]
+    assert report["commits"] == {commit: 6}
+    assert f"6 by `{commit}`" in text
+    (tmp_path / "floors.json").unlink()
+    write_report(tmp_path, tmp_path / "report")
+    assert "were not screened" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_torn_list_of_floors_is_named(tmp_path: Path) -> None:
+    assert read_floors(tmp_path) is None
+    (tmp_path / "floors.json").write_text('[{"dataset": 1}]')
+    with pytest.raises(SpecError, match="floors.json"):
+        read_floors(tmp_path)
+
+
+def test_a_spec_may_only_confirm_an_arm_that_it_has() -> None:
+    with pytest.raises(SpecError, match="confirm: no arm is called 'd'"):
+        parse_spec(source(confirm=["d"]))
+
+
+def test_held_out_sets_of_other_draws_are_other_questions() -> None:
+    sources = [TaskSpec(dataset="chain_sum")]
+    sets = [{task.question for task in held_out_tasks(sources, 100, draw=draw)} for draw in (0, 1, 300)]
+    assert sets[0] == {task.question for task in held_out_tasks(sources, 100)}
+    assert all(len(each) == 100 for each in sets)
+    assert len(sets[0] & sets[1]) + len(sets[0] & sets[2]) + len(sets[1] & sets[2]) < 5
