@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 
 from services.sampler.assembly import BatchPlan
+from services.sampler.pool import PoolEntry
 from services.sampler.sharing import Taken
 from shared.messages import Batch, BatchItem, SamplerState, ScoredGroup
 
@@ -43,9 +45,17 @@ def taken_of(plan: BatchPlan, now: float) -> Taken:
     return Taken(
         wanted=plan.in_force.external,
         taken=min(len(plan.external), plan.in_force.external),
-        mean_age_s=sum(entry.age_s(now) for entry in plan.external) / max(1, len(plan.external)),
+        waited_s=_typical_wait_s(plan.external, now),
         left=plan.pool_external - len(plan.external),
     )
+
+
+def _typical_wait_s(entries: Sequence[PoolEntry], now: float) -> float:
+    """The middle one among senders of how long their groups waited here on average: nobody moves it alone, or by what it says."""
+    by_sender: dict[str, list[float]] = {}
+    for entry in entries:
+        by_sender.setdefault(entry.node, []).append(entry.waited_s(now))
+    return statistics.median_low([statistics.fmean(waits) for waits in by_sender.values()]) if by_sender else 0.0
 
 
 def _explained(plan: BatchPlan) -> str:

@@ -40,12 +40,14 @@ DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advant
 class Limits:
     """Bounds on what is remembered.
 
+    newcomer_share: part of the external pool that is newcomers' when it is full.
     in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I with the largest I there may be.
     """
 
     max_staleness: int
     pool_local: int
     pool_external: int
+    newcomer_share: float
     in_flight_local: int
 
 
@@ -62,7 +64,7 @@ class SamplerMemory:
         self._keeps = keeps
         self._seen: OrderedDict[str, int] = OrderedDict()
         self.local = Pool(limits.pool_local)
-        self.external = Pool(limits.pool_external)
+        self.external = Pool(limits.pool_external, limits.newcomer_share)
         self.next_number = next_number
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local

@@ -49,6 +49,10 @@ class PoolEntry:
         """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its author says."""
         return max(0.0, now - min(self.created_at, self.received_at))
 
+    def waited_s(self, now: float) -> float:
+        """Seconds since this node scored it, of which its author has no say."""
+        return max(0.0, now - self.received_at)
+
     def staleness(self, batch_number: int) -> int:
         """Optimiser steps between the policy that sampled it and the one that batch `batch_number` updates; 0 is on-policy."""
         return batch_number - 1 - self.policy_version
@@ -95,14 +99,22 @@ def _deviation(rewards: Sequence[float]) -> float:
 
 
 class Pool:
-    """At most `capacity` entries, each group once. When full, the entry that came first gives way."""
+    """At most `capacity` entries, each group once. When full, the oldest entry of whoever has most of it gives way.
 
-    def __init__(self, capacity: int) -> None:
+    Newcomers and established senders each have a part of the room, by `newcomer_share`, and may use what the other leaves: who
+    sends much displaces itself, and newcomers, however many, take no more than their part from who is established. Of senders with
+    equally many, the oldest entry goes.
+    """
+
+    def __init__(self, capacity: int, newcomer_share: float = 1.0) -> None:
         if capacity < 1:
             raise ValueError(f"pool capacity is {capacity}: at least 1 is needed")
         self.capacity = capacity
+        self._newcomer_room = newcomer_share * capacity
         self._by_seq: dict[int, PoolEntry] = {}
         self._group_ids: set[str] = set()
+        self._by_share: dict[tuple[bool, str], dict[int, None]] = {}
+        """Positions by whether the sender was established, and by sender; in the order in which they came."""
 
     def __len__(self) -> int:
         """How many entries it holds."""
@@ -125,7 +137,7 @@ class Pool:
         return next(iter(self._by_seq), None)
 
     def add(self, entry: PoolEntry) -> PoolEntry | None:
-        """Take an entry in; returns the one that had to give way, if any.
+        """Take an entry in; returns the one that had to give way, if any, which may be this one.
 
         Raises:
             ValueError: the group is here already, or an entry with a later position is: callers add in stream order.
@@ -134,14 +146,27 @@ class Pool:
             raise ValueError(f"group {entry.group_id} is in the pool already")
         if self._by_seq and entry.seq <= next(reversed(self._by_seq)):
             raise ValueError(f"position {entry.seq} is not after {next(reversed(self._by_seq))}")
-        evicted = self.remove(next(iter(self._by_seq))) if len(self._by_seq) >= self.capacity else None
         self._by_seq[entry.seq] = entry
         self._group_ids.add(entry.group_id)
-        return evicted
+        self._by_share.setdefault((entry.established, entry.node), {})[entry.seq] = None
+        return self.remove(self._least_missed()) if len(self._by_seq) > self.capacity else None
 
     def remove(self, seq: int) -> PoolEntry | None:
         """Take an entry out; None when it is not here."""
         entry = self._by_seq.pop(seq, None)
         if entry is not None:
             self._group_ids.discard(entry.group_id)
+            share = (entry.established, entry.node)
+            del self._by_share[share][seq]
+            if not self._by_share[share]:
+                del self._by_share[share]
         return entry
+
+    def _least_missed(self) -> int:
+        shares = self._by_share
+        if self._newcomer_room < self.capacity:
+            newcomers = sum(len(seqs) for (established, _), seqs in shares.items() if not established)
+            theirs = newcomers > self._newcomer_room or newcomers == len(self._by_seq)
+            shares = {share: seqs for share, seqs in shares.items() if share[0] != theirs}
+        largest = max(map(len, shares.values()))
+        return min(next(iter(seqs)) for seqs in shares.values() if len(seqs) == largest)

@@ -61,5 +61,6 @@ def limits_of(config: NodeConfig) -> Limits:
         max_staleness=sampler.max_staleness,
         pool_local=max(sampler.pool_local, in_flight, 1),
         pool_external=max(sampler.pool_external, sampler.external, 1),
+        newcomer_share=sampler.newcomer_share,
         in_flight_local=in_flight,
     )

@@ -36,6 +36,8 @@ _FORGETTING = 0.1
 """Part of the way from the best to the present that a period forgets: a fall is held against sharing for some ten periods."""
 _FIRST_PATIENCE = 2
 _MOST_PATIENCE = 64
+_OLD = 0.75
+"""Part of the age limit from which on groups are old. An even draw from a pool that never runs dry has waited half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +53,11 @@ class SharingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a batch had of others: groups wanted and taken, their mean age, and how many are left in the pool."""
+    """What a batch had of others: groups wanted and taken, how long a typical sender's waited here, how many the pool has left."""
 
     wanted: int
     taken: int
-    mean_age_s: float
+    waited_s: float
     left: int
 
 
@@ -81,7 +83,7 @@ def after_batch(
         batches=state.batches + 1,
         external_wanted=state.external_wanted + batch.wanted,
         external_taken=state.external_taken + batch.taken,
-        age_sum_s=state.age_sum_s + batch.taken * batch.mean_age_s,
+        age_sum_s=state.age_sum_s + batch.taken * batch.waited_s,
     )
     if state.batches < rules.period_batches or own.groups == state.groups:
         return state
@@ -140,7 +142,7 @@ def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, reward
         return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{which} fell: J halved")
     if 2 * taken < state.external_wanted:
         return replace(state, ceiling=external // 2, calm=0, why="too few external groups came: J halved")
-    if taken and state.age_sum_s / taken > 0.5 * rules.max_age_s:
+    if taken and state.age_sum_s / taken > _OLD * rules.max_age_s:
         return replace(state, ceiling=max(0, external - 1), calm=0, why="external groups are old: J lowered")
     calm = state.calm + 1
     if calm >= state.patience and state.ceiling < rules.most_external and left > state.ceiling:

@@ -36,6 +36,7 @@ def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_externa
         max_staleness=max_staleness,
         pool_local=max(pool_local, in_flight, 1),
         pool_external=max(pool_external, of.external, 1),
+        newcomer_share=of.newcomer_share,
         in_flight_local=in_flight,
     )
 

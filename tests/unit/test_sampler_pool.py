@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,43 @@ def test_a_full_pool_gives_up_what_came_first() -> None:
     assert evicted.seq == 1
     assert [e.seq for e in pool] == [2, 3]
     assert not pool.holds_group(evicted.group_id)
+
+
+def of(seq: int, node: str, *, established: bool = True, **times: float) -> PoolEntry:
+    return replace(entry(seq, node=node, origin="external"), established=established, **times)
+
+
+def test_who_fills_a_pool_displaces_itself() -> None:
+    pool = Pool(6)
+    for seq, node in enumerate(["quiet", "loud", "quiet", "loud", "loud", "loud", "loud", "loud", "loud"]):
+        pool.add(of(seq, node))
+    assert [(e.seq, e.node) for e in pool] == [(0, "quiet"), (2, "quiet"), (5, "loud"), (6, "loud"), (7, "loud"), (8, "loud")]
+
+
+def test_newcomers_however_many_displace_nobody_who_is_established_beyond_their_part() -> None:
+    pool = Pool(8, newcomer_share=0.25)
+    for seq in range(8):
+        pool.add(of(seq, f"known-{seq % 4}"))
+    for seq in range(8, 400):
+        pool.add(of(seq, f"new-{seq}", established=False))
+    assert [e.established for e in pool] == [True] * 6 + [False] * 2
+    assert [e.seq for e in pool][-2:] == [398, 399], "of newcomers with one group each the oldest goes"
+
+
+def test_newcomers_use_the_room_that_nobody_else_wants_and_give_it_back() -> None:
+    pool = Pool(8, newcomer_share=0.25)
+    for seq in range(20):
+        pool.add(of(seq, "new", established=False))
+    assert len(pool) == 8
+    for seq in range(20, 40):
+        pool.add(of(seq, "known"))
+    assert sorted(e.node for e in pool) == ["known"] * 6 + ["new"] * 2
+
+
+def test_how_long_a_group_waited_is_no_claim_of_its_author() -> None:
+    liar = of(1, "liar", created_at=100.0, received_at=1000.0)
+    assert (liar.age_s(1010.0), liar.waited_s(1010.0)) == (910.0, 10.0)
+    assert liar.waited_s(900.0) == 0.0
 
 
 def test_a_pool_holds_a_group_once() -> None:

@@ -17,7 +17,7 @@ from shared.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 
 RULES = SharingRules(most_external=6, period_batches=4, few_informative=0.2, enough_informative=0.6, max_age_s=600.0)
-ALL_CAME = Taken(wanted=6, taken=6, mean_age_s=10.0, left=50)
+ALL_CAME = Taken(wanted=6, taken=6, waited_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 
 
@@ -36,7 +36,7 @@ class Node:
             batch = Taken(
                 wanted=self.state.external,
                 taken=min(batch.taken, self.state.external),
-                mean_age_s=batch.mean_age_s,
+                waited_s=batch.waited_s,
                 left=batch.left,
             )
             self.state = sharing.after_batch(self.state, self.rules, self.own, batch, self.evaluation)
@@ -122,14 +122,14 @@ def _fields(rules: SharingRules) -> dict[str, Any]:
 
 def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_patience() -> None:
     silent = Node()
-    nothing = Taken(wanted=6, taken=0, mean_age_s=0.0, left=0)
+    nothing = Taken(wanted=6, taken=0, waited_s=0.0, left=0)
     assert [silent.period(*few(1), batch=nothing) for _ in range(4)] == [3, 1, 0, 0]
     assert [silent.period(*few(1), batch=nothing) for _ in range(10)] == [0] * 10, "an empty pool is not tried"
     assert silent.state.patience == 2
     assert [silent.period(*few(1)) for _ in range(4)][-1] > 0, "until there are groups again"
 
     stale = Node()
-    old = Taken(wanted=6, taken=8, mean_age_s=400.0, left=50)
+    old = Taken(wanted=6, taken=8, waited_s=500.0, left=50)
     assert [stale.period(*few(1), batch=old) for _ in range(4)] == [5, 4, 3, 2]
 
 
