@@ -9,10 +9,12 @@ of a hundred on the questions that chose it looks better than it is.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ SEED = 0x7D000000
 _OTHERS_ANSWERS = 60
 """Answers to other questions that are tried as constants, the most frequent ones."""
 _MOST_ANSWERS = 40
+_PATIENCE = 4
 _ANSWER_TIMEOUT_S = 20.0
 
 _Name = tuple[str, str]
@@ -64,7 +67,7 @@ async def screen(pool: ScorerPool, sources: Sequence[TaskSpec], questions: int =
     `questions`: as many choose the best answers, and as many others tell their rates.
 
     Raises:
-        SpecError: a source has too few different questions, or does not derive.
+        SpecError: half of a source's items or more cannot be made.
     """
     distinct = {(source.dataset, source.canonical_config): source for source in sources}
     return [await _floor(pool, source, questions) for source in distinct.values()]
@@ -155,12 +158,17 @@ def _best(passed: Mapping[_Name, Sequence[bool]], half: int, kind: str) -> tuple
 
 
 def _tasks(source: TaskSpec, questions: int) -> list[Task]:
+    """Twice as many; items that cannot be made are passed over, as a generator does."""
+    tasks: list[Task] = []
     try:
         size = dataset_size(source.dataset, source.canonical_config)
-        refs = [
-            TaskRef(dataset=source.dataset, config=source.canonical_config, seed=SEED + place // size * size, index=place % size)
-            for place in range(2 * questions)
-        ]
-        return [derive_task(ref) for ref in refs]
     except TaskError as error:
         raise SpecError(f"{source.dataset}: cannot be screened: {error}") from None
+    for place in range(_PATIENCE * questions):
+        ref = TaskRef(dataset=source.dataset, config=source.canonical_config, seed=SEED + place // size * size, index=place % size)
+        # reasoning-gym's bf compiler prints a dot for every program.
+        with suppress(TaskError), redirect_stdout(io.StringIO()):
+            tasks.append(derive_task(ref))
+        if len(tasks) == 2 * questions:
+            return tasks
+    raise SpecError(f"{source.dataset}: cannot be screened: of {_PATIENCE * questions} items {len(tasks)} can be made")
