@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.trainer.advantages import AdvantageConfig
 from services.trainer.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.head_probe import separate_head
 from services.trainer.importance import ImportanceConfig
 from services.trainer.influence import InfluenceRules
 from services.trainer.intake import Intake, IntakeRules, take_in
@@ -103,6 +104,7 @@ class Learner:
             budget_tokens=trainer.token_budget,
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,
+            separate_head=separate_head(policy.model, trainer.token_budget),
         )
         self._own_policy = OwnPolicyRules.of(trainer)
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None

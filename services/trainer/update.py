@@ -20,7 +20,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from services.trainer.forward import CompletionLogprobs, completion_logprobs
+from services.trainer.forward import CompletionLogprobs, SeparateHead, completion_logprobs
 from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights, kept_tokens
 from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
@@ -42,6 +42,7 @@ class UpdateConfig:
     group changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
     budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once; only where
     `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32 weights, logprobs and loss.
+    separate_head: how logits are computed in chunks, from `separate_head(model, budget_tokens)`; None: all at once.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -51,6 +52,7 @@ class UpdateConfig:
     budget_tokens: int = 16_384
     shared_prompt: bool = False
     autocast_bf16: bool = False
+    separate_head: SeparateHead | None = None
 
     def takes_part(self, group: TokenGroup) -> bool:
         """Whether the group must be computed: it moves the policy, or holds it to the reference."""
@@ -86,7 +88,7 @@ def batch_logprobs(
     dtype = torch.float32
     for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
         with torch.no_grad(), _autocast(rows, config):
-            scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
+            scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counted else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
@@ -199,7 +201,7 @@ def _micro_batch_loss(
     reference: BatchLogprobs | None,
 ) -> tuple[Tensor, LossSums]:
     with _autocast(rows, config):
-        scored = completion_logprobs(model, rows, temperature=config.temperature)
+        scored = _completion_logprobs(model, rows, config)
     return scored_loss(groups, rows, scored, config, normaliser, proximal, reference)
 
 
@@ -285,6 +287,10 @@ def _micro_batches(
     rows = [RowSlice(row.width, numbers[row.group], row.start, row.stop) for row in planned]
     for batch in micro_batches_of(parallel.rank, parallel.ranks, rows, config.budget_tokens):
         yield build_rows(groups, batch.rows).to(device), batch.counted
+
+
+def _completion_logprobs(model: nn.Module, rows: TokenRows, config: UpdateConfig) -> CompletionLogprobs:
+    return completion_logprobs(model, rows, temperature=config.temperature, separate_head=config.separate_head)
 
 
 def _autocast(rows: TokenRows, config: UpdateConfig) -> torch.autocast:
