@@ -21,7 +21,7 @@ _COPIES_HELD = 5
 def peak_bytes(
     tokens: int, vocabulary: int, hidden_size: int, *, chunk_bytes: int | None = CHUNK_BYTES, softcap: float | None = None
 ) -> int:
-    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and their gradients are computed on the CPU.
+    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and gradients are computed on the CPU.
 
     chunk_bytes: None: all logits at once, by automatic differentiation. Float32; every allocation is counted as torch makes it.
     """
@@ -71,7 +71,7 @@ async def measure_trainer_head() -> Result:
         plain=None,
         remarks=[
             f"every allocation as torch's profiler counts it, gradients included; the process grew by {grown / 1e9:.2f} GB",
-            f"all logits once are {whole / 1e9:.1f} GB, so that the plain way, which holds them {_COPIES_HELD} times, cannot run here",
+            f"all logits once are {whole / 1e9:.1f} GB, and the plain way holds them {_COPIES_HELD} times: it is not run here",
             f"chunks of {CHUNK_BYTES / 2**20:.0f} MiB; {seconds:.0f} s on one thread",
         ],
     )

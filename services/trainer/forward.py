@@ -40,7 +40,8 @@ class SeparateHead:
 
     def is_used(self, head: nn.Module, tokens: int) -> bool:
         """Whether the logits of so many tokens are computed in chunks."""
-        return self.always or tokens * head.weight.shape[0] * 4 > self.chunk_bytes  # type: ignore[union-attr, index, operator]
+        assert isinstance(head.weight, Tensor)
+        return self.always or tokens * len(head.weight) * 4 > self.chunk_bytes
 
 
 def completion_logprobs(
@@ -186,9 +187,7 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
 
 
 @contextmanager
-def _before(
-    module: nn.Module, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]
-) -> Iterator[None]:
+def _before(module: nn.Module, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> Iterator[None]:
     """While inside, `hook` changes what the module is called with."""
     registered = module.register_forward_pre_hook(hook)
     try:

@@ -29,8 +29,8 @@ class NotSeparate(Exception):
 def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
     """How to compute the model's logits in chunks; None, with a line in the log, where that is not certain to be the same.
 
-    budget_tokens: of one forward pass; where their logits fit into one chunk there is nothing to gain (None, no line). All processes
-    of a sharded model make the same call. The model's mode is left as it was.
+    budget_tokens: of one forward pass; where their logits fit into one chunk there is nothing to gain (None, no line). All
+    processes of a sharded model make the same call. The model's mode is left as it was.
     """
     if budget_tokens * int(getattr(text_config(model), "vocab_size", 0)) * 4 <= CHUNK_BYTES:
         return None
@@ -42,7 +42,7 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
         structlog.get_logger("trainer").warning(
             "logits_not_chunked",
             reason=str(reason),
-            consequence="a forward pass holds the logits of all its tokens, several times: lower trainer.token_budget if it does not fit",
+            consequence="all logits of a forward pass are held at once: lower trainer.token_budget if they do not fit",
         )
         return None
     finally:
