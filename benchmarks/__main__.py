@@ -25,6 +25,7 @@ ROWS = {
     "generator-transformers": ("benchmarks.generator", 180),
     "trainer-loop": ("benchmarks.trainer", 180),
     "trainer-trl": ("benchmarks.trainer_trl", 240),
+    "trainer-head": ("benchmarks.head", 300),
     "verifier-scoring": ("benchmarks.verifier", 120),
     "verifier-scoring-one": ("benchmarks.verifier", 120),
     "verifier-service": ("benchmarks.verifier", 180),

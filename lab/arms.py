@@ -15,7 +15,7 @@ from shared.config.load import explain
 _BARE = {
     "sampler": {"adapt": "off"},
     "verifier": {"foreign_partial_credit": True},
-    "trainer": {"policy_check_fraction": 0.0},
+    "trainer": {"policy_check_fraction": 0.0, "count_uninformative": False},
 }
 """What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as it is, unless an arm asks for
 a controller or a defence; whatever a node's defaults have become since."""

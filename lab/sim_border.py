@@ -14,7 +14,7 @@ import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.findings import absurd_text
-from services.verifier.border import Border, BorderRules, Candidate, without_tokens
+from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
 from services.verifier.foreign_rewards import foreign_rewards
@@ -161,7 +161,7 @@ class SimBorder:
         return ScoredGroup(
             group_id=verdict.group_id,
             origin="external",
-            group=group if same else without_tokens(group),
+            group=group if same else without_token_ids(group),
             rewards=foreign_rewards(rewards, partial_credit=self._partial_credit),
             scored_by=self._node,
             score_seconds=0.0,

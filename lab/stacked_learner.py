@@ -17,15 +17,14 @@ from lab.stacked_adamw import AdamWSettings, StackedAdamW
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedQwen3
 from lab.stacked_params import Architecture, leaves
-from services.trainer.importance import ImportanceConfig
 from services.trainer.influence import foreign_scales, out_of_proportion
 from services.trainer.intake import Intake
-from services.trainer.learner import advantage_config, influence_rules, objective_config
+from services.trainer.learner import advantage_config, counts_uninformative, importance_config, influence_rules, objective_config
 from services.trainer.objectives import LossSums
 from services.trainer.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.rows import TokenGroup
 from services.trainer.schedule import learning_rate
-from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, scored_loss, step_normaliser
+from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, scored_loss, step_normaliser, without_dropped
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 
@@ -94,6 +93,10 @@ class StackedLearner:
         ]
         active = [intake is not None and bool(numbers) for (intake, _), numbers in zip(checked, wanted, strict=True)]
         proximal = self._proximal(groups, wanted)
+        groups = [
+            without_dropped(of_node, config, logprobs)
+            for of_node, config, logprobs in zip(groups, self._update_configs, proximal, strict=True)
+        ]
         reference = self._reference(groups, wanted)
         stats: list[list[UpdateStats]] = [[] for _ in groups]
         norms: list[list[float]] = [[] for _ in groups]
@@ -220,7 +223,7 @@ class StackedLearner:
     @torch.no_grad()
     def _proximal(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
         several = [
-            trainer.updates_per_batch > 1 or config.importance.sequence_bounds is not None
+            trainer.updates_per_batch > 1 or config.needs_proximal
             for trainer, config in zip(self._trainers, self._update_configs, strict=True)
         ]
         if not any(several):
@@ -278,12 +281,9 @@ def _norms(gradient: Tensor) -> list[float]:
 def _update_config(config: NodeConfig) -> UpdateConfig:
     return UpdateConfig(
         objective=objective_config(config),
-        importance=ImportanceConfig(
-            cap=config.trainer.importance_cap,
-            sequence_bounds=config.trainer.sequence_mask,
-            unknown_behaviour_logprob=config.trainer.unknown_behaviour_logprob,
-        ),
+        importance=importance_config(config),
         temperature=config.generator.temperature,
+        count_uninformative=counts_uninformative(config),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-AdvantageKind = Literal["group_normalised", "leave_one_out"]
+AdvantageKind = Literal["group_normalised", "leave_one_out", "soft_value"]
 AdvantageScale = Literal["group", "batch", "none"]
 
 _SPREAD_RTOL = 1e-9
@@ -23,27 +23,36 @@ _SPREAD_ATOL = 1e-12
 class AdvantageConfig:
     """How rewards become advantages.
 
-    kind: `group_normalised` (GRPO) or `leave_one_out` (RLOO; `scale`, `std_ddof`, `std_eps` are then not used).
+    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL). All but `value_beta` is of the first.
     scale: divide by the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
     std_ddof: 1 for the sample standard deviation, 0 for the population's.
     std_eps: added to the standard deviation.
+    std_floor: the least standard deviation that is divided by. A group of rewards 0.01 and 0.05 has otherwise the advantages of one
+    of 0 and 1. 0: none.
+    value_beta: temperature of the soft value.
     """
 
     kind: AdvantageKind = "group_normalised"
     scale: AdvantageScale = "group"
     std_ddof: int = 1
     std_eps: float = 1e-4
+    std_floor: float = 0.0
+    value_beta: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be computed."""
-        if self.kind not in ("group_normalised", "leave_one_out"):
-            raise ValueError(f"advantage kind {self.kind!r} is unknown: use group_normalised or leave_one_out")
+        if self.kind not in ("group_normalised", "leave_one_out", "soft_value"):
+            raise ValueError(f"advantage kind {self.kind!r} is unknown: use group_normalised, leave_one_out or soft_value")
         if self.scale not in ("group", "batch", "none"):
             raise ValueError(f"advantage scale {self.scale!r} is unknown: use group, batch or none")
         if self.std_ddof not in (0, 1):
             raise ValueError(f"std_ddof is {self.std_ddof}: use 1 (sample) or 0 (population)")
         if not self.std_eps >= 0.0:
             raise ValueError(f"std_eps is {self.std_eps}: it must be 0 or more")
+        if not self.std_floor >= 0.0:
+            raise ValueError(f"std_floor is {self.std_floor}: it must be 0 or more")
+        if not self.value_beta > 0.0:
+            raise ValueError(f"value_beta is {self.value_beta}: it must be more than 0")
 
 
 def batch_advantages(group_rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
@@ -56,7 +65,11 @@ def batch_advantages(group_rewards: Sequence[Sequence[float]], config: Advantage
     _check_finite(group_rewards)
     if config.kind == "leave_one_out":
         return [leave_one_out(rewards) for rewards in group_rewards]
-    return group_normalised(group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps)
+    if config.kind == "soft_value":
+        return [soft_value(rewards, config.value_beta) for rewards in group_rewards]
+    return group_normalised(
+        group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps, std_floor=config.std_floor
+    )
 
 
 def group_normalised(
@@ -65,8 +78,9 @@ def group_normalised(
     scale: AdvantageScale = "group",
     std_ddof: int = 1,
     std_eps: float = 1e-4,
+    std_floor: float = 0.0,
 ) -> list[list[float]]:
-    """`(r - mean of the group) / (std + std_eps)`, with the divisor that `scale` names (arXiv 2402.03300, eq. 3)."""
+    """`(r - mean of the group) / (max(std, std_floor) + std_eps)`, with the std that `scale` names (arXiv 2402.03300, eq. 3)."""
     batch_std = 0.0
     if scale == "batch":
         batch_std = _standard_deviation([reward for rewards in group_rewards for reward in rewards], std_ddof)
@@ -78,9 +92,9 @@ def group_normalised(
         mean = math.fsum(rewards) / len(rewards)
         divisor = 1.0
         if scale == "group":
-            divisor = _standard_deviation(rewards, std_ddof) + std_eps
+            divisor = max(_standard_deviation(rewards, std_ddof), std_floor) + std_eps
         elif scale == "batch":
-            divisor = batch_std + std_eps
+            divisor = max(batch_std, std_floor) + std_eps
         advantages.append([(reward - mean) / divisor for reward in rewards])
     return advantages
 
@@ -91,6 +105,18 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
         return [0.0] * len(rewards)
     total = math.fsum(rewards)
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+
+
+def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
+    """`r_i - beta ln( mean of exp(r_j / beta) )`: how far above the group's soft value (arXiv 2602.19362).
+
+    As everywhere, exactly 0 without spread.
+    """
+    if not has_spread(rewards):
+        return [0.0] * len(rewards)
+    largest = max(rewards)
+    mean = math.fsum(math.exp((reward - largest) / beta) for reward in rewards) / len(rewards)
+    return [reward - largest - beta * math.log(mean) for reward in rewards]
 
 
 def has_spread(rewards: Sequence[float]) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 
+from services.trainer.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
 from services.trainer.rows import TokenRows, block_causal_mask
 
 
@@ -23,27 +26,51 @@ class CompletionLogprobs:
     entropy: Tensor
 
 
-def completion_logprobs(model: nn.Module, rows: TokenRows, *, temperature: float = 1.0) -> CompletionLogprobs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparateHead:
+    """Says that a model's logits are `transform` of its output layer's product, so that they need not be held all at once.
+
+    Found out by `services.trainer.head_probe`. chunk_bytes: of the logits held at once. always: also where all of them fit into
+    one chunk, as processes that share a sharded output layer must, since each has another number of tokens.
+    """
+
+    transform: LogitTransform = LogitTransform()
+    chunk_bytes: int = CHUNK_BYTES
+    always: bool = False
+
+    def is_used(self, head: nn.Module, tokens: int) -> bool:
+        """Whether the logits of so many tokens are computed in chunks."""
+        assert isinstance(head.weight, Tensor)
+        return self.always or tokens * len(head.weight) * 4 > self.chunk_bytes
+
+
+def completion_logprobs(
+    model: nn.Module, rows: TokenRows, *, temperature: float = 1.0, separate_head: SeparateHead | None = None
+) -> CompletionLogprobs:
     """Runs `model` once over `rows` (on its device) and scores every completion token at `temperature`.
 
     The output layer sees only the positions that predict a completion token: never the prompt, never padding.
+    separate_head: how to compute logits in chunks; None: all at once, through the model's own forward.
     Raises ValueError when the temperature is not positive, or when rows are shared and the attention cannot.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one that is more than 0")
-    wanted = rows.predicted_from[rows.mask]
-    logits = _at_least_float32(_logits_at(model, rows, wanted)) / temperature
-    log_partition = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(-1, rows.targets[rows.mask].unsqueeze(-1)).squeeze(-1) - log_partition
-    with torch.no_grad():
-        log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
-        # A token that a model rules out has logit -inf, and 0 x -inf is NaN; its share of the entropy is 0.
-        entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
-    empty = torch.zeros(rows.mask.shape, dtype=logits.dtype, device=logits.device)
+    positions, targets = rows.predicted_from[rows.mask], rows.targets[rows.mask]
+    if separate_head is not None and separate_head.is_used(output_layer(model), len(positions)):
+        logprobs, entropy = _in_chunks(model, rows, positions, targets, temperature, separate_head)
+    else:
+        logprobs, entropy = _at_once(_logits_at(model, rows, positions), targets, temperature)
+    empty = torch.zeros(rows.mask.shape, dtype=logprobs.dtype, device=logprobs.device)
     return CompletionLogprobs(
         logprobs=empty.masked_scatter(rows.mask, logprobs),
         entropy=empty.masked_scatter(rows.mask, entropy),
     )
+
+
+def output_layer(model: nn.Module) -> nn.Module:
+    """What makes logits of hidden states; wrappers such as LoRA's are looked through."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    return head
 
 
 def text_config(model: nn.Module) -> object:
@@ -56,23 +83,93 @@ def attention_implementation(model: nn.Module) -> str:
     return str(getattr(text_config(model), "_attn_implementation", "unknown"))
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies (M,) from (M, vocabulary) logits."""
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    log_partition = logits.logsumexp(dim=-1)
+    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_partition
+    with torch.no_grad():
+        log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
+        # A token that a model rules out has logit -inf, and 0 x -inf is NaN; its share of the entropy is 0.
+        entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
+    return logprobs, entropy
+
+
+def _in_chunks(
+    model: nn.Module, rows: TokenRows, positions: Tensor, targets: Tensor, temperature: float, separate_head: SeparateHead
+) -> tuple[Tensor, Tensor]:
+    """As `_at_once`, from the hidden states before the output layer."""
+    head = output_layer(model)
+    taken: list[Tensor] = []
+
+    def take(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        taken.append(arguments[0].flatten(0, 1)[positions])
+        # The model's own logits are not used: one position keeps its forward going.
+        return (arguments[0][:1, :1], *arguments[1:])
+
+    with _before(head, take):
+        logits = _forward(model, rows)
+    sharded = isinstance(head.weight, DTensor)
+    logprobs, entropy = chunked_logprobs(
+        taken[0],
+        _whole(head.weight),
+        None if head.bias is None else _whole(head.bias),
+        targets,
+        temperature=temperature,
+        transform=separate_head.transform,
+        chunk_bytes=separate_head.chunk_bytes,
+    )
+    return (_Through.apply(logprobs, logits) if sharded else logprobs), entropy  # type: ignore[no-untyped-call]
+
+
+def _whole(parameter: object) -> Tensor:
+    """A sharded parameter put together; its gradient is the sum of all processes', each of which keeps its part."""
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor(grad_placements=[Partial()])
+    assert isinstance(parameter, Tensor)
+    return parameter
+
+
+class _Through(torch.autograd.Function):
+    """The first argument; the second gets a gradient of 0, because FSDP2 brings a module's weights back for the backward pass when
+    its output gets a gradient, and hidden states alone are no output."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(output)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], torch.zeros_like(ctx.saved_tensors[0])
 
 
 def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
-    """(M, vocabulary) logits at M flattened positions, through the model's own forward and output layer."""
+    """(M, vocabulary) logits at M flattened positions, through the model's own forward and output layer.
+
+    The output layer sees (1, M, hidden) instead of (R, W, hidden). The model's own forward stays in charge, so what it does to
+    logits (scaling, soft caps) and what wraps it (LoRA, FSDP) still happens.
+    """
+
+    def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (arguments[0].flatten(0, 1)[positions].unsqueeze(0), *arguments[1:])
+
+    with _before(output_layer(model), narrow):
+        logits = _forward(model, rows)
+    if logits.shape[:2] == (1, len(positions)):
+        return logits[0]
+    return logits.flatten(0, 1)[positions]
+
+
+def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
     inputs: dict[str, Tensor] = {"input_ids": rows.input_ids}
     if rows.shared:
         inputs["attention_mask"] = _attention_mask(model, block_causal_mask(rows.segment_ids))
         inputs["position_ids"] = rows.position_ids
     # Plain rows go without a mask: padding stands to the right, where causal attention never looks, and attention
     # kernels are fastest when they need no mask.
-    with _output_layer_at(model, positions):
-        logits: Tensor = model(**inputs, use_cache=False).logits
-    if logits.shape[:2] == (1, len(positions)):
-        return logits[0]
-    return logits.flatten(0, 1)[positions]
+    logits: Tensor = model(**inputs, use_cache=False).logits
+    return logits
 
 
 def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
@@ -90,20 +187,10 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
 
 
 @contextmanager
-def _output_layer_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
-    """Narrows what the output layer sees from (R, W, hidden) to (1, M, hidden), the flattened `positions`.
-
-    The model's own forward stays in charge, so what it does to logits (scaling, soft caps) and what wraps it (LoRA,
-    FSDP) still happens.
-    """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-
-    def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = arguments[0]
-        return (hidden.flatten(0, 1)[positions].unsqueeze(0), *arguments[1:])
-
-    hook = head.register_forward_pre_hook(narrow)
+def _before(module: nn.Module, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> Iterator[None]:
+    """While inside, `hook` changes what the module is called with."""
+    registered = module.register_forward_pre_hook(hook)
     try:
         yield
     finally:
-        hook.remove()
+        registered.remove()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.trainer.rows import TextLogprob
 from shared.messages import Completion, MessageError, RolloutGroup, unpack_ids, unpack_logprobs
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import encode_answer, render_prompt
@@ -60,13 +61,14 @@ class SkippedGroup(Exception):
 class GroupTokens:
     """Token ids of a group's prompt and of each completion; behaviour logprobs where they are known.
 
-    reencoded: whether the text of any completion was encoded here.
+    reencoded: whether the text of any completion was encoded here. text_logprobs: of those, where their authors say so.
     """
 
     prompt_ids: list[int]
     completions: list[list[int]]
     behaviour_logprobs: list[list[float] | None]
     reencoded: bool
+    text_logprobs: list[TextLogprob | None] = field(default_factory=list)
 
 
 def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
@@ -99,7 +101,12 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         logprobs.append(sampled[1])
     if rules.max_foreign_tokens is not None and max(map(len, completions)) > rules.max_foreign_tokens:
         raise SkippedGroup("too_long")
-    return _fitting(GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept), rules)
+    texts = [
+        # Under the same tokenizer, ids that are not the text's have logprobs that are not the text's.
+        None if same_tokenizer or sampled is not None else _text_logprob(completion)
+        for completion, sampled in zip(group.completions, kept, strict=True)
+    ]
+    return _fitting(GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept, text_logprobs=texts), rules)
 
 
 def _fitting(tokens: GroupTokens, rules: TokenRules) -> GroupTokens:
@@ -123,6 +130,19 @@ def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], lis
         raise SkippedGroup("malformed_tokens")
     says = rules.answer_tokens.says(ids, completion.text, ended=completion.finish_reason == "stop")
     return (ids, logprobs) if says else None
+
+
+def _text_logprob(completion: Completion) -> TextLogprob | None:
+    """What the author's policy gave the text in its own tokens, of which only the number need be known here."""
+    if completion.behaviour_logprobs is None:
+        return None
+    try:
+        logprobs = unpack_logprobs(completion.behaviour_logprobs)
+    except MessageError:
+        raise SkippedGroup("malformed_tokens") from None
+    if not logprobs or not all(math.isfinite(logprob) and logprob <= 0.0 for logprob in logprobs):
+        return None
+    return TextLogprob(math.fsum(logprobs), len(logprobs))
 
 
 def _as_sampled(group: RolloutGroup, rules: TokenRules) -> GroupTokens:

@@ -6,12 +6,12 @@ for staleness and for the inference engine's own numerics. It is a constant, nev
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from services.trainer.foreign_weights import ForeignRows, ForeignRules, weigh_foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,14 @@ class ImportanceConfig:
     log_ratio_bound: log weights are clamped to +- this before exp.
     unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken to have had, in nats; such a token
     then weighs `min(1, exp(proximal - this))`, so that text which only another policy would write cannot push hard. None: 1.
+    foreign: what else is done to the weights of foreign completions.
     """
 
     cap: float | None = 2.0
     sequence_bounds: tuple[float, float] | None = None
     log_ratio_bound: float = 20.0
     unknown_behaviour_logprob: float | None = None
+    foreign: ForeignRules = field(default_factory=ForeignRules)
 
     def __post_init__(self) -> None:
         """Refuse bounds that would drop everything."""
@@ -41,6 +43,11 @@ class ImportanceConfig:
             raise ValueError(f"unknown_behaviour_logprob is {self.unknown_behaviour_logprob}: a logprob is 0 or less")
         if not self.log_ratio_bound > 0.0:
             raise ValueError(f"log_ratio_bound is {self.log_ratio_bound}: it must be more than 0")
+
+    @property
+    def drops_by_likelihood(self) -> bool:
+        """Whether the proximal policy's logprobs decide what is dropped."""
+        return self.sequence_bounds is not None or self.foreign.negative_divergence is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +65,6 @@ class ImportanceWeights:
     truncated: Tensor
 
 
-def kept_tokens(
-    config: ImportanceConfig, behaviour_logprobs: Sequence[float] | None, tokens: int, proximal_logprobs: Tensor | None = None
-) -> int:
-    """Of a completion of `tokens` tokens, how many `importance_weights` keeps.
-
-    behaviour_logprobs: one per token, None: unknown. proximal_logprobs: (tokens,); without them the sequence mask is not applied.
-    """
-    if behaviour_logprobs is None:
-        return tokens
-    if config.sequence_bounds is None or proximal_logprobs is None:
-        return sum(map(math.isfinite, behaviour_logprobs))
-    correction = importance_weights(
-        config,
-        proximal_logprobs=proximal_logprobs.unsqueeze(0),
-        behaviour_logprobs=torch.tensor([list(behaviour_logprobs)], dtype=proximal_logprobs.dtype),
-        has_behaviour=torch.ones(1, dtype=torch.bool),
-        mask=torch.ones(1, tokens, dtype=torch.bool),
-    )
-    return int(correction.keep.sum())
-
-
 def importance_weights(
     config: ImportanceConfig,
     *,
@@ -86,12 +72,14 @@ def importance_weights(
     behaviour_logprobs: Tensor,
     has_behaviour: Tensor,
     mask: Tensor,
+    foreign: ForeignRows | None = None,
 ) -> ImportanceWeights:
-    """Weights `min(exp(proximal - behaviour), cap)` per token, detached.
+    """Weights `min(exp(proximal - behaviour), cap)` per token, detached; those of foreign rows as `config.foreign` says.
 
     proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without (another tokenizer
     sampled it) is trained as if the proximal policy had sampled it, weight 1, or less by `unknown_behaviour_logprob`.
     mask: (N, T) bool, completion tokens.
+    foreign: None: no row is foreign.
     A token whose behaviour logprob is not finite is dropped, because nothing says how likely it was.
     """
     proximal = proximal_logprobs.detach()
@@ -116,6 +104,20 @@ def importance_weights(
     if config.unknown_behaviour_logprob is not None:
         assumed = (proximal - config.unknown_behaviour_logprob).clamp(-config.log_ratio_bound, 0.0).exp()
         capped = torch.where(mask & ~has_behaviour.unsqueeze(1), assumed, capped)
+    if foreign is not None and config.foreign != ForeignRules():
+        found = weigh_foreign(
+            config.foreign,
+            foreign,
+            proximal_logprobs=proximal,
+            log_weights=log_weight,
+            known=known,
+            mask=mask,
+            cap=config.cap,
+            log_ratio_bound=config.log_ratio_bound,
+        )
+        truncated = torch.where(found.applies, known & (weight > found.limits), truncated)
+        capped = torch.where(found.applies, found.weights, capped)
+        keep = keep & ~found.drop.unsqueeze(1)
     return ImportanceWeights(
         weights=capped.masked_fill(~mask, 0.0),
         keep=keep,

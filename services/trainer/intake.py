@@ -25,6 +25,8 @@ class IntakeRules(TokenRules):
     max_foreign_advantage: bound of a foreign completion's advantage. usual_tokens: prompt excluded, the most that a local group can
     hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch (`services.trainer.budget`).
     foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.influence`).
+    drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives: foreign ones with a negative advantage. Both
+    stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or `negative`.
     """
 
     external_weight: float = 1.0
@@ -33,6 +35,8 @@ class IntakeRules(TokenRules):
     usual_tokens: int = 0
     foreign_cost_factor: float = math.inf
     foreign_share_factor: float = math.inf
+    drop_truncated: bool = False
+    drop_foreign_negatives: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +89,16 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
             skipped[bad.reason] += 1
     dropped = over_budget([each.cost for each in readable], rules.usual_tokens, rules.foreign_cost_factor)
     skipped.update(dropped.values())
-    taken = [each for index, each in enumerate(readable) if index not in dropped]
-    advantages = _advantages(taken, rules)
-    groups = [_token_group(each, of_group, rules) for each, of_group in zip(taken, advantages, strict=True)]
+    taken, advantages, groups = [], [], []
+    affordable = [each for index, each in enumerate(readable) if index not in dropped]
+    for each, of_group in zip(affordable, _advantages(affordable, rules), strict=True):
+        try:
+            groups.append(_token_group(each, of_group, rules))
+        except SkippedGroup as empty:
+            skipped[empty.reason] += 1
+            continue
+        taken.append(each)
+        advantages.append(of_group)
     shares = token_shares(groups, rules.foreign_share_factor)
     return Intake(
         groups=[group if share == 1.0 else replace(group, share=share) for group, share in zip(groups, shares, strict=True)],
@@ -123,15 +134,26 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules) -> list[list[float]
 
 
 def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) -> TokenGroup:
+    """The completions that are trained on. Raises SkippedGroup where none is left."""
+    tokens, completions = each.tokens, each.scored.group.completions
     # A local answer without tokens still counts in its group's baseline, but there is nothing of it to make likelier.
-    tokens, present = each.tokens, answers_present(each.tokens.completions)
+    kept = answers_present(tokens.completions)
+    if rules.drop_truncated:
+        kept = [index for index in kept if completions[index].finish_reason != "length"]
+        if not kept:
+            raise SkippedGroup("truncated")
+    if rules.drop_foreign_negatives and not each.is_local:
+        kept = [index for index in kept if advantages[index] >= 0.0]
+        if not kept:
+            raise SkippedGroup("negative")
     return TokenGroup(
         prompt_ids=tokens.prompt_ids,
-        completions=[tokens.completions[index] for index in present],
-        behaviour_logprobs=[tokens.behaviour_logprobs[index] for index in present],
-        advantages=[advantages[index] for index in present],
+        completions=[tokens.completions[index] for index in kept],
+        behaviour_logprobs=[tokens.behaviour_logprobs[index] for index in kept],
+        advantages=[advantages[index] for index in kept],
         is_local=each.is_local,
         weight=1.0 if each.is_local else rules.external_weight,
+        text_logprobs=[tokens.text_logprobs[index] for index in kept] if tokens.text_logprobs else (),
     )
 
 

@@ -9,14 +9,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.trainer.advantages import AdvantageConfig
+from services.trainer.advantages import AdvantageConfig, AdvantageKind
 from services.trainer.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.foreign_weights import ForeignRules
+from services.trainer.head_probe import separate_head
 from services.trainer.importance import ImportanceConfig
 from services.trainer.influence import InfluenceRules
 from services.trainer.intake import Intake, IntakeRules, take_in
@@ -29,7 +31,7 @@ from services.trainer.preference import Preferred, prefer
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
 from services.trainer.shared_prompt import supports_shared_prompt
-from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
+from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs, without_dropped
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.messages import Batch
@@ -94,15 +96,13 @@ class Learner:
         self._influence = influence_rules(config)
         self.update_config = UpdateConfig(
             objective=objective_config(config),
-            importance=ImportanceConfig(
-                cap=trainer.importance_cap,
-                sequence_bounds=trainer.sequence_mask,
-                unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
-            ),
+            importance=importance_config(config),
             temperature=config.generator.temperature,
+            count_uninformative=counts_uninformative(config),
             budget_tokens=trainer.token_budget,
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,
+            separate_head=separate_head(policy.model, trainer.token_budget),
         )
         self._own_policy = OwnPolicyRules.of(trainer)
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
@@ -153,9 +153,10 @@ class Learner:
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
-        # The sequence mask is known from these alone, and what it drops must not count in the divisor.
-        if self._config.updates_per_batch > 1 or config.importance.sequence_bounds is not None:
+        # What is dropped for its likelihood is known from these alone, and must not count in the divisor.
+        if self._config.updates_per_batch > 1 or config.needs_proximal:
             proximal = batch_logprobs(self.model, groups, config, self._parallel)
+            intake = replace(intake, groups=without_dropped(groups, config, proximal))
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
         before_s = time.perf_counter() - started
@@ -240,13 +241,47 @@ def objective_config(config: NodeConfig) -> ObjectiveConfig:
         is_max=trainer.cispo_max,
         kl_coefficient=trainer.kl_coefficient,
         max_completion_tokens=config.generator.max_new_tokens,
+        m2_threshold=trainer.m2_threshold,
+        vespo_positive=trainer.vespo_positive,
+        vespo_negative=trainer.vespo_negative,
+        oapl_scale=trainer.oapl_scale,
+        aggregation=trainer.aggregation,
     )
+
+
+def importance_config(config: NodeConfig) -> ImportanceConfig:
+    """How a node's configuration weighs what other policies sampled."""
+    trainer = config.trainer
+    return ImportanceConfig(
+        cap=trainer.importance_cap,
+        sequence_bounds=trainer.sequence_mask,
+        unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
+        foreign=ForeignRules(
+            level=trainer.foreign_weight_level,
+            positive=trainer.foreign_weight_positive,
+            negative=trainer.foreign_weight_negative,
+            negative_divergence=trainer.foreign_negative_divergence,
+        ),
+    )
+
+
+def counts_uninformative(config: NodeConfig) -> bool:
+    """Whether groups without advantage count in the means: as the configuration says, or as the objective's source has it."""
+    wanted = config.trainer.count_uninformative
+    return config.trainer.objective == "grpo" if wanted is None else wanted
 
 
 def advantage_config(config: NodeConfig) -> AdvantageConfig:
     """How a node's configuration turns rewards into advantages."""
-    kind = "leave_one_out" if config.trainer.objective == "rloo" else "group_normalised"
-    return AdvantageConfig(kind=kind, scale=config.trainer.advantage_scale)  # type: ignore[arg-type]
+    trainer = config.trainer
+    kinds: dict[str, AdvantageKind] = {"rloo": "leave_one_out", "oapl": "soft_value"}
+    return AdvantageConfig(
+        kind=kinds.get(trainer.objective, "group_normalised"),
+        scale=trainer.advantage_scale,
+        std_ddof=trainer.advantage_std_ddof,
+        std_floor=trainer.advantage_std_floor,
+        value_beta=trainer.oapl_value_beta,
+    )
 
 
 def intake_rules(
@@ -269,6 +304,8 @@ def intake_rules(
         usual_tokens=generator.completions * generator.max_new_tokens,
         foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
         foreign_share_factor=trainer.foreign_share_factor or math.inf,
+        drop_truncated=trainer.drop_truncated,
+        drop_foreign_negatives=trainer.drop_foreign_negatives,
     )
 
 

@@ -103,7 +103,7 @@ def without_absurd(
         kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
         if len(kept) < len(of_group):
             dropped[intake.authors[index][0]] += len(of_group) - len(kept)
-            groups[index] = _only(intake.groups[index], kept) if kept else None
+            groups[index] = intake.groups[index].only(kept) if kept else None
     left = [(group, author) for group, author in zip(groups, intake.authors, strict=True) if group is not None]
     gone = len(groups) - len(left)
     return (
@@ -115,15 +115,6 @@ def without_absurd(
             skipped=intake.skipped + Counter({"absurd": gone}),
         ),
         dropped,
-    )
-
-
-def _only(group: TokenGroup, kept: list[int]) -> TokenGroup:
-    return replace(
-        group,
-        completions=[group.completions[number] for number in kept],
-        behaviour_logprobs=[group.behaviour_logprobs[number] for number in kept],
-        advantages=[group.advantages[number] for number in kept],
     )
 
 

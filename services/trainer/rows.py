@@ -17,6 +17,14 @@ PADDING_SEGMENT = -1
 PROMPT_SEGMENT = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TextLogprob:
+    """Log-probability of a whole answer under the policy that sampled it, as its author says: a sum over its own `tokens`."""
+
+    total: float
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGroup:
     """A rollout group in the trainer's own tokens.
@@ -25,6 +33,7 @@ class TokenGroup:
     behaviour_logprobs: per completion, one per token, or None when it was sampled with another tokenizer. Not finite
     is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
     share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.influence`).
+    text_logprobs: per completion, what its author's policy gave a text encoded again here; None: not known. Empty: none is.
     Raises ValueError when lengths disagree.
     """
 
@@ -35,6 +44,7 @@ class TokenGroup:
     is_local: bool = True
     weight: float = 1.0
     share: float = 1.0
+    text_logprobs: Sequence[TextLogprob | None] = ()
 
     def __post_init__(self) -> None:
         """Refuse a group whose parts do not fit each other."""
@@ -46,11 +56,29 @@ class TokenGroup:
                 f"a group has {count} completions, {len(self.behaviour_logprobs)} lists of behaviour logprobs and "
                 f"{len(self.advantages)} advantages: give one of each per completion"
             )
+        if self.text_logprobs and len(self.text_logprobs) != count:
+            raise ValueError(
+                f"a group has {count} completions, but {len(self.text_logprobs)} text logprobs: give one per completion"
+            )
         for index, (tokens, logprobs) in enumerate(zip(self.completions, self.behaviour_logprobs, strict=True)):
             if not tokens:
                 raise ValueError(f"completion {index} has no tokens: keep its end token, or leave it out")
             if logprobs is not None and len(logprobs) != len(tokens):
                 raise ValueError(f"completion {index} has {len(tokens)} tokens but {len(logprobs)} behaviour logprobs")
+
+    def only(self, numbers: Sequence[int]) -> TokenGroup:
+        """The group with some of its completions; the others' rewards stay in the advantages of these."""
+        return replace(
+            self,
+            completions=[self.completions[number] for number in numbers],
+            behaviour_logprobs=[self.behaviour_logprobs[number] for number in numbers],
+            advantages=[self.advantages[number] for number in numbers],
+            text_logprobs=[self.text_logprobs[number] for number in numbers] if self.text_logprobs else (),
+        )
+
+    def text_logprob(self, completion: int) -> TextLogprob | None:
+        """Of one completion."""
+        return self.text_logprobs[completion] if self.text_logprobs else None
 
     @property
     def completion_lengths(self) -> list[int]:

@@ -20,8 +20,9 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from services.trainer.forward import CompletionLogprobs, completion_logprobs
-from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights, kept_tokens
+from services.trainer.behaviour import behaviour_or, foreign_rows, gepo_log_denominators, kept_tokens, m2_masked
+from services.trainer.forward import CompletionLogprobs, SeparateHead, completion_logprobs
+from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
 from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
 from services.trainer.parallel.protocol import ALONE, Parallel
@@ -42,6 +43,7 @@ class UpdateConfig:
     group changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
     budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once; only where
     `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32 weights, logprobs and loss.
+    separate_head: how logits are computed in chunks, from `separate_head(model, budget_tokens)`; None: all at once.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -51,26 +53,37 @@ class UpdateConfig:
     budget_tokens: int = 16_384
     shared_prompt: bool = False
     autocast_bf16: bool = False
+    separate_head: SeparateHead | None = None
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether what a step drops is known only from the policy's logprobs at the start of the batch."""
+        return self.importance.drops_by_likelihood or self.objective.name == "m2po"
 
     def takes_part(self, group: TokenGroup) -> bool:
         """Whether the group must be computed: it moves the policy, or holds it to the reference."""
         return group.is_informative or (self.objective.needs_reference and group.weight != 0.0)
 
 
+def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None) -> list[TokenGroup]:
+    """`groups` with the tokens marked that m2po leaves out of the whole step, given the logprobs at the start of the batch."""
+    if config.objective.name != "m2po" or proximal is None:
+        return list(groups)
+    numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
+    return m2_masked(groups, numbers, proximal, config.objective.m2_threshold)
+
+
 def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
     """The counts that a step over `groups` divides by; add those of other processes that share the step.
 
-    Tokens that are dropped do not count. Which ones the sequence mask drops is known from `proximal`, without it they count.
+    Tokens that are dropped do not count. Those dropped for their likelihood are known from `proximal`, without it they count.
     """
     total = Normaliser(0, 0)
     for number, group in enumerate(groups):
         if not (config.count_uninformative or config.takes_part(group)):
             continue
         of_group = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
-        kept = [
-            kept_tokens(config.importance, behaviour, length, logprobs)
-            for behaviour, length, logprobs in zip(group.behaviour_logprobs, group.completion_lengths, of_group, strict=True)
-        ]
+        kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(of_group)]
         total = total + Normaliser.count(kept, group.share)
     return total
 
@@ -86,7 +99,7 @@ def batch_logprobs(
     dtype = torch.float32
     for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
         with torch.no_grad(), _autocast(rows, config):
-            scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
+            scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counted else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
@@ -199,7 +212,7 @@ def _micro_batch_loss(
     reference: BatchLogprobs | None,
 ) -> tuple[Tensor, LossSums]:
     with _autocast(rows, config):
-        scored = completion_logprobs(model, rows, temperature=config.temperature)
+        scored = _completion_logprobs(model, rows, config)
     return scored_loss(groups, rows, scored, config, normaliser, proximal, reference)
 
 
@@ -228,16 +241,20 @@ def scored_loss(
             device=device,
         ),
         mask=rows.mask,
+        foreign=foreign_rows(groups, rows.sequences, device),
     )
+    objective = config.objective
     per_token = token_loss(
         config.objective,
         logprobs=scored.logprobs,
         proximal_logprobs=proximal_logprobs,
         advantages=torch.tensor([groups[g].advantages[c] for g, c in rows.sequences], dtype=dtype, device=device),
         mask=rows.mask,
-        importance_weights=correction.weights,
+        importance_weights=None if objective.uses_behaviour else correction.weights,
         keep=correction.keep,
         reference_logprobs=None if reference is None else rows.pad(reference, dtype),
+        behaviour_logprobs=behaviour_or(groups, rows, proximal_logprobs) if objective.uses_behaviour else None,
+        log_denominators=gepo_log_denominators(groups, rows, dtype) if objective.name == "gepo" else None,
     )
     # A mean per sequence says nothing of lengths: there a long group counts for its sequences as any other.
     by_length = config.objective.aggregated_by != "sequence_mean"
@@ -285,6 +302,10 @@ def _micro_batches(
     rows = [RowSlice(row.width, numbers[row.group], row.start, row.stop) for row in planned]
     for batch in micro_batches_of(parallel.rank, parallel.ranks, rows, config.budget_tokens):
         yield build_rows(groups, batch.rows).to(device), batch.counted
+
+
+def _completion_logprobs(model: nn.Module, rows: TokenRows, config: UpdateConfig) -> CompletionLogprobs:
+    return completion_logprobs(model, rows, temperature=config.temperature, separate_head=config.separate_head)
 
 
 def _autocast(rows: TokenRows, config: UpdateConfig) -> torch.autocast:

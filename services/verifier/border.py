@@ -41,7 +41,7 @@ from shared.messages import (
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 
-__all__ = ["Border", "BorderRules", "Candidate", "Refusal", "Refused", "without_tokens"]
+__all__ = ["Border", "BorderRules", "Candidate", "Refusal", "Refused", "without_token_ids", "without_tokens"]
 
 JUDGED_BODIES = 100_000
 """Refused bodies remembered with their signer, so that one sent again by somebody else is neither scored nor blamed twice."""
@@ -309,7 +309,13 @@ def without_prompt(group: RolloutGroup) -> RolloutGroup:
     return group if group.prompt_ids is None else msgspec.structs.replace(group, prompt_ids=None)
 
 
+def without_token_ids(group: RolloutGroup) -> RolloutGroup:
+    """The group as a node with another tokenizer uses it: its texts, and how likely their author found them."""
+    completions = [msgspec.structs.replace(each, token_ids=None) for each in group.completions]
+    return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
+
+
 def without_tokens(group: RolloutGroup) -> RolloutGroup:
-    """The group with its texts only, as a node with another tokenizer uses it."""
+    """The group with its texts only."""
     completions = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from services.verifier.border import Border, Candidate, without_tokens
+from services.verifier.border import Border, Candidate, without_token_ids
 from services.verifier.claims import BytesInFlight, ClaimedChunks
 from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.figures import Figures
@@ -335,7 +335,7 @@ class Intake:
 
     async def _store(self, candidate: Candidate, result: JobResult, swarm_seq: int) -> None:
         signer = self._border.signer(candidate.public_key, time.time())
-        group = candidate.group if self._own.same_tokenizer(candidate.group) else without_tokens(candidate.group)
+        group = candidate.group if self._own.same_tokenizer(candidate.group) else without_token_ids(candidate.group)
         scored = ScoredGroup(
             group_id=candidate.group_id,
             origin="external",

@@ -7,17 +7,30 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from shared.config.section import Section
+from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.hub_models import COMMIT, how_to_pin
 from shared.text import visible
 from shared.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+__all__ = [
+    "EvalSection",
+    "GeneratorSection",
+    "HttpSection",
+    "LogSection",
+    "LoraSection",
+    "ModelSection",
+    "NatsSection",
+    "NodeSection",
+    "PolicyStoreSection",
+    "SamplerSection",
+    "Section",
+    "TaskSpec",
+    "TrainerSection",
+    "VerifierSection",
+]
 
 
 class NodeSection(Section):
@@ -350,126 +363,6 @@ class SamplerSection(Section):
             raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
         if len(set(self.bandit_arms)) < len(self.bandit_arms):
             raise ValueError(f"bandit_arms {self.bandit_arms} names a strategy twice")
-        return self
-
-
-class LoraSection(Section):
-    """Low-rank adapters through peft; rank 0: full fine-tuning."""
-
-    rank: int = Field(0, ge=0, le=4096, description="0: full fine-tuning.")
-    alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
-    target_modules: Literal["all-linear"] | list[str] = Field(
-        "all-linear",
-        description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
-        "a name fits all layers that end in it.",
-    )
-
-
-class TrainerSection(Section):
-    """Advantages, loss, optimiser, checkpoints."""
-
-    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"] = Field(
-        "dapo", description="The loss; exact conventions in `services.trainer.objectives`. dapo: token mean over the whole batch."
-    )
-    advantage_scale: Literal["group", "batch", "none"] = Field(
-        "group", description="What a group-centred reward is divided by: its group's deviation (GRPO), the batch's, or nothing."
-    )
-    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
-    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
-    dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
-    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
-    cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
-    importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
-    unknown_behaviour_logprob: float | None = Field(
-        None,
-        le=0,
-        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1.",
-    )
-    policy_check_fraction: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Part of the foreign groups whose answers must not be absurd to the own policy, at the cost of a forward pass; "
-        "0: off.",
-    )
-    foreign_logprob_slack: float | None = Field(
-        2.0,
-        gt=0,
-        description="A checked answer whose mean logprob per token is more than this, in nats, below the mean of the batch's local "
-        "answers is not trained on. Unset: only min_foreign_logprob counts.",
-    )
-    min_foreign_logprob: float = Field(
-        -8.0, le=0, description="The same, whatever the local answers are like: the least mean logprob per token, in nats."
-    )
-    sequence_mask: tuple[float, float] | None = Field(
-        None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
-    )
-    external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
-    max_foreign_advantage: float = Field(
-        0.0,
-        ge=0,
-        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the most that a group of L can have, "
-        "with L generator.completions, at least 8.",
-    )
-    foreign_cost_factor: float = Field(
-        4.0,
-        ge=0,
-        description="A foreign group may cost this many times what is usual in its batch, in tokens computed; 0: anything. A "
-        "group of twice the completions of twice the length costs 4.",
-    )
-    foreign_share_factor: float = Field(
-        4.0,
-        ge=0,
-        description="A foreign group counts for this many times a usual one's tokens at most, in losses that divide by tokens; "
-        "0: for all it has. The demo's tasks differ by 4.",
-    )
-    foreign_norm_factor: float = Field(
-        2.0,
-        ge=0,
-        description="A foreign group whose gradient is more than this many times the typical group's is scaled down to typical; "
-        "only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups of models/base are "
-        "within 1.8 in nine batches of ten.",
-    )
-    foreign_norm_proportion: float = Field(
-        1.5,
-        ge=0,
-        description="Foreign groups are measured one by one where their gradient's norm is this many times that of as many local "
-        "groups. Lower is stricter, and costs two more passes over them in more steps.",
-    )
-    learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
-    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")
-    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled.")
-    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
-    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
-    schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
-    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimiser updates on each batch; clipping acts above 1.")
-    token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
-    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
-    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
-    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
-    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
-    collective_timeout_s: float = Field(
-        600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
-    )
-    lora: LoraSection = Field(default_factory=LoraSection)
-
-    @model_validator(mode="after")
-    def _bounds(self) -> TrainerSection:
-        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
-        if self.cispo_min >= self.cispo_max:
-            raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
-        if self.sequence_mask and not 0 <= self.sequence_mask[0] < self.sequence_mask[1]:
-            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < high")
-        if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
-            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
         return self
 
 

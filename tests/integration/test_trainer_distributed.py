@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.head_probe import probed
 from services.trainer.learner import LearnerState
 from services.trainer.objectives import ObjectiveConfig
 from services.trainer.parallel.group import Place
@@ -33,7 +34,7 @@ from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.runtime import FatalError
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, tiny_policy
 from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together
-from tests.unit.trainer_models import ragged_groups, small_model
+from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
 OBJECTIVES = {
     "dapo": ObjectiveConfig(name="dapo"),
@@ -76,9 +77,12 @@ class Updated:
     weights: Tensor
 
 
-def two_updates(objective: ObjectiveConfig, group_count: int, parallel: Parallel) -> Updated:
+def two_updates(
+    objective: ObjectiveConfig, group_count: int, parallel: Parallel, *, in_chunks: bool = False, tied: bool = False
+) -> Updated:
     """From random float64 weights; the second update is off the proximal policy, so that ratios are clipped."""
-    model, reference_model = small_model(dtype=torch.float64), small_model(dtype=torch.float64, hidden_size=16)
+    model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
+    reference_model = small_model(dtype=torch.float64, hidden_size=16)
     for module in (model, reference_model):
         parallel.shard(module)
     groups = ragged_groups(group_count)
@@ -86,6 +90,10 @@ def two_updates(objective: ObjectiveConfig, group_count: int, parallel: Parallel
         groups[1] = replace(groups[1], weight=0.5)
         groups[2] = replace(groups[2], advantages=[0.0] * len(groups[2].completions))
     config = UpdateConfig(objective=objective, budget_tokens=60, shared_prompt=True)
+    if in_chunks:
+        separate = replace(probed(model), chunk_bytes=5 * VOCABULARY * 8)
+        assert separate.always == (parallel is not ALONE)
+        config = replace(config, separate_head=separate)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     proximal = batch_logprobs(model, groups, config, parallel)
@@ -124,6 +132,23 @@ def test_three_processes_compute_what_one_does_to_float64_accuracy(model: Path, 
         assert together.norms == second.norms == third.norms
         assert together.stats == second.stats == third.stats
     assert found[0]["cispo", 6].stats.clip_fraction > 0.01
+
+
+CHUNKED = [("dapo", False), ("dapo with a reference", True)]
+
+
+def two_updates_in_chunks(place: Place, config: NodeConfig) -> dict[tuple[str, bool], Updated]:
+    parallel = joined(place, config)
+    return {(name, tied): two_updates(OBJECTIVES[name], 6, parallel, in_chunks=True, tied=tied) for name, tied in CHUNKED}
+
+
+def test_logits_in_chunks_of_a_sharded_output_layer_give_what_one_process_computes_at_once(model: Path, tmp_path: Path) -> None:
+    found = in_ranks(two_updates_in_chunks, config_for(model), ranks=3, folder=tmp_path)
+    for name, tied in CHUNKED:
+        expected = two_updates(OBJECTIVES[name], 6, ALONE, tied=tied)
+        for ours, one in zip(found[0][name, tied].gradients, expected.gradients, strict=True):
+            assert one.norm() > 0.05 and (ours - one).norm() <= 1e-12 * one.norm(), (name, tied)
+        assert (found[0][name, tied].weights - expected.weights).norm() <= 1e-10 * expected.weights.norm(), (name, tied)
 
 
 # Float32: the learner that the service uses, step by step.

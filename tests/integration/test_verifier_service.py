@@ -43,6 +43,7 @@ from shared.messages import (
     pack_ids,
     pack_logprobs,
     signed_bytes,
+    unpack_logprobs,
 )
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
@@ -194,6 +195,20 @@ async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(n
         assert entry is not None
         assert decode(entry.value, NodeRecord).model.name == "tiny"
     assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_group_of_another_tokenizer_keeps_its_authors_logprobs_and_no_token_ids(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    url = nats_server().url
+    async with verifier(configured("alpha", url, tmp_path)) as alpha, verifier(configured("beta", url, tmp_path)) as beta:
+        await generate(beta.node, group("beta", 0))
+        await until(lambda: beta.status.get("scored_local") == 1)
+        await generate(alpha.node, group("alpha", 0, model=ModelIdentity(name="other", tokenizer_hash="b" * 64)))
+        await until(lambda: beta.status.get("accepted") == 1)
+        (theirs,) = [each.group for each in await scored(beta.node, "beta") if each.origin == "external"]
+    assert [each.token_ids for each in theirs.completions] == [None, None]
+    assert [unpack_logprobs(each.behaviour_logprobs or b"") for each in theirs.completions] == [pytest.approx([-1.0, -0.1])] * 2
 
 
 async def test_a_group_delivered_again_after_a_crash_counts_once(nats_server: MakeServer, tmp_path: Path) -> None:

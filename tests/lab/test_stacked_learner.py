@@ -126,8 +126,10 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
         {"updates_per_batch": 3, "weight_decay": 0.1, "grad_clip": 0.05},
         {"objective": "gspo", "kl_coefficient": 0.2, "importance_cap": 1.1},
         {"objective": "cispo", "external_weight": 0.5, "schedule": "cosine", "schedule_steps": 5, "warmup_steps": 1},
+        {"objective": "m2po", "m2_threshold": 0.3, "foreign_weight_level": "sequence", "foreign_negative_divergence": 0.5},
+        {"objective": "gepo", "count_uninformative": True},
     ],
-    ids=["plain", "several updates", "with reference", "schedule"],
+    ids=["plain", "several updates", "with reference", "schedule", "foreign weights", "group expectation"],
 )
 def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, trainer: dict[str, object]) -> None:
     # A large epsilon: with the usual one AdamW turns the sign of a gradient near zero, thus its rounding, into a whole step.

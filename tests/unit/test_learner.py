@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from services.trainer import head_probe
 from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
-from services.trainer.forward import completion_logprobs
+from services.trainer.forward import SeparateHead, completion_logprobs
 from services.trainer.intake import take_in
 from services.trainer.learner import Learner
 from services.trainer.micro_batches import plan_rows
+from services.trainer.objectives import ObjectiveName
 from services.trainer.rows import build_rows
 from services.trainer.schedule import learning_rate
 from shared.config import NodeConfig
@@ -164,13 +167,52 @@ def test_settings_that_do_not_fit_the_objective_are_refused(model: Path) -> None
         Learner(config_for(model, objective="reinforce", dual_clip=3.0))
 
 
-@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo"])
+@pytest.mark.parametrize("objective", get_args(ObjectiveName))
 def test_every_objective_of_the_configuration_trains(model: Path, objective: str) -> None:
     learner = Learner(config_for(model, objective=objective))
     before = {name: value.clone() for name, value in learner.policy().items()}
     record = learner.step(batch(model))
     assert record.updated and record.grad_norm > 0.0
     assert any(not torch.equal(before[name], value) for name, value in learner.policy().items())
+
+
+def test_grpo_counts_groups_without_spread_and_dapo_does_not(model: Path) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=str(model)))
+    useful = scored_group(tokenizer, random.Random(1))
+    dull = scored_group(tokenizer, random.Random(2), rewards=(1.0, 1.0, 1.0, 1.0))
+
+    def norm(groups: list[Any], **trainer: Any) -> float:
+        return Learner(config_for(model, **trainer)).step(batch_of(1, groups)).grad_norm
+
+    alone = norm([useful], objective="grpo")
+    # Both have four answers: counted, the second halves the mean.
+    assert norm([useful, dull], objective="grpo") == pytest.approx(alone / 2, rel=1e-4)
+    assert norm([useful, dull], objective="grpo", count_uninformative=False) == pytest.approx(alone, rel=1e-4)
+    assert norm([useful, dull], objective="dapo") == pytest.approx(norm([useful], objective="dapo"), rel=1e-4)
+    assert norm([useful, dull], objective="gspo", count_uninformative=True) < 0.6 * norm([useful, dull], objective="gspo")
+
+
+def test_aggregation_and_the_standard_deviation_follow_the_configuration(model: Path) -> None:
+    plain = Learner(config_for(model, objective="grpo"))
+    changed = Learner(config_for(model, objective="grpo", aggregation="token_mean", advantage_std_ddof=0, advantage_std_floor=0.25))
+    assert plain.update_config.objective.aggregated_by == "sequence_mean"
+    assert changed.update_config.objective.aggregated_by == "token_mean"
+    assert (plain.rules.advantages.std_ddof, plain.rules.advantages.std_floor) == (1, 0.0)
+    assert (changed.rules.advantages.std_ddof, changed.rules.advantages.std_floor) == (0, 0.25)
+
+
+def test_a_learner_of_a_large_vocabulary_computes_logits_in_chunks_and_learns_the_same(model: Path, monkeypatch: Any) -> None:
+    lesson = batch(model)
+    at_once = Learner(config_for(model))
+    assert at_once.update_config.separate_head is None, "the test's logits fit into one chunk"
+    monkeypatch.setattr(head_probe, "CHUNK_BYTES", 4096)
+    in_chunks = Learner(config_for(model))
+    separate = in_chunks.update_config.separate_head
+    assert isinstance(separate, SeparateHead)
+    in_chunks.update_config = replace(in_chunks.update_config, separate_head=replace(separate, chunk_bytes=4096))
+    ours, theirs = in_chunks.step(lesson), at_once.step(lesson)
+    assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-6)
+    assert ours.entropy == pytest.approx(theirs.entropy, rel=1e-6)
 
 
 def test_the_learning_rate_warms_up_and_falls_as_in_the_worked_example() -> None:

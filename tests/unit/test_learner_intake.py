@@ -150,3 +150,27 @@ def test_a_foreign_group_beyond_its_budget_is_left_out_and_its_sender_counted(ru
     intake = take_in(batch_of(1, [*usual, dear]), strict)
     assert (intake.local, intake.external, dict(intake.skipped)) == (4, 0, {"group_budget": 1})
     assert intake.over_budget_of == {"beta": 1}
+
+
+def test_answers_cut_at_the_length_limit_are_left_out_and_stay_in_the_baseline(rules: IntakeRules) -> None:
+    dropping = replace(rules, drop_truncated=True)
+    scored = scored_group(rules.tokenizer, random.Random(0), rewards=(1.0, 0.0, 0.0), finish_reason="length")
+    (whole,) = take_in(batch_of(1, [scored]), rules).groups
+    (kept,) = take_in(batch_of(1, [scored]), dropping).groups
+    assert kept.completions == whole.completions[1:] and kept.behaviour_logprobs == whole.behaviour_logprobs[1:]
+    assert kept.advantages == whole.advantages[1:], "the cut answer's reward is still in the mean"
+
+
+def test_a_group_of_cut_answers_alone_is_skipped_and_counted(rules: IntakeRules) -> None:
+    scored = scored_group(rules.tokenizer, random.Random(0), rewards=(1.0, 0.0))
+    group = scored.group
+    cut = [msgspec.structs.replace(each, finish_reason="length") for each in group.completions]
+    all_cut = msgspec.structs.replace(scored, group=msgspec.structs.replace(group, completions=cut))
+    intake = take_in(batch_of(1, [all_cut, scored]), replace(rules, drop_truncated=True))
+    assert dict(intake.skipped) == {"truncated": 1} and intake.local == 1 and len(intake.authors) == 1
+    assert len(intake.rewards_local) == 2
+    positives_cut = msgspec.structs.replace(
+        all_cut, origin="external", group=msgspec.structs.replace(group, completions=[cut[0], group.completions[1]])
+    )
+    both = take_in(batch_of(1, [positives_cut]), replace(rules, drop_truncated=True, drop_foreign_negatives=True))
+    assert not both.groups and dict(both.skipped) == {"negative": 1}

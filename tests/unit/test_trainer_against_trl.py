@@ -44,7 +44,10 @@ def compute_loss():
 
 
 def stand_in(logprobs: torch.Tensor, **settings: object) -> SimpleNamespace:
-    arguments = SimpleNamespace(delta=settings.pop("delta", None), use_bias_correction_kl=False, steps_per_generation=1)
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    vespo = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+    arguments = SimpleNamespace(delta=settings.pop("delta", None), use_bias_correction_kl=False, steps_per_generation=1, **vespo)
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     defaults: dict[str, object] = {
         "args": arguments,
@@ -55,6 +58,7 @@ def stand_in(logprobs: torch.Tensor, **settings: object) -> SimpleNamespace:
             torch.zeros_like(logprobs),
             None,
         ),
+        "get_gamma_weights": GRPOTrainer.get_gamma_weights,
         "_metrics": {"train": defaultdict(list)},
         "_entropy_bonus_enabled": False,
         "aux_loss_enabled": False,
@@ -109,7 +113,8 @@ def trl_outcome(compute_loss, tensors, settings):
             "advantages": tensors["advantages"],
             "old_per_token_logps": tensors["proximal"],
             "ref_per_token_logps": tensors["reference"],
-            "importance_sampling_ratio": weights,
+            # vespo puts it into its ratio, padding included: left out, the proximal policy is taken to have sampled.
+            "importance_sampling_ratio": None if settings["loss_type"] == "vespo" else weights,
             "num_items_in_batch": mask.sum(),
         },
     )
@@ -162,6 +167,7 @@ CASES = {
         ObjectiveConfig(name="cispo", is_max=1.3),
         {"loss_type": "cispo", "epsilon_high": 1.3, **WITH_VLLM},
     ),
+    "vespo": (ObjectiveConfig(name="vespo"), {"loss_type": "vespo"}),
 }
 
 

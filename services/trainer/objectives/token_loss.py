@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.off_policy import gepo_log_ratio, oapl_loss, vespo_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,16 @@ def token_loss(
     importance_weights: Tensor | None = None,
     keep: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
+    behaviour_logprobs: Tensor | None = None,
+    log_denominators: Tensor | None = None,
 ) -> TokenLoss:
     """Loss per token of `config.name`, times the importance weight, plus `kl_coefficient` times k3 to the reference.
 
     logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only `logprobs` has a gradient.
     advantages: (N,). mask: (N, T) bool, True on completion tokens. importance_weights: (N, T), taken as constants.
     keep: (N, T) bool, False drops a token's whole loss. Values where `mask` is False may be anything finite or not.
+    behaviour_logprobs: (N, T), for vespo and oapl; None: the proximal policy sampled. log_denominators: (N,), for gepo; None or
+    NaN: the sequence's own, so that its ratio is 1.
     Raises ValueError when a divergence is asked for without a reference.
     """
     if config.needs_reference and reference_logprobs is None:
@@ -54,9 +59,23 @@ def token_loss(
     if config.name == "gspo":
         lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio = (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
+    if config.name == "gepo":
+        denominators = logprobs.new_full((len(logprobs),), torch.nan) if log_denominators is None else log_denominators
+        of_group = gepo_log_ratio(logprobs, denominators, mask)
+        log_ratio = of_group.clamp(-config.log_ratio_bound, config.log_ratio_bound).expand_as(log_ratio)
     ratio = log_ratio.exp()
 
-    if config.is_clipped:
+    if config.uses_behaviour and config.name != "gepo":
+        sampled = proximal if behaviour_logprobs is None else behaviour_logprobs.detach().masked_fill(~mask, 0.0)
+        present = mask if keep is None else mask & keep
+        apart = (logprobs - sampled).clamp(-config.log_ratio_bound, config.log_ratio_bound).masked_fill(~present, 0.0)
+        clipped = torch.zeros_like(mask)
+        if config.name == "vespo":
+            weight = vespo_weight(apart, advantage, config.vespo_positive, config.vespo_negative, config.log_ratio_bound)
+            loss = -weight * advantage * logprobs
+        else:
+            loss = oapl_loss(apart, advantage, config.oapl_scale).expand_as(logprobs)
+    elif config.is_clipped:
         loss, clipped = _clipped_surrogate(config, ratio, advantage)
     elif config.name == "cispo":
         bounded = ratio.detach().clamp(config.is_min, config.is_max)

@@ -1,0 +1,77 @@
+"""Memory of the output layer, softmax and their gradient: logits in chunks against a bar in bytes."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.measuring import Result
+from services.trainer.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
+
+TOKENS, VOCABULARY, HIDDEN_SIZE = 16_384, 151_936, 8
+BAR_BYTES = 1e9
+_COPIES_HELD = 5
+"""Of all logits, by the plain way (`tests/unit/test_trainer_chunked_head.py` counts at least 3 without a soft cap)."""
+
+
+def peak_bytes(
+    tokens: int, vocabulary: int, hidden_size: int, *, chunk_bytes: int | None = CHUNK_BYTES, softcap: float | None = None
+) -> int:
+    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and gradients are computed on the CPU.
+
+    chunk_bytes: None: all logits at once, by automatic differentiation. Float32; every allocation is counted as torch makes it.
+    """
+    hidden = torch.randn(tokens, hidden_size, requires_grad=True)
+    weight = torch.randn(vocabulary, hidden_size, requires_grad=True)
+    targets = torch.randint(vocabulary, (tokens,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        if chunk_bytes is None:
+            logprobs = _all_at_once(hidden, weight, targets, softcap)
+        else:
+            transform = LogitTransform(softcap=softcap)
+            logprobs, _ = chunked_logprobs(hidden, weight, None, targets, transform=transform, chunk_bytes=chunk_bytes)
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    held, peak = 0, 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def _all_at_once(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    logits = hidden @ weight.t()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+async def measure_trainer_head() -> Result:
+    """The default token budget's worth of tokens of Qwen's vocabulary, forward and backward."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.monotonic()
+    peak = peak_bytes(TOKENS, VOCABULARY, HIDDEN_SIZE)
+    seconds = time.monotonic() - started
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    whole = 4 * TOKENS * VOCABULARY
+    return Result(
+        row="trainer-head",
+        measured="memory of the trainer's output layer, softmax and entropy, forward and backward: logits in chunks",
+        against="1 GB (1e9 bytes)",
+        workload=f"{TOKENS:,} tokens, vocabulary {VOCABULARY:,}, float32, hidden size {HIDDEN_SIZE} so that only logits count",
+        unit="GB",
+        ratios=[peak / BAR_BYTES],
+        bar=1.0,
+        direction="at most",
+        product=peak / BAR_BYTES,
+        plain=None,
+        remarks=[
+            f"every allocation as torch's profiler counts it, gradients included; the process grew by {grown / 1e9:.2f} GB",
+            f"all logits once are {whole / 1e9:.1f} GB, and the plain way holds them {_COPIES_HELD} times: it is not run here",
+            f"chunks of {CHUNK_BYTES / 2**20:.0f} MiB; {seconds:.0f} s on one thread",
+        ],
+    )

@@ -1,0 +1,101 @@
+"""What is known of the policies that sampled a step's completions, as tensors, and which tokens a step keeps because of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from services.trainer.foreign_weights import ForeignRows
+from services.trainer.importance import ImportanceConfig, importance_weights
+from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
+from services.trainer.rows import CompletionRows, TokenGroup
+
+
+def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, int]], device: torch.device) -> ForeignRows:
+    """Of completions given as (group, completion)."""
+    texts = [groups[group].text_logprob(completion) for group, completion in sequences]
+    return ForeignRows(
+        is_foreign=torch.tensor([not groups[group].is_local for group, _ in sequences], device=device),
+        advantages=torch.tensor([groups[g].advantages[c] for g, c in sequences], dtype=torch.float64, device=device),
+        text_sums=torch.tensor([text.total if text else 0.0 for text in texts], dtype=torch.float64, device=device),
+        text_tokens=torch.tensor([text.tokens if text else 0 for text in texts], device=device),
+    )
+
+
+def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proximal_logprobs: Tensor | None = None) -> int:
+    """Of completion `number`, how many tokens `importance_weights` keeps.
+
+    proximal_logprobs: (tokens,); without them what is dropped for its likelihood counts as kept.
+    """
+    behaviour, tokens = group.behaviour_logprobs[number], len(group.completions[number])
+    if proximal_logprobs is None or not config.drops_by_likelihood:
+        return tokens if behaviour is None else sum(map(math.isfinite, behaviour))
+    correction = importance_weights(
+        config,
+        proximal_logprobs=proximal_logprobs.unsqueeze(0),
+        behaviour_logprobs=torch.tensor([list(behaviour or [0.0] * tokens)], dtype=proximal_logprobs.dtype),
+        has_behaviour=torch.tensor([behaviour is not None]),
+        mask=torch.ones(1, tokens, dtype=torch.bool),
+        foreign=foreign_rows([group], [(0, number)], torch.device("cpu")),
+    )
+    return int(correction.keep.sum())
+
+
+def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_logprobs: Tensor) -> Tensor:
+    """(N, T) behaviour logprobs, and `proximal_logprobs` where they are not known, so that the ratio to them is 1."""
+    behaviour = rows.pad([group.behaviour_logprobs for group in groups], proximal_logprobs.dtype)
+    has = [groups[group].behaviour_logprobs[completion] is not None for group, completion in rows.sequences]
+    known = torch.tensor(has, device=behaviour.device).unsqueeze(1) & torch.isfinite(behaviour)
+    return torch.where(known, behaviour, proximal_logprobs.detach())
+
+
+def gepo_log_denominators(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: torch.dtype) -> Tensor:
+    """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing is known of the group."""
+    of_group = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
+    return torch.tensor([of_group[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
+
+
+def m2_masked(
+    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], threshold: float
+) -> list[TokenGroup]:
+    """`groups` with the tokens that `m2_keep` drops over the whole step marked as unknown, so that they count nowhere.
+
+    numbers: places of the groups that take part. proximal: `batch_logprobs` at the start of the batch.
+    """
+    places = [
+        (group, completion)
+        for group in numbers
+        for completion, behaviour in enumerate(groups[group].behaviour_logprobs)
+        if behaviour is not None
+    ]
+    behaviours = [torch.tensor(list(groups[g].behaviour_logprobs[c] or ()), dtype=torch.float64) for g, c in places]
+    if not behaviours:
+        return list(groups)
+    differences = torch.cat(behaviours) - torch.cat([proximal[g][c].to(torch.float64) for g, c in places])
+    keep = torch.split(m2_keep(differences, threshold), [len(each) for each in behaviours])
+    masked = {
+        place: torch.where(kept, each, torch.nan).tolist() for place, kept, each in zip(places, keep, behaviours, strict=True)
+    }
+    return [
+        replace(
+            group,
+            behaviour_logprobs=[masked.get((index, number), of_one) for number, of_one in enumerate(group.behaviour_logprobs)],
+        )
+        for index, group in enumerate(groups)
+    ]
+
+
+def _mean_logprobs(group: TokenGroup) -> list[float]:
+    """Mean logprob per token of each completion of which its author's is known."""
+    found = []
+    for number, behaviour in enumerate(group.behaviour_logprobs):
+        text = group.text_logprob(number)
+        if behaviour is not None and (known := [each for each in behaviour if math.isfinite(each)]):
+            found.append(math.fsum(known) / len(known))
+        elif text is not None:
+            found.append(text.total / text.tokens)
+    return found

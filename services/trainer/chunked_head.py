@@ -1,0 +1,170 @@
+"""Logprobs and entropy from hidden states, a chunk of the logits at a time: the output layer, softmax and their gradient.
+
+A model's logits are by far the largest tensor of a step (16,384 tokens of a vocabulary of 151,936: 10 GB in float32), and automatic
+differentiation holds several copies. Here the logits of a chunk of tokens are computed, reduced to two numbers a token and
+forgotten; the backward pass computes them again. Memory is one chunk, small parts of it in float32, and the gradients themselves.
+The result is that of the unchunked computation but for the order of additions in the weight's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 160 * 2**20
+"""Of one chunk of logits. What fits into one is computed the plain way, which holds it five times: 0.84 GB."""
+
+_PIECES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """What a model does to its output layer's product: `softcap * tanh(x * multiplier / divisor / softcap)`; None: no soft cap.
+
+    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides (`logits_scaling`).
+    """
+
+    multiplier: float = 1.0
+    divisor: float = 1.0
+    softcap: float | None = None
+
+    def apply_(self, logits: Tensor) -> Tensor:
+        """In place and in the logits' own dtype, as the models do it."""
+        if self.multiplier != 1.0:
+            logits.mul_(self.multiplier)
+        if self.divisor != 1.0:
+            logits.div_(self.divisor)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits
+
+    def slope(self, transformed: Tensor) -> Tensor | float:
+        """Derivative at the logit whose transformed value is given."""
+        constant = self.multiplier / self.divisor
+        if self.softcap is None:
+            return constant
+        return transformed.div(self.softcap).square_().neg_().add_(1.0).mul_(constant)
+
+
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    transform: LogitTransform | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of `targets` with gradient, and entropies in nats without: both (M,), float32, or float64 where hidden is.
+
+    hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. Products are computed in autocast's dtype where it is on.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    with torch.autocast(device, enabled=False):
+        found: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, bias, targets, temperature, transform or LogitTransform(), dtype, chunk_bytes
+        )
+    return found
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        transform: LogitTransform,
+        dtype: torch.dtype,
+        chunk_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        count = len(targets)
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        logprobs, entropy, log_partition = (torch.empty(count, dtype=exact, device=hidden.device) for _ in range(3))
+        for where, logits in _chunks(hidden, weight.to(dtype), bias, chunk_bytes):
+            for piece, part in _pieces(logits, where):
+                scaled = transform.apply_(piece).to(exact).div_(temperature)
+                top = scaled.amax(dim=-1, keepdim=True)
+                chosen = scaled.sub_(top).gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
+                unnormalised = scaled.exp()
+                total = unnormalised.sum(dim=-1)
+                logprobs[part] = chosen - total.log()
+                log_partition[part] = top.squeeze(-1) + total.log()
+                # A token that the model rules out has logit -inf, and 0 x -inf is NaN; its share of the entropy is 0.
+                scaled.clamp_(min=torch.finfo(exact).min)
+                mean = torch.bmm(unnormalised.unsqueeze(1), scaled.unsqueeze(2)).flatten() / total
+                entropy[part] = total.log() - mean
+        ctx.save_for_backward(hidden, weight, bias, targets, log_partition)
+        ctx.settings = temperature, transform, dtype, chunk_bytes
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_partition = ctx.saved_tensors
+        temperature, transform, dtype, chunk_bytes = ctx.settings
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        upstream = gradients[0]
+        with torch.autocast(hidden.device.type, enabled=False):
+            product = weight.to(dtype)
+            of_hidden = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
+            of_weight = torch.zeros_like(weight) if wants_weight else None
+            of_bias = torch.zeros_like(bias) if wants_bias else None
+            for where, logits in _chunks(hidden, product, bias, chunk_bytes):
+                for piece, part in _pieces(logits, where):
+                    scaled = transform.apply_(piece).to(log_partition.dtype)
+                    slope = transform.slope(scaled)
+                    probabilities = scaled.div_(temperature).sub_(log_partition[part].unsqueeze(-1)).exp_()
+                    pull = upstream[part].unsqueeze(-1) / temperature
+                    by_logit = probabilities.mul_(-pull)
+                    chosen = targets[part].unsqueeze(-1)
+                    by_logit.scatter_(-1, chosen, by_logit.gather(-1, chosen) + pull)
+                    # Where the work was done in place this copies nothing.
+                    piece.copy_(by_logit if isinstance(slope, float) and slope == 1.0 else by_logit.mul_(slope))
+                if of_hidden is not None:
+                    torch.mm(logits, product, out=of_hidden[where])
+                if of_weight is not None:
+                    _add_outer(of_weight, logits, hidden[where].to(dtype))
+                if of_bias is not None:
+                    of_bias += logits.sum(dim=0, dtype=log_partition.dtype).to(of_bias.dtype)
+        return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None, None, None, None
+
+
+def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
+    """Rows and their logits (rows, V), all in one buffer: the next chunk overwrites this one."""
+    vocabulary = len(weight)
+    rows = max(1, min(len(hidden), chunk_bytes // (vocabulary * weight.element_size())))
+    buffer = torch.empty(rows, vocabulary, dtype=weight.dtype, device=weight.device)
+    for start in range(0, len(hidden), rows):
+        where = slice(start, min(start + rows, len(hidden)))
+        logits = buffer[: where.stop - start]
+        torch.mm(hidden[where].to(weight.dtype), weight.t(), out=logits)
+        if bias is not None:
+            logits.add_(bias.to(weight.dtype))
+        yield where, logits
+
+
+def _pieces(logits: Tensor, where: slice) -> Iterator[tuple[Tensor, slice]]:
+    """Parts of a chunk with the rows they stand for, so that what is computed beside the chunk stays a small part of it."""
+    rows = -(-len(logits) // _PIECES)
+    for start in range(0, len(logits), rows):
+        piece = logits[start : start + rows]
+        yield piece, slice(where.start + start, where.start + start + len(piece))
+
+
+def _add_outer(total: Tensor, logits: Tensor, hidden: Tensor) -> None:
+    """`total += logits^T hidden`; products of half precision are added up in the precision of `total`."""
+    if total.dtype == logits.dtype:
+        total.addmm_(logits.t(), hidden)
+        return
+    rows = -(-len(total) // _PIECES)
+    for start in range(0, len(total), rows):
+        total[start : start + rows] += logits[:, start : start + rows].t() @ hidden

@@ -1,0 +1,184 @@
+"""How a node's trainer learns. Every field says what it is, in which unit, and why its default is what it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from shared.config.section import Section
+
+
+class LoraSection(Section):
+    """Low-rank adapters through peft; rank 0: full fine-tuning."""
+
+    rank: int = Field(0, ge=0, le=4096, description="0: full fine-tuning.")
+    alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        "all-linear",
+        description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
+        "a name fits all layers that end in it.",
+    )
+
+
+class TrainerSection(Section):
+    """Advantages, loss, optimiser, checkpoints."""
+
+    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl"] = Field(
+        "dapo",
+        description="The loss; formulas and sources in docs/objectives.md. dapo: token mean over the whole batch. m2po, gepo, "
+        "vespo and oapl are made for text of other or older policies.",
+    )
+    aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
+        None, description="What the loss is averaged over. Unset: as the objective's source has it."
+    )
+    count_uninformative: bool | None = Field(
+        None,
+        description="Whether groups without spread in their rewards count in those means, which makes the step smaller. Unset: "
+        "true for grpo, false for all others (DAPO's dynamic sampling).",
+    )
+    drop_truncated: bool = Field(
+        False,
+        description="Leave answers that were cut at the length limit out of the loss (DAPO's overlong filtering); their rewards "
+        "stay in their group's baseline.",
+    )
+    advantage_scale: Literal["group", "batch", "none"] = Field(
+        "group", description="What a group-centred reward is divided by: its group's deviation (GRPO), the batch's, or nothing."
+    )
+    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample's standard deviation, 0: the population's.")
+    advantage_std_floor: float = Field(
+        0.0,
+        ge=0,
+        description="The least standard deviation that is divided by, in units of the reward; 0: none. Partial rewards of 0.01 and "
+        "0.05 otherwise become advantages as large as those of 0 and 1.",
+    )
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
+    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
+    dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
+    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
+    cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
+    m2_threshold: float = Field(
+        0.04, gt=0, description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the tokens kept."
+    )
+    vespo_positive: tuple[float, float] = Field(
+        (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages."
+    )
+    vespo_negative: tuple[float, float] = Field((3.0, 2.0), description="The same for negative ones.")
+    oapl_value_beta: float = Field(1.0, gt=0, description="For objective oapl: temperature of the group's soft value.")
+    oapl_scale: float = Field(
+        1e-3, gt=0, description="For objective oapl: what a log ratio is multiplied by to be compared with A."
+    )
+    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
+    importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
+    unknown_behaviour_logprob: float | None = Field(
+        None,
+        le=0,
+        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1.",
+    )
+    foreign_weight_level: Literal["token", "geometric_mean", "sequence"] = Field(
+        "token",
+        description="Importance weight of foreign text: per token, or one for the answer, the geometric mean or the product of its "
+        "tokens' ratios. The last two also weigh text of another tokenizer whose author shares logprobs.",
+    )
+    foreign_weight_positive: Literal["capped", "at_most_one", "one"] = Field(
+        "capped", description="What becomes of that weight for positive advantages: min(w, importance_cap), min(w, 1), or 1."
+    )
+    foreign_weight_negative: Literal["capped", "at_most_one", "one"] = Field(
+        "capped", description="The same for negative advantages. TOPR: positive one, negative at_most_one."
+    )
+    foreign_negative_divergence: float | None = Field(
+        None,
+        ge=0,
+        description="Drop foreign answers with a negative advantage whose author gave their tokens on average this much more "
+        "log-probability than the own policy, e.g. 0.5. Unset: none.",
+    )
+    drop_foreign_negatives: bool = Field(
+        False, description="Drop all foreign answers with a negative advantage; they stay in their group's baseline."
+    )
+    policy_check_fraction: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Part of the foreign groups whose answers must not be absurd to the own policy, at the cost of a forward pass; "
+        "0: off.",
+    )
+    foreign_logprob_slack: float | None = Field(
+        2.0,
+        gt=0,
+        description="A checked answer whose mean logprob per token is more than this, in nats, below the mean of the batch's local "
+        "answers is not trained on. Unset: only min_foreign_logprob counts.",
+    )
+    min_foreign_logprob: float = Field(
+        -8.0, le=0, description="The same, whatever the local answers are like: the least mean logprob per token, in nats."
+    )
+    sequence_mask: tuple[float, float] | None = Field(
+        None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
+    )
+    external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
+    max_foreign_advantage: float = Field(
+        0.0,
+        ge=0,
+        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the most that a group of L can have, "
+        "with L generator.completions, at least 8.",
+    )
+    foreign_cost_factor: float = Field(
+        4.0,
+        ge=0,
+        description="A foreign group may cost this many times what is usual in its batch, in tokens computed; 0: anything. A "
+        "group of twice the completions of twice the length costs 4.",
+    )
+    foreign_share_factor: float = Field(
+        4.0,
+        ge=0,
+        description="A foreign group counts for this many times a usual one's tokens at most, in losses that divide by tokens; "
+        "0: for all it has. The demo's tasks differ by 4.",
+    )
+    foreign_norm_factor: float = Field(
+        2.0,
+        ge=0,
+        description="A foreign group whose gradient is more than this many times the typical group's is scaled down to typical; "
+        "only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups of models/base are "
+        "within 1.8 in nine batches of ten.",
+    )
+    foreign_norm_proportion: float = Field(
+        1.5,
+        ge=0,
+        description="Foreign groups are measured one by one where their gradient's norm is this many times that of as many local "
+        "groups. Lower is stricter, and costs two more passes over them in more steps.",
+    )
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled.")
+    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
+    schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimiser updates on each batch; clipping acts above 1.")
+    token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
+    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
+    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+    collective_timeout_s: float = Field(
+        600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
+    )
+    lora: LoraSection = Field(default_factory=LoraSection)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> TrainerSection:
+        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        if self.cispo_min >= self.cispo_max:
+            raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
+        if min(*self.vespo_positive, *self.vespo_negative) <= 0:
+            raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
+        if self.sequence_mask and not 0 <= self.sequence_mask[0] < self.sequence_mask[1]:
+            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < high")
+        if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
+            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
+        return self

@@ -1,0 +1,189 @@
+"""m2po, gepo, vespo and oapl against loops in NumPy, by hand, and as steps of a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer.advantages import AdvantageConfig, batch_advantages
+from services.trainer.behaviour import m2_masked
+from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
+from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
+from services.trainer.rows import TextLogprob
+from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
+from tests.unit.trainer_models import gradients, ragged_groups, small_model
+
+LENGTHS = [3, 5, 1, 4, 2, 6]
+GROUP_OF = [0, 0, 0, 1, 1, 1]
+
+
+def loop_m2(differences: list[float], threshold: float) -> list[bool]:
+    """As the paper says it: take the largest away until the mean of the rest is small enough; one stays."""
+    left = [index for index, each in enumerate(differences) if math.isfinite(each)]
+    while len(left) > 1 and sum(differences[index] ** 2 for index in left) / len(left) >= threshold:
+        left.remove(max(left, key=lambda index: differences[index] ** 2))
+    return [index in left for index in range(len(differences))]
+
+
+@pytest.mark.parametrize("threshold", [1e-6, 0.01, 0.04, 0.3, 100.0])
+def test_m2_drops_the_largest_squares_until_the_mean_of_the_rest_is_below_the_threshold(threshold: float) -> None:
+    for seed in range(20):
+        differences = np.random.default_rng(seed).normal(0, 0.4, 1 + 3 * seed)
+        if seed % 3 == 1:
+            differences[0] = np.nan
+        found = m2_keep(torch.tensor(differences), threshold)
+        assert found.tolist() == loop_m2(differences.tolist(), threshold), seed
+    assert m2_keep(torch.tensor([]), threshold).tolist() == []
+    assert m2_keep(torch.tensor([torch.inf]), threshold).tolist() == [False]
+
+
+def numbers(seed: int) -> list[dict[str, np.ndarray]]:
+    """Sequences of two groups of three: policy, behaviour and advantage."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for length in LENGTHS:
+        policy = -rng.exponential(1.0, length)
+        found.append({"policy": policy, "behaviour": policy + rng.normal(0.05, 0.15, length), "advantage": rng.normal()})
+    return found
+
+
+def numpy_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]]) -> float:
+    """Straight from the formulas, one sequence after the other."""
+    loss, tokens = 0.0, sum(LENGTHS)
+    for number, each in enumerate(sequences):
+        policy, behaviour, advantage = each["policy"], each["behaviour"], float(each["advantage"])
+        if config.name == "gepo":
+            q = [math.exp(other["behaviour"].mean()) for g, other in zip(GROUP_OF, sequences, strict=True) if g == GROUP_OF[number]]
+            weight = math.exp(policy.mean()) / (sum(value**2 for value in q) / sum(q))
+            bounded = min(max(weight, 1 - config.clip_low), 1 + config.clip_high)
+            loss += -min(weight * advantage, bounded * advantage) / len(sequences)
+        elif config.name == "vespo":
+            ratio = math.exp(sum(policy - behaviour))
+            k, rate = config.vespo_positive if advantage >= 0 else config.vespo_negative
+            loss += -(math.exp(rate) * ratio**k * math.exp(-rate * ratio)) * advantage * sum(policy) / tokens
+        else:
+            loss += (config.oapl_scale * sum(policy - behaviour) - advantage) ** 2 / len(sequences)
+    return loss
+
+
+def tensor_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]], policy: torch.Tensor) -> torch.Tensor:
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
+    behaviour = torch.full(mask.shape, math.nan, dtype=torch.float64)
+    behaviour[mask] = torch.tensor(np.concatenate([each["behaviour"] for each in sequences]))
+    of_group = [
+        gepo_log_expectation([each["behaviour"].mean() for g, each in zip(GROUP_OF, sequences, strict=True) if g == group])
+        for group in (0, 1)
+    ]
+    found = token_loss(
+        config,
+        logprobs=policy,
+        proximal_logprobs=policy.detach(),
+        advantages=torch.tensor([float(each["advantage"]) for each in sequences], dtype=torch.float64),
+        mask=mask,
+        behaviour_logprobs=behaviour,
+        log_denominators=torch.tensor([of_group[group] for group in GROUP_OF], dtype=torch.float64),
+    )
+    return (token_weights(config, mask, Normaliser.count(LENGTHS)) * found.loss).sum()
+
+
+OBJECTIVES = [
+    ObjectiveConfig(name="gepo", clip_low=0.1, clip_high=0.1),
+    ObjectiveConfig(name="vespo"),
+    ObjectiveConfig(name="vespo", vespo_positive=(1.5, 1.0), vespo_negative=(0.5, 4.0)),
+    ObjectiveConfig(name="oapl", oapl_scale=0.5),
+]
+
+
+@pytest.mark.parametrize("config", OBJECTIVES, ids=lambda config: config.name)
+def test_loss_and_gradient_equal_a_loops(config: ObjectiveConfig) -> None:
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
+    for seed in range(4):
+        sequences = numbers(seed)
+        policy = torch.full(mask.shape, math.nan, dtype=torch.float64)
+        policy[mask] = torch.tensor(np.concatenate([each["policy"] for each in sequences]))
+        policy.requires_grad_()
+        loss = tensor_loss(config, sequences, policy)
+        assert loss.item() == pytest.approx(numpy_loss(config, sequences), rel=1e-9)
+        loss.backward()
+        assert policy.grad is not None
+        for row, (each, length) in enumerate(zip(sequences, LENGTHS, strict=True)):
+            if config.name == "vespo":  # Its weight is held constant, so that differences of the loss are no gradient of it.
+                ratio = math.exp(sum(each["policy"] - each["behaviour"]))
+                k, rate = config.vespo_positive if each["advantage"] >= 0 else config.vespo_negative
+                slope = -math.exp(rate - rate * ratio) * ratio**k * float(each["advantage"]) / sum(LENGTHS)
+                expected = [slope] * length
+            else:
+                expected = [central_difference(config, sequences, row, t) for t in range(length)]
+            assert policy.grad[row, :length].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-8), (seed, row)
+
+
+def central_difference(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]], row: int, token: int) -> float:
+    found = []
+    for step in (1e-6, -1e-6):
+        moved = [{**each, "policy": each["policy"].copy()} for each in sequences]
+        moved[row]["policy"][token] += step
+        found.append(numpy_loss(config, moved))
+    return (found[0] - found[1]) / 2e-6
+
+
+def test_the_soft_value_is_the_one_worked_out_by_hand_and_0_without_spread() -> None:
+    (found, flat) = batch_advantages([[1.0, 0.0], [0.5, 0.5]], AdvantageConfig(kind="soft_value", value_beta=1.0))
+    value = math.log((math.e + 1.0) / 2.0)
+    assert found == pytest.approx([1.0 - value, -value]) and flat == [0.0, 0.0]
+    # A small temperature makes the value that of the best answer; large rewards do not overflow.
+    assert batch_advantages([[1e4, 0.0]], AdvantageConfig(kind="soft_value", value_beta=0.1))[0] == pytest.approx(
+        [0.1 * math.log(2), -1e4 + 0.1 * math.log(2)]
+    )
+
+
+def test_a_standard_deviation_has_a_floor() -> None:
+    near = [0.01, 0.05, 0.01, 0.05]
+    full = batch_advantages([near], AdvantageConfig(std_eps=0.0))[0]
+    assert full == pytest.approx([-math.sqrt(0.75), math.sqrt(0.75)] * 2)
+    (floored, far) = batch_advantages([near, [0.0, 1.0, 0.0, 1.0]], AdvantageConfig(std_eps=0.0, std_floor=0.1))
+    assert floored == pytest.approx([-0.2, 0.2] * 2)
+    assert far == pytest.approx([-math.sqrt(0.75), math.sqrt(0.75)] * 2)
+    assert batch_advantages([near], AdvantageConfig(scale="batch", std_eps=0.0, std_floor=0.1))[0] == pytest.approx([-0.2, 0.2] * 2)
+
+
+@pytest.mark.parametrize("name", ["m2po", "gepo", "vespo", "oapl"])
+def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:
+    groups = [replace(group, text_logprobs=_texts(len(group.completions))) for group in ragged_groups(5)]
+    found = []
+    for budget in (24, 1 << 20):
+        model = small_model(dtype=torch.float64)
+        config = UpdateConfig(objective=ObjectiveConfig(name=name, m2_threshold=0.3), budget_tokens=budget)  # type: ignore[arg-type]
+        proximal = batch_logprobs(model, groups, config)
+        stats = accumulate_gradients(model, without_dropped(groups, config, proximal), config, proximal=proximal)
+        found.append(gradients(model))
+        assert (stats.micro_batches == 1) == (budget > 24) and found[-1].norm() > 1e-6
+    assert (found[0] - found[1]).norm() <= 1e-10 * found[1].norm()
+
+
+def _texts(count: int) -> list[TextLogprob | None]:
+    return [TextLogprob(-3.0 * (number + 1), number + 1) if number % 2 else None for number in range(count)]
+
+
+def test_m2_masks_tokens_over_the_whole_step_and_they_count_nowhere() -> None:
+    model = small_model(dtype=torch.float64)
+    groups = ragged_groups(4)
+    config = UpdateConfig(objective=ObjectiveConfig(name="m2po", m2_threshold=0.3))
+    proximal = batch_logprobs(model, groups, config)
+    masked = without_dropped(groups, config, proximal)
+    dropped, kept = 0, []
+    for before, after, of_group in zip(groups, masked, proximal, strict=True):
+        for old, new, own in zip(before.behaviour_logprobs, after.behaviour_logprobs, of_group, strict=True):
+            if old is None:
+                assert new is None
+                continue
+            assert new is not None
+            dropped += sum(map(math.isnan, new))
+            kept += [(b - float(p)) ** 2 for b, p in zip(new, own, strict=True) if not math.isnan(b)]
+    assert dropped > 0 and sum(kept) / len(kept) < 0.3
+    stats = accumulate_gradients(model, masked, config, proximal=proximal)
+    assert stats.dropped_fraction * stats.tokens == pytest.approx(dropped)
+    assert m2_masked(groups, [], proximal, 0.3) == groups
