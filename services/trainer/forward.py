@@ -97,6 +97,9 @@ def _output_layer_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
     FSDP) still happens.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        yield
+        return
 
     def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = arguments[0]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from services.trainer.forward import CompletionLogprobs, completion_logprobs
 from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights, kept_tokens
 from services.trainer.micro_batches import plan_rows
+from services.trainer.modes import evaluating
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.parallel.share import micro_batches_of
@@ -85,7 +86,8 @@ def batch_logprobs(
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
     for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
-        with torch.no_grad(), _autocast(rows, config):
+        # Adapters' dropout would make another policy of it, at every call a different one.
+        with torch.no_grad(), evaluating(model), _autocast(rows, config):
             scored = completion_logprobs(model, rows, temperature=config.temperature).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counted else []):

@@ -16,6 +16,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
+from shared.model.attention import meant_attention
 from shared.runtime.errors import FatalError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,8 +98,10 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
             f"model.path {path!r} at {revision[:12]} holds an adapter for another model, which this revision does not pin: "
             "merge the two and give the merged model's folder"
         )
+    attention = meant_attention(AutoConfig.from_pretrained(path, **pinned))
+    chosen = {} if attention is None else {"attn_implementation": attention}
     with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **pinned)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **chosen, **pinned)
 
 
 def model_max_length(model: ModelSection) -> int:
