@@ -50,9 +50,19 @@ def alone(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tenso
     return torch.log_softmax(logits, dim=-1)[torch.arange(len(answer)), torch.tensor(answer)]
 
 
-def engine_finding(kind: str) -> Finding:
-    """How the engine samples from `kind`; raises AssertionError where the logprobs that it gives are not those of `alone`."""
+def findings(kind: str) -> tuple[Finding, Finding]:
+    """What the engine and the trainer do with `kind`.
+
+    Raises:
+        AssertionError: numbers are wrong, and nothing refused them.
+        NotSmall: there is no small model to try.
+    """
     model, reference = tiny_model(kind), reference_model(kind)
+    return engine_finding(kind, model, reference), trainer_finding(kind, model, reference)
+
+
+def engine_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
+    """How the engine samples; raises AssertionError where the logprobs that it gives are not those of `alone`."""
     try:
         way = choose_batching(model, context_length=CONTEXT, pad_token_id=PAD)
     except UnsafeModel as error:
@@ -95,12 +105,11 @@ GROUPS = [
     ),
 ]
 """Unequal prompts and answers, inside the window and beyond it, one answer with the padding token in it."""
-OBJECTIVES = ("grpo", "gspo", "cispo")
+OBJECTIVES = ("grpo", "gspo")
 
 
-def trainer_finding(kind: str) -> Finding:
-    """How the trainer computes `kind`; raises AssertionError where a gradient is not that of autograd over `alone`."""
-    model, reference = tiny_model(kind), reference_model(kind)
+def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
+    """How the trainer computes the model; raises AssertionError where a gradient is not that of autograd over `alone`."""
     silence(model)
     set_training_modes(model)
     try:
@@ -108,33 +117,37 @@ def trainer_finding(kind: str) -> Finding:
     except UntrainableModel as error:
         return Finding("", str(error))
     reason = plain_rows_reason(model)
+    proximal = _proximal(reference)
+    expected = {name: _expected_gradients(reference, ObjectiveConfig(name=name), proximal) for name in OBJECTIVES}
     ways = {"plain rows": False} if reason else {"plain rows": False, "shared prompts": True}
     for way, shared in ways.items():
-        _check_gradients(kind, way, model, reference, shared=shared)
+        for name in OBJECTIVES:
+            config = UpdateConfig(objective=ObjectiveConfig(name=name), shared_prompt=shared)
+            _check_gradients(f"{kind}: {way}, {name}", model, config, proximal, expected[name])
     if model.supports_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         set_training_modes(model)
         try:
             check_trainable(model)
-            _check_gradients(kind, "gradient checkpointing", model, reference, shared=not reason)
         except UntrainableModel:
             reason = "; ".join(filter(None, [reason, "refused with gradient checkpointing"]))
+        else:
+            config = UpdateConfig(objective=ObjectiveConfig(name=OBJECTIVES[0]))
+            _check_gradients(f"{kind}: gradient checkpointing", model, config, proximal, expected[OBJECTIVES[0]])
     return Finding(list(ways)[-1], reason)
 
 
-def _check_gradients(kind: str, way: str, model: PreTrainedModel, reference: PreTrainedModel, *, shared: bool) -> None:
-    proximal = _proximal(reference)
-    for name in OBJECTIVES:
-        config = UpdateConfig(objective=ObjectiveConfig(name=name), shared_prompt=shared)
-        model.zero_grad()
-        accumulate_gradients(model, GROUPS, config, proximal=proximal)
-        found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
-        expected = _expected_gradients(reference, config, proximal)
-        norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-        apart = torch.stack([(found[key] - gradient).norm() for key, gradient in expected.items() if key in found]).norm()
-        missing = [key for key in expected.keys() - found.keys() if expected[key].any()]
-        assert norm > 1e-6 and not missing, f"{kind}: {way}, {name}: no gradient for {missing or 'anything'}"
-        assert apart / norm <= TOLERANCE, f"{kind}: {way}, {name}: gradients are off by {float(apart / norm):.2g}"
+def _check_gradients(
+    said: str, model: PreTrainedModel, config: UpdateConfig, proximal: list[list[Tensor]], expected: dict[str, Tensor]
+) -> None:
+    model.zero_grad()
+    accumulate_gradients(model, GROUPS, config, proximal=proximal)
+    found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    apart = torch.stack([(found[key] - gradient).norm() for key, gradient in expected.items() if key in found]).norm()
+    missing = [key for key in expected.keys() - found.keys() if expected[key].any()]
+    assert norm > 1e-6 and not missing, f"{said}: no gradient for {missing or 'anything'}"
+    assert apart / norm <= TOLERANCE, f"{said}: gradients are off by {float(apart / norm):.2g}"
 
 
 def _proximal(reference: PreTrainedModel) -> list[list[Tensor]]:
@@ -150,7 +163,10 @@ def _proximal(reference: PreTrainedModel) -> list[list[Tensor]]:
         ]
 
 
-def _expected_gradients(reference: PreTrainedModel, config: UpdateConfig, proximal: list[list[Tensor]]) -> dict[str, Tensor]:
+def _expected_gradients(
+    reference: PreTrainedModel, objective: ObjectiveConfig, proximal: list[list[Tensor]]
+) -> dict[str, Tensor]:
+    config = UpdateConfig(objective=objective)
     sequences = [(group, number) for group, texts in enumerate(GROUPS) for number in range(len(texts.completions))]
     answers = [list(GROUPS[group].completions[number]) for group, number in sequences]
     mask = torch.arange(max(map(len, answers))) < torch.tensor([len(answer) for answer in answers])[:, None]
