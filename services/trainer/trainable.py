@@ -42,8 +42,8 @@ def check_trainable(model: nn.Module) -> None:
     for found in passes:
         if problem := difference(found, expected, model):
             raise UntrainableModel(
-                f"{_name(model)} does not compute the same logprobs when it trains ({problem}): it keeps dropout or noise on, set its "
-                "rates in the model's config.json to 0, or trainer.gradient_checkpointing to false"
+                f"{_name(model)} does not compute the same logprobs when it trains ({problem}): it keeps dropout or noise on, "
+                "set its rates in the model's config.json to 0, or trainer.gradient_checkpointing to false"
             )
 
 

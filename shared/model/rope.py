@@ -29,6 +29,6 @@ def rope_problem(config: Any, length: int) -> str:
     if steady is None or length <= steady:
         return ""
     return (
-        f"beyond {steady} tokens this model rotates positions by the length of the text (longrope or dynamic scaling), so that sampled "
-        f"and trained logprobs would differ: set model.max_length to {steady} or less"
+        f"beyond {steady} tokens this model rotates positions by the length of the text (longrope or dynamic scaling), so that "
+        f"sampled and trained logprobs would differ: set model.max_length to {steady} or less"
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.generator.engines.base import SamplingParams
-from services.generator.engines.batching import BatchRows, Batching
+from services.generator.engines.batching import Batching, BatchRows
 
 
 @dataclass(slots=True)
