@@ -41,7 +41,7 @@ def plain_rows_reason(model: nn.Module) -> str:
     try:
         with torch.no_grad(), evaluating(model):
             agrees = _probe(model, window)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+    except Exception as error:
         # A model that cannot take the mask says so in its own way; whichever way that is, the answer is no.
         return f"it cannot take a mask of one's own ({type(error).__name__})"
     return "" if agrees else "it computes completions that share a row otherwise than each alone"

@@ -78,6 +78,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "roc_bert": {"is_decoder": True, "pronunciation_vocab_size": 8, "shape_vocab_size": 8},
     "zaya": {"num_experts_per_tok": 1},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
     "prophetnet": {"num_hidden_layers": None},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
@@ -149,11 +150,11 @@ def tiny_model(kind: str, *, attention: str | None = None, **options: Any) -> Pr
 
 
 def sharpen(model: PreTrainedModel) -> None:
-    """Random matrices large enough that an error in attention shows in the logprobs."""
+    """Random matrices large enough that an error in attention shows in the logprobs, and biases that padding shows through."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 or name.endswith("bias"):
                 parameter.normal_(0.0, 0.2, generator=generator)
 
 

@@ -108,6 +108,12 @@ class BatchRows:
         """Whether rows can be dropped; where they cannot, they are computed to the end."""
         return self._way.repeats or not self._way.cached
 
+    @property
+    def carries_state(self) -> bool:
+        """Whether a layer reads a text token by token into a state, which padding enters too, if only a little."""
+        layers = getattr(self._cache, "layers", ())
+        return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order; a row may occur more than once."""
         if self._cache is not None:
@@ -201,6 +207,8 @@ def _disagreement(
     """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is dropped half-way."""
     for numbers in batches(prompts, way, len(prompts)):
         rows = BatchRows(model, [prompts[number] for number in numbers], 2, way, pad_token_id)
+        if way.padded and rows.carries_state:
+            return "its layers carry a state over padding"
         left = [row for number in numbers for row in (2 * number, 2 * number + 1)]
         for step in range(_STEPS):
             if problem := _difference(_logprobs(rows.logits), expected[left, step], model.dtype):
