@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -30,12 +32,16 @@ def check_trainable(model: nn.Module) -> None:
         with torch.no_grad():
             with evaluating(model):
                 expected = _alone(model, groups)
+                otherwise_ended = _alone(model, [_with_other_ends(group) for group in groups])
                 padded = _in_rows(model, groups)
             passes = [_in_rows(model, groups) for _ in range(2)]
     except Exception as error:
         # Each model says in its own way that it cannot.
         raise UntrainableModel(f"{_name(model)} does not compute rows of tokens ({type(error).__name__}: {error})") from error
-    if problem := difference(padded, expected, model):
+    before_ends = _all_but_last(groups)
+    # Padding may be masked where text is not, so that both are tried.
+    moved = difference(otherwise_ended[before_ends], expected[before_ends], model)
+    if problem := moved or difference(padded, expected, model):
         raise UntrainableModel(
             f"{_name(model)} gives a text's tokens other logprobs when text or padding follows them ({problem}): it is no causal "
             "language model, and cannot be trained here"
@@ -67,6 +73,15 @@ def _groups(vocabulary: int) -> list[TokenGroup]:
         return TokenGroup(prompt_ids=ids[0], completions=ids[1:], behaviour_logprobs=[None] * count, advantages=[0.0] * count)
 
     return [group(5, 4, 9), group(11, 3)]
+
+
+def _with_other_ends(group: TokenGroup) -> TokenGroup:
+    return replace(group, completions=[[*tokens[:-1], 1 - min(tokens[-1], 1)] for tokens in group.completions])
+
+
+def _all_but_last(groups: list[TokenGroup]) -> Tensor:
+    """Mask over all completion tokens that leaves out the last of each completion."""
+    return torch.tensor([place + 1 < length for group in groups for length in group.completion_lengths for place in range(length)])
 
 
 def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:

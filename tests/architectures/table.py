@@ -1,8 +1,10 @@
-"""The table of architectures in `docs/models.md`: `python -m tests.architectures.table` tries every one and writes it (minutes)."""
+"""The table of architectures in `docs/models.md`: `python -m tests.architectures.table [NAME...]` tries them, and writes it."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,17 +34,17 @@ def committed_rows() -> dict[str, str]:
     return {match[1]: line for line in lines if (match := re.match(r"\| `([^`]+)` \|", line))}
 
 
-def write_table() -> None:
-    """Try every architecture and replace the table in the page."""
-    rows = []
-    for kind in ARCHITECTURES:
-        rows.append(table_row(kind))
-        print(rows[-1], flush=True)
+def write_table(chosen: Sequence[str]) -> None:
+    """Try the chosen architectures and replace their lines in the page; the others' lines stay."""
+    rows = committed_rows()
+    for kind in chosen:
+        rows[kind] = table_row(kind)
+        print(rows[kind], flush=True)
+    lines = [rows[kind] for kind in ARCHITECTURES]
     text = PAGE.read_text().partition(_BEGIN)[0]
-    counted = (
-        f"transformers {__version__}: {len(rows)} architectures, {sum('| not tried |' not in row for row in rows)} of them tried."
-    )
-    PAGE.write_text("\n".join([text + _BEGIN, "", counted, "", _HEAD, *rows, ""]))
+    tried = sum("| not tried |" not in line for line in lines)
+    counted = f"transformers {__version__}: {len(lines)} architectures, {tried} of them tried."
+    PAGE.write_text("\n".join([text + _BEGIN, "", counted, "", _HEAD, *lines, ""]))
 
 
 def _words(reason: str) -> str:
@@ -52,4 +54,4 @@ def _words(reason: str) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    write_table()
+    write_table(sys.argv[1:] or ARCHITECTURES)

@@ -77,6 +77,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "reformer": {"is_decoder": True},
     "roc_bert": {"is_decoder": True, "pronunciation_vocab_size": 8, "shape_vocab_size": 8},
+    "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
     "prophetnet": {"num_hidden_layers": None},

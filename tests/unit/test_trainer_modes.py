@@ -65,6 +65,11 @@ def test_a_model_that_sees_later_tokens_is_refused() -> None:
         check_trainable(tiny_model("bert", is_decoder=False))
 
 
+def test_a_model_that_sees_later_tokens_but_not_padding_is_refused() -> None:
+    with pytest.raises(UntrainableModel, match="xlm.*no causal language model"):
+        check_trainable(tiny_model("xlm"))
+
+
 def test_layers_that_save_memory_are_computed_twice() -> None:
     model = small_model()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
