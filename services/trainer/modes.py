@@ -11,17 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 
 def silence(model: nn.Module) -> None:
     """Set every rate of dropout and of layer skipping that modules keep to 0; call it before adapters are added.
 
-    A router's jitter is left alone: Phi-MoE's eval mode reads it too.
+    Eval mode alone is not enough for what recomputes activations. A router's jitter is left alone: Phi-MoE's eval mode reads it too.
     """
     for module in model.modules():
-        if isinstance(module, _DropoutNd):
-            module.p = 0.0
         rates = [name for name, value in vars(module).items() if isinstance(value, float) and "drop" in name.lower()]
         for name in rates:
             setattr(module, name, 0.0)
