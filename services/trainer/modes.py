@@ -16,7 +16,7 @@ from torch import nn
 def silence(model: nn.Module) -> None:
     """Set every rate of dropout and of layer skipping that modules keep to 0; call it before adapters are added.
 
-    Eval mode alone is not enough for what recomputes activations. A router's jitter is left alone: Phi-MoE's eval mode reads it too.
+    Eval mode alone is not enough for what recomputes activations. A router's jitter stays: Phi-MoE's eval mode reads it too.
     """
     for module in model.modules():
         rates = [name for name, value in vars(module).items() if isinstance(value, float) and "drop" in name.lower()]
