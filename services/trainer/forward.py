@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,9 @@ def completion_logprobs(
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one that is more than 0")
     positions, targets = rows.predicted_from[rows.mask], rows.targets[rows.mask]
-    if separate_head is not None and separate_head.is_used(output_layer(model), len(positions)):
-        logprobs, entropy = _in_chunks(model, rows, positions, targets, temperature, separate_head)
+    head = output_layer(model)
+    if separate_head is not None and head is not None and separate_head.is_used(head, len(positions)):
+        logprobs, entropy = _in_chunks(model, head, rows, positions, targets, temperature, separate_head)
     else:
         logprobs, entropy = _at_once(_logits_at(model, rows, positions), targets, temperature)
     empty = torch.zeros(rows.mask.shape, dtype=logprobs.dtype, device=logprobs.device)
@@ -67,9 +68,9 @@ def completion_logprobs(
     )
 
 
-def output_layer(model: nn.Module) -> nn.Module:
-    """What makes logits of hidden states; wrappers such as LoRA's are looked through."""
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+def output_layer(model: nn.Module) -> nn.Module | None:
+    """What makes logits of hidden states, or None where the model names none; wrappers such as LoRA's are looked through."""
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     return head
 
 
@@ -96,10 +97,15 @@ def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tenso
 
 
 def _in_chunks(
-    model: nn.Module, rows: TokenRows, positions: Tensor, targets: Tensor, temperature: float, separate_head: SeparateHead
+    model: nn.Module,
+    head: nn.Module,
+    rows: TokenRows,
+    positions: Tensor,
+    targets: Tensor,
+    temperature: float,
+    separate_head: SeparateHead,
 ) -> tuple[Tensor, Tensor]:
     """As `_at_once`, from the hidden states before the output layer."""
-    head = output_layer(model)
     taken: list[Tensor] = []
 
     def take(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -154,7 +160,8 @@ def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
     def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (arguments[0].flatten(0, 1)[positions].unsqueeze(0), *arguments[1:])
 
-    with _before(output_layer(model), narrow):
+    head = output_layer(model)
+    with _before(head, narrow) if head is not None else nullcontext():
         logits = _forward(model, rows)
     if logits.shape[:2] == (1, len(positions)):
         return logits[0]

@@ -13,6 +13,7 @@ from torch.nn import functional
 from services.trainer.chunked_head import CHUNK_BYTES, LogitTransform
 from services.trainer.forward import SeparateHead, completion_logprobs, output_layer, text_config
 from services.trainer.micro_batches import plan_rows
+from services.trainer.modes import evaluating
 from services.trainer.rows import TokenGroup, build_rows
 
 # Relative to 1 + |value|. A half-precision product may be rounded another way for another number of rows.
@@ -34,10 +35,9 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
     """
     if budget_tokens * int(getattr(text_config(model), "vocab_size", 0)) * 4 <= CHUNK_BYTES:
         return None
-    was_training = model.training
-    model.eval()
     try:
-        return probed(model)
+        with evaluating(model):
+            return probed(model)
     except (NotSeparate, RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as reason:
         structlog.get_logger("trainer").warning(
             "logits_not_chunked",
@@ -45,8 +45,6 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
             consequence="all logits of a forward pass are held at once: lower trainer.token_budget if they do not fit",
         )
         return None
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()

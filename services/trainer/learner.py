@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from services.trainer.policy_model import load_policy_model, load_reference_mode
 from services.trainer.preference import Preferred, prefer
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
-from services.trainer.shared_prompt import supports_shared_prompt
+from services.trainer.shared_prompt import plain_rows_reason
 from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs, without_dropped
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
@@ -207,13 +208,14 @@ class Learner:
 
     def _shares_prompts(self) -> bool:
         wanted = self._config.shared_prompt
-        able = wanted != "off" and supports_shared_prompt(self.model)
-        if wanted == "on" and not able:
-            raise ValueError(
-                "trainer.shared_prompt is on, but this model's attention takes no mask of one's own over its full context: "
-                "set it to auto or off"
-            )
-        return able
+        if wanted == "off":
+            return False
+        reason = plain_rows_reason(self.model)
+        if wanted == "on" and reason:
+            raise ValueError(f"trainer.shared_prompt is on, but with this model {reason}: set it to auto or off")
+        if reason and self._parallel.rank == 0:
+            structlog.get_logger("trainer").info("prompts_not_shared", reason=reason)
+        return not reason
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         trainer = self._config

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from services.trainer.modes import set_training_modes, silence
 from services.trainer.parallel.protocol import ALONE, Parallel
+from services.trainer.trainable import check_trainable
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
 from shared.model.loading import load_causal_lm, load_tokenizer, resolve_dtype
@@ -30,7 +31,7 @@ def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyM
 
     Raises:
         ModelLoadError: the model is missing or broken.
-        ValueError: LoRA's target modules are not in the model.
+        ValueError: LoRA's target modules are not in the model, or it cannot be trained right (`UntrainableModel`).
     """
     device = parallel.device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)
@@ -39,7 +40,7 @@ def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyM
     load_device = parallel.load_device(device)
     model: Any = load_causal_lm(config.model, dtype=dtype if rank else torch.float32, device=load_device)
     torch.manual_seed(node_seed(config))
-    _turn_dropout_off(model)
+    silence(model)
     if rank:
         model = with_adapters(model, config.trainer.lora)
     if config.trainer.gradient_checkpointing:
@@ -47,7 +48,8 @@ def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyM
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     parallel.shard(model)
-    model.train()
+    set_training_modes(model)
+    check_trainable(model)
     return PolicyModel(model, tokenizer, device, dtype)
 
 
@@ -63,15 +65,6 @@ def node_seed(config: NodeConfig) -> int:
     """Seed of the trainer's own random choices: the node's seed and id."""
     digest = hashlib.sha256(f"trainer/{config.node.id}/{config.node.seed}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-def _turn_dropout_off(model: nn.Module) -> None:
-    # Dropout would make the trained policy another one than the sampled policy; adapters bring their own, wanted one.
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def with_adapters(model: Any, lora: LoraSection) -> Any:

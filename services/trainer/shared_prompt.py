@@ -7,52 +7,66 @@ from torch import Tensor, nn
 
 from services.trainer.forward import attention_implementation, completion_logprobs, text_config
 from services.trainer.micro_batches import plan_rows
+from services.trainer.modes import evaluating
 from services.trainer.rows import TokenGroup, build_rows
+from shared.model.attention import attention_windows
 
 # Relative to 1 + |logprob|; bfloat16 resolves a logit of 20 to 0.125.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.05
 _LEAK_TOLERANCE = 1e-6
+_LONGEST_PROBE = 1024
 
 
 def supports_shared_prompt(model: nn.Module) -> bool:
-    """Whether shared-prompt rows may be used. Needs sdpa or eager attention over the full context in every layer.
+    """Whether shared-prompt rows may be used: see `plain_rows_reason`."""
+    return not plain_rows_reason(model)
 
-    What the configuration does not rule out is tried on a few tokens: shared rows must give the logprobs of plain
-    rows, and a completion's logprobs must not move when its neighbour's tokens do. The model's mode is left as it was.
+
+def plain_rows_reason(model: nn.Module) -> str:
+    """Why every completion needs a row of its own, or nothing where a prompt's completions may share one.
+
+    Sharing needs sdpa or eager attention over the full context in every layer. What the configuration does not rule out is tried
+    on a few tokens, more than any window that the configuration names: shared rows must give the logprobs of plain rows, and a
+    completion's logprobs must not move when its neighbour's tokens do. Each module's mode is left as it was.
     """
-    if attention_implementation(model) not in ("sdpa", "eager") or not _attends_everywhere(model):
-        return False
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return _probe(model)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
-        # A model that cannot take the mask says so in its own way; whichever way that is, the answer is no.
-        return False
-    finally:
-        model.train(was_training)
-
-
-def _attends_everywhere(model: nn.Module) -> bool:
+    if attention_implementation(model) not in ("sdpa", "eager"):
+        return f"attention {attention_implementation(model)!r} takes no mask of one's own"
     config = text_config(model)
+    window = _window(config)
+    if window is None:
+        return "not every layer attends to the whole text"
+    if window > _LONGEST_PROBE:
+        return f"its configuration names a window of {window} tokens, too long to try whether its layers keep to it"
+    try:
+        with torch.no_grad(), evaluating(model):
+            agrees = _probe(model, window)
+    except Exception as error:
+        # A model that cannot take the mask says so in its own way; whichever way that is, the answer is no.
+        return f"it cannot take a mask of one's own ({type(error).__name__})"
+    return "" if agrees else "it computes completions that share a row otherwise than each alone"
+
+
+def _window(config: object) -> int | None:
+    """The widest window that the probe must exceed, 0 without any; None where the configuration rules sharing out."""
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
-        return all(kind == "full_attention" for kind in layer_types)
+        return 0 if all(kind == "full_attention" for kind in layer_types) else None
     if getattr(config, "use_sliding_window", True) is False:
-        return True
-    return getattr(config, "sliding_window", None) is None
+        return 0
+    if getattr(config, "sliding_window", None) is not None:
+        return None
+    return max(attention_windows(config), default=0)
 
 
-def _probe(model: nn.Module) -> bool:
+def _probe(model: nn.Module, window: int) -> bool:
     vocabulary = int(getattr(text_config(model), "vocab_size", 0))
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(vocabulary, (count,), generator=generator).tolist()
 
-    prompt, first, second, third = tokens(5), tokens(4), tokens(6), tokens(3)
+    prompt, first, second, third = tokens(5), tokens(4), tokens(window + 6), tokens(3)
     other = [(token + 1) % vocabulary for token in first]
     plain = _logprobs(model, prompt, [first, second, third], shared=False)
     shared = _logprobs(model, prompt, [first, second, third], shared=True)

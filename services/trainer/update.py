@@ -24,6 +24,7 @@ from services.trainer.behaviour import behaviour_or, foreign_rows, gepo_log_deno
 from services.trainer.forward import CompletionLogprobs, SeparateHead, completion_logprobs
 from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
 from services.trainer.micro_batches import plan_rows
+from services.trainer.modes import evaluating
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.parallel.share import micro_batches_of
@@ -98,7 +99,8 @@ def batch_logprobs(
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
     for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
-        with torch.no_grad(), _autocast(rows, config):
+        # Adapters' dropout would make another policy of it, at every call a different one.
+        with torch.no_grad(), evaluating(model), _autocast(rows, config):
             scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counted else []):

@@ -117,7 +117,11 @@ class ModelSection(Section):
         "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
-    max_length: int = Field(0, ge=0, description="Longest prompt + completion in tokens; 0: what the model's config says.")
+    max_length: int = Field(
+        0,
+        ge=0,
+        description="Longest prompt + completion in tokens; 0: what the model's config says, up to where its positions hold.",
+    )
     system_prompt: str = Field("", description="Put before each question when not empty.")
 
     @field_validator("revision")

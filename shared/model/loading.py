@@ -16,6 +16,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
+from shared.model.attention import meant_attention
+from shared.model.prompts import turn_end
+from shared.model.rope import rope_problem, steady_rope_length
 from shared.runtime.errors import FatalError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,23 +100,30 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
             f"model.path {path!r} at {revision[:12]} holds an adapter for another model, which this revision does not pin: "
             "merge the two and give the merged model's folder"
         )
+    attention = meant_attention(AutoConfig.from_pretrained(path, **pinned))
+    chosen = {} if attention is None else {"attn_implementation": attention}
     with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **pinned)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **chosen, **pinned)
 
 
 def model_max_length(model: ModelSection) -> int:
     """Most tokens of prompt and completion together: `model.max_length`, but never more than the model's config says.
 
     Raises:
-        ModelLoadError: the config cannot be read.
+        ModelLoadError: the config cannot be read, or `model.max_length` is where a text's logprobs depend on its length.
     """
     _check_source(model)
     try:
         config = AutoConfig.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "config", error)) from None
-    of_model = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
-    return min(model.max_length or of_model, of_model) if of_model else model.max_length or _UNBOUNDED
+    of_model = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0) or _UNBOUNDED
+    if not model.max_length:
+        return min(of_model, steady_rope_length(config) or of_model)
+    length = min(model.max_length, of_model)
+    if problem := rope_problem(config, length):
+        raise ModelLoadError(f"model.max_length {model.max_length}: {problem}")
+    return length
 
 
 def vocabulary_size(model: Any) -> int:
@@ -122,7 +132,11 @@ def vocabulary_size(model: Any) -> int:
 
 
 def end_token_id(model: Any, tokenizer: Any) -> int | None:
-    """The token that ends an answer: the tokenizer's, else the first that the model's config names."""
+    """The token that ends an answer: the one of its end tokens that the chat template ends one with; else the tokenizer's, else
+    the first that the model's config names."""
+    of_template = turn_end(tokenizer, _declared_ends(model, tokenizer))
+    if of_template is not None:
+        return of_template
     if tokenizer.eos_token_id is not None:
         return int(tokenizer.eos_token_id)
     declared = getattr(model.config.get_text_config(), "eos_token_id", None)
@@ -132,14 +146,18 @@ def end_token_id(model: Any, tokenizer: Any) -> int | None:
 
 def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token at which engines end an answer, as `services.generator.engines.model_folder` reads them; `end_token_id` first."""
+    first = end_token_id(model, tokenizer)
+    return tuple(dict.fromkeys([*([] if first is None else [first]), *_declared_ends(model, tokenizer)]))
+
+
+def _declared_ends(model: Any, tokenizer: Any) -> list[int]:
     declared = [
-        end_token_id(model, tokenizer),
+        tokenizer.eos_token_id,
         getattr(getattr(model, "generation_config", None), "eos_token_id", None),
         getattr(model.config, "eos_token_id", None),
         getattr(model.config.get_text_config(), "eos_token_id", None),
     ]
-    ids = [token for item in declared for token in (item if isinstance(item, list) else [item]) if token is not None]
-    return tuple(dict.fromkeys(map(int, ids)))
+    return [int(token) for item in declared for token in (item if isinstance(item, list) else [item]) if token is not None]
 
 
 def _check_source(model: ModelSection) -> None:

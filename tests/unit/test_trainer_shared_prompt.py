@@ -9,8 +9,9 @@ from services.trainer.forward import completion_logprobs
 from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import ObjectiveConfig
 from services.trainer.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
-from services.trainer.shared_prompt import supports_shared_prompt
+from services.trainer.shared_prompt import plain_rows_reason, supports_shared_prompt
 from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 MODELS = [("qwen2", "sdpa"), ("qwen2", "eager"), ("llama", "sdpa"), ("llama", "eager")]
@@ -101,6 +102,17 @@ def test_a_sliding_window_model_is_trained_on_plain_rows() -> None:
     model = small_model(use_sliding_window=True, sliding_window=64, max_window_layers=0)
     assert "sliding_attention" in model.config.layer_types
     assert not supports_shared_prompt(model)
+
+
+def test_a_window_under_another_name_is_tried_beyond_it() -> None:
+    local = tiny_model("gpt_neo", window_size=64)
+    assert plain_rows_reason(local) == "it computes completions that share a row otherwise than each alone"
+    assert supports_shared_prompt(tiny_model("gpt_neo", window_size=64, attention_types=[[["global"], 2]]))
+
+
+def test_a_window_too_long_to_try_is_trained_on_plain_rows() -> None:
+    model = tiny_model("gpt_neo", window_size=2000, max_position_embeddings=4000)
+    assert "window of 2000 tokens, too long to try" in plain_rows_reason(model)
 
 
 def test_attention_without_a_mask_of_ones_own_is_trained_on_plain_rows() -> None:

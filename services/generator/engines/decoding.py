@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.generator.engines.base import SamplingParams
+from services.generator.engines.batching import Batching, BatchRows
 
 
 @dataclass(slots=True)
@@ -39,14 +40,6 @@ def processed_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
-def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids and a bool mask (True is real), both `[prompts, longest]`, with the padding on the left."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = [[pad_token_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[False] * (longest - len(prompt)) + [True] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-
 @torch.inference_mode()
 def sample_completions(
     model: Any,
@@ -55,6 +48,7 @@ def sample_completions(
     params: SamplingParams,
     limits: Sequence[int],
     *,
+    way: Batching,
     generator: torch.Generator,
     end_token_ids: Sequence[int],
     pad_token_id: int,
@@ -62,25 +56,12 @@ def sample_completions(
 ) -> list[Row]:
     """Sample `n` completions of each prompt and return them prompt by prompt.
 
-    Each prompt is computed once and its cache repeated `n` times. Rows that have ended are dropped from the batch as soon as half
-    of it has. `limits[i]` is the most tokens that may follow prompt i. `keep_on` is called before every step and may raise.
+    The prompts are computed side by side, so they must be of one length unless `way` pads. Rows that have ended are dropped from
+    the batch as soon as half of it has. `limits[i]` is the most tokens that may follow prompt i. `keep_on` is called before every
+    step and may raise.
     """
     device = model.device
-    input_ids, mask = left_pad(prompts, pad_token_id, device)
-    padded = not bool(mask.all())
-    positions = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-    out = model(
-        input_ids=input_ids,
-        attention_mask=mask.long() if padded else None,
-        position_ids=positions,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache = out.past_key_values
-    cache.batch_repeat_interleave(n)
-    logits = out.logits[:, -1].repeat_interleave(n, dim=0)
-    mask = mask.repeat_interleave(n, dim=0)
-    positions = positions[:, -1:].repeat_interleave(n, dim=0)
+    text = BatchRows(model, prompts, n, way, pad_token_id)
     row_limits = torch.tensor(limits, device=device).repeat_interleave(n)
     ends = torch.tensor(list(end_token_ids), device=device)
 
@@ -89,7 +70,7 @@ def sample_completions(
     alive = torch.ones(len(rows), dtype=torch.bool, device=device)
     for step in range(1, max(limits) + 1):
         keep_on()
-        logprobs = processed_logprobs(logits, params)
+        logprobs = processed_logprobs(text.logits, params)
         if params.temperature == 0.0:
             chosen = logprobs.argmax(dim=-1, keepdim=True)
         else:
@@ -112,22 +93,13 @@ def sample_completions(
         n_alive = int(alive.sum())
         if n_alive == 0:
             break
-        if 2 * n_alive <= len(batch):
+        if 2 * n_alive <= len(batch) and text.can_keep:
             kept = alive.nonzero().squeeze(1)
-            cache.batch_select_indices(kept)
-            chosen, mask, positions, row_limits = chosen[kept], mask[kept], positions[kept], row_limits[kept]
+            text.keep(kept)
+            chosen, row_limits = chosen[kept], row_limits[kept]
             batch = [batch[index] for index in kept.tolist()]
             alive = alive[kept]
-        positions = positions + 1
-        if padded:
-            mask = torch.nn.functional.pad(mask, (0, 1), value=True)
-        logits = model(
-            input_ids=chosen,
-            attention_mask=mask[:, None, None, :] if padded else None,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
+        text.append(chosen)
     return rows
 
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.hub_models import UnpinnedModelError, hub_arguments
 from shared.model.prompts import answer_text
+from shared.model.rope import rope_problem
 
 _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -62,6 +63,9 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
             skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"model {model_path}: cannot be read ({error}): give a Hugging Face model folder or hub name") from error
+    context_length = min(max_model_len, int(getattr(config.get_text_config(), "max_position_embeddings", None) or max_model_len))
+    if problem := rope_problem(config, context_length):
+        raise EngineError(f"model {model_path}: {problem}")
     end_token_ids = _end_token_ids(model_path, pinned.get("revision"), config, tokenizer)
     tied_names = frozenset(getattr(skeleton, "all_tied_weights_keys", {}))
     pad_token_id = tokenizer.pad_token_id
@@ -69,7 +73,7 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
         tokenizer=tokenizer,
         end_token_ids=end_token_ids,
         pad_token_id=end_token_ids[0] if pad_token_id is None else int(pad_token_id),
-        context_length=min(max_model_len, int(getattr(config, "max_position_embeddings", max_model_len))),
+        context_length=context_length,
         tensor_shapes={name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items() if name not in tied_names},
         tied_names=tied_names,
     )

@@ -7,18 +7,21 @@ two versions, and there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
-from services.generator.engines.decoding import sample_completions, score_completions
+from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
+from services.generator.engines.decoding import Row, sample_completions, score_completions
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
 from shared.model.loading import read_causal_lm
 
@@ -64,6 +67,7 @@ class TransformersEngine(Engine):
         self._closing = threading.Event()
         self._model: Any = None
         self._folder: ModelFolder | None = None
+        self._way = WAYS[-1]
 
     async def start(self) -> None:
         """Load the model in the worker thread."""
@@ -109,6 +113,12 @@ class TransformersEngine(Engine):
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
         self._model = model.to(self._device).eval().requires_grad_(False)
+        try:
+            self._way = choose_batching(self._model, context_length=folder.context_length, pad_token_id=folder.pad_token_id)
+        except UnsafeModel as error:
+            raise EngineError(f"model {self._model_path}: {error}: use another engine or another model") from error
+        if self._way is not WAYS[0]:
+            structlog.get_logger("generator").warning("engine_batches_less", model=self._model_path, way=self._way.name)
         self._folder = folder
 
     def _generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int) -> list[list[Sample]]:
@@ -117,31 +127,34 @@ class TransformersEngine(Engine):
         generator = torch.Generator(self._device).manual_seed(seed)
         n_sampled = 1 if params.temperature == 0.0 else n
         prompts_at_once = max(1, self._max_batch_rows // n_sampled)
-        samples = []
-        for first in range(0, len(prompts), prompts_at_once):
-            part = slice(first, first + prompts_at_once)
+        groups: list[list[Sample]] = [[] for _ in prompts]
+        for numbers in batches(prompts, self._way, prompts_at_once):
             rows = sample_completions(
                 self._model,
-                prompts[part],
+                [prompts[number] for number in numbers],
                 n_sampled,
                 params,
-                limits[part],
+                [limits[number] for number in numbers],
+                way=self._way,
                 generator=generator,
                 end_token_ids=self._folder.end_token_ids,
                 pad_token_id=self._folder.pad_token_id,
                 keep_on=self._keep_on,
             )
-            samples += [
-                Sample(
-                    token_ids=tuple(row.token_ids),
-                    text=self._folder.text(row.token_ids),
-                    finish_reason=row.finish_reason,
-                    logprobs=tuple(row.logprobs),
-                    policy_version=self.policy_version,
-                )
-                for row in rows
-            ]
-        return [samples[first : first + n_sampled] * (n // n_sampled) for first in range(0, len(samples), n_sampled)]
+            samples = map(self._sample, rows)
+            for number in numbers:
+                groups[number] = list(itertools.islice(samples, n_sampled)) * (n // n_sampled)
+        return groups
+
+    def _sample(self, row: Row) -> Sample:
+        assert self._folder is not None
+        return Sample(
+            token_ids=tuple(row.token_ids),
+            text=self._folder.text(row.token_ids),
+            finish_reason=row.finish_reason,
+            logprobs=tuple(row.logprobs),
+            policy_version=self.policy_version,
+        )
 
     def _keep_on(self) -> None:
         if self._closing.is_set():

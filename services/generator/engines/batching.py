@@ -1,0 +1,236 @@
+"""How completions may be computed side by side without changing their logprobs: asked of the model itself, when it is loaded.
+
+Architectures differ in what they do with padding and with a cache that is repeated, and the wrong way often raises nothing. So
+every way is tried on a few tokens, past the model's attention windows, against each text computed alone; the fastest right one
+is taken, and a model for which none is right is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.model.attention import attention_windows
+
+_LONGEST_PROBE = 1024
+_STEPS = 4
+# Relative to 1 + |logprob|. In half precision rounding may send a token to another expert, so that only the mean says something.
+_TOLERANCE = 1e-4
+_HALF_TOLERANCE = 0.05
+
+
+class UnsafeModel(Exception):
+    """No way to sample from this model gives the logprobs of its texts computed alone; the message says what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How rows share a batch.
+
+    padded: prompts of different lengths, padded on the left. repeats: a prompt is computed once and its cache repeated for each
+    completion; otherwise each completion computes its prompt. cached: a step computes one token; otherwise the whole text again.
+    """
+
+    padded: bool
+    repeats: bool
+    cached: bool
+
+    @property
+    def name(self) -> str:
+        """In words, for the log and for the table of architectures."""
+        if self.padded:
+            return "padded"
+        return "equal lengths" if self.repeats else "own prompts" if self.cached else "no cache"
+
+
+WAYS = (
+    Batching(padded=True, repeats=True, cached=True),
+    Batching(padded=False, repeats=True, cached=True),
+    Batching(padded=False, repeats=False, cached=True),
+    Batching(padded=False, repeats=False, cached=False),
+)
+"""Fastest first."""
+
+
+def batches(prompts: Sequence[Sequence[int]], way: Batching, prompts_at_once: int) -> Iterator[list[int]]:
+    """Numbers of the prompts that are computed together, at most `prompts_at_once`; of one length unless `way` pads."""
+    numbers = range(len(prompts))
+    lengths = {len(prompt) for prompt in prompts}
+    alike = [list(numbers)] if way.padded else [[i for i in numbers if len(prompts[i]) == length] for length in sorted(lengths)]
+    for group in alike:
+        for first in range(0, len(group), prompts_at_once):
+            yield group[first : first + prompts_at_once]
+
+
+class BatchRows:
+    """The texts of one batch while they grow.
+
+    `logits` are those of each row's next token, `[rows, vocabulary]`; rows stand prompt by prompt, `n` of each.
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], n: int, way: Batching, pad_token_id: int) -> None:
+        self._model = model
+        self._way = way
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
+        self._takes_positions = "position_ids" in accepted
+        self._takes_last_only = "logits_to_keep" in accepted
+        self._cache: Any = None
+        if not way.repeats:
+            prompts = [prompt for prompt in prompts for _ in range(n)]
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        self._ids = torch.tensor(
+            [[pad_token_id] * pads + list(prompt) for pads, prompt in zip(padding, prompts, strict=True)], device=model.device
+        )
+        self._mask: Tensor | None = None
+        if any(padding):
+            self._mask = torch.arange(longest, device=model.device) >= torch.tensor(padding, device=model.device)[:, None]
+        self.logits = self._forward(self._ids)
+        if way.repeats and n > 1:
+            self.keep(torch.arange(len(prompts), device=model.device).repeat_interleave(n))
+
+    def append(self, chosen: Tensor) -> None:
+        """Let each row grow by its token, `[rows, 1]`."""
+        if self._mask is not None:
+            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=True)
+        if not self._way.cached:
+            self._ids = torch.cat([self._ids, chosen], dim=1)
+        self.logits = self._forward(chosen if self._way.cached else self._ids)
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether rows can be dropped; where they cannot, they are computed to the end."""
+        return self._way.repeats or not self._way.cached
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a layer reads a text token by token into a state, which padding enters too, if only a little."""
+        layers = getattr(self._cache, "layers", ())
+        return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order; a row may occur more than once."""
+        if self._cache is not None:
+            self._cache.reorder_cache(rows)
+        self._ids = self._ids[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+        self.logits = self.logits[rows]
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        inputs: dict[str, Any] = {"input_ids": ids, "use_cache": self._way.cached}
+        if self._takes_last_only:
+            inputs["logits_to_keep"] = 1
+        if self._mask is not None:
+            inputs["attention_mask"] = self._mask.long()
+            if self._takes_positions:
+                inputs["position_ids"] = (self._mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if self._cache is not None:
+            inputs[self._cache_name] = self._cache
+        out = self._model(**inputs)
+        if self._way.cached:
+            self._cache = getattr(out, self._cache_name)
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+@torch.inference_mode()
+def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Batching:
+    """The fastest of `WAYS` under which this model's logprobs are those of each text computed alone.
+
+    Raises:
+        UnsafeModel: none is, or the logprobs of a text's tokens depend on what follows them.
+    """
+    windows = [width for width in attention_windows(model.config) if width < context_length]
+    probed = max((width for width in windows if width <= _LONGEST_PROBE), default=0)
+    prompts, answers = _texts(model, min(probed, context_length - _STEPS - 6), pad_token_id)
+    expected = _alone(model, prompts, answers)
+    found = []
+    for way in WAYS:
+        if way.padded and windows and windows[-1] > _LONGEST_PROBE:
+            found.append(f"padded: a window of {windows[-1]} tokens is too long to try")
+            continue
+        try:
+            problem = _disagreement(model, prompts, answers, expected, way, pad_token_id)
+        except Exception as error:  # noqa: BLE001 (a model says in its own way that it cannot; whichever way, the answer is no)
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+        if not problem:
+            return way
+        found.append(f"{way.name}: {problem}")
+    raise UnsafeModel("no way of sampling gives the logprobs of a text computed alone (" + "; ".join(found) + ")")
+
+
+def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Unequal prompts, the last beyond the window and the middle one just inside, with two answers each that cross it."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(vocabulary, (count,), generator=generator).tolist()
+
+    prompts = [tokens(3), tokens(max(4, window - 1)), tokens(max(6, window + 3))]
+    answers = [tokens(_STEPS) for _ in range(2 * len(prompts))]
+    # A policy may well say its padding token, and some models count positions by it.
+    answers[0][1] = answers[3][1] = min(pad_token_id, vocabulary - 1)
+    return prompts, answers
+
+
+def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> Tensor:
+    rows = []
+    for number, answer in enumerate(answers):
+        text = [*prompts[number // 2], *answer]
+        try:
+            longer, shorter = _last_logprobs(model, text, _STEPS + 1), _last_logprobs(model, text[:-1], _STEPS)
+        except Exception as error:  # noqa: BLE001
+            raise UnsafeModel(f"it does not compute a text without a cache ({type(error).__name__}: {error})") from error
+        if problem := _difference(longer[:-1], shorter, model.dtype):
+            raise UnsafeModel(f"it is no causal model: a later token moves earlier logprobs ({problem})")
+        rows.append(longer[:-1])
+    return torch.stack(rows)
+
+
+def _last_logprobs(model: Any, text: list[int], count: int) -> Tensor:
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([text], device=model.device), "use_cache": False}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        inputs["logits_to_keep"] = count
+    return _logprobs(model(**inputs).logits[0, -count:])
+
+
+def _disagreement(
+    model: Any, prompts: list[list[int]], answers: list[list[int]], expected: Tensor, way: Batching, pad_token_id: int
+) -> str:
+    """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is dropped half-way."""
+    for numbers in batches(prompts, way, len(prompts)):
+        rows = BatchRows(model, [prompts[number] for number in numbers], 2, way, pad_token_id)
+        if way.padded and rows.carries_state:
+            return "its layers carry a state over padding"
+        left = [row for number in numbers for row in (2 * number, 2 * number + 1)]
+        for step in range(_STEPS):
+            if problem := _difference(_logprobs(rows.logits), expected[left, step], model.dtype):
+                return problem
+            if step == _STEPS - 1:
+                break
+            rows.append(torch.tensor([[answers[row][step]] for row in left], device=model.device))
+            if step == 1 and rows.can_keep:
+                rows.keep(torch.arange(1, len(left), device=model.device))
+                left = left[1:]
+    return ""
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def _difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
+    """Why the two are not the same, or nothing."""
+    apart = torch.where(found == expected, 0.0, (found - expected).abs())
+    relative = torch.where(apart == 0.0, 0.0, apart / (1.0 + expected.abs()))
+    half = torch.finfo(dtype).bits < 32
+    if float(relative.mean() if half else relative.max()) <= (_HALF_TOLERANCE if half else _TOLERANCE):
+        return ""
+    return f"logprobs differ by {float(apart.max()):.2g} nats"

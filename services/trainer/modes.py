@@ -1,0 +1,46 @@
+"""Training without dropout, whatever way a model applies it: the policy that learns must be the policy that sampled.
+
+Dropout hides in `nn.Dropout` modules, in functional calls that ask `self.training`, in layers that are skipped at random and in
+noise on a router. So the model stays in eval mode, as the generator's does. Two things alone are in train mode: the adapters' own
+dropout, which is wanted, and the layers that recompute activations, because transformers ties that to the mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def silence(model: nn.Module) -> None:
+    """Set every rate of dropout and of layer skipping that modules keep to 0; call it before adapters are added.
+
+    Eval mode alone is not enough for what recomputes activations. A router's jitter stays: Phi-MoE's eval mode reads it too.
+    """
+    for module in model.modules():
+        rates = [name for name, value in vars(module).items() if isinstance(value, float) and "drop" in name.lower()]
+        for name in rates:
+            setattr(module, name, 0.0)
+
+
+def set_training_modes(model: nn.Module) -> None:
+    """Eval mode everywhere but in the adapters' dropout and in what recomputes activations."""
+    model.eval()
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+        elif isinstance(module, nn.Dropout) and "lora_dropout" in name:
+            module.train()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The whole model in eval mode; afterwards each module is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,34 @@
+"""Up to which length a text's logprobs do not depend on how long the text is, or may become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def steady_rope_length(config: Any) -> int | None:
+    """Most tokens for which the rotation of positions stays the same; None where it always does.
+
+    `longrope` rotates all tokens of a text otherwise once it, or a text beside it in the batch, exceeds the original length, and
+    vLLM chooses by the longest text that it may see; `dynamic` scales with the longest text seen so far. Beyond the returned
+    length a sampled token's logprob is one while the text is short and another when the whole text is computed.
+    """
+    text = config.get_text_config()
+    parameters = getattr(text, "rope_parameters", None) or {}
+    of_layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    lengths = [
+        each.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+        for each in of_layers
+        if each.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return min((int(length) for length in lengths if length), default=None)
+
+
+def rope_problem(config: Any, length: int) -> str:
+    """Why texts of `length` tokens cannot be computed with one set of logprobs, or nothing."""
+    steady = steady_rope_length(config)
+    if steady is None or length <= steady:
+        return ""
+    return (
+        f"beyond {steady} tokens this model rotates positions by the length of the text (longrope or dynamic scaling), so that "
+        f"sampled and trained logprobs would differ: set model.max_length to {steady} or less"
+    )

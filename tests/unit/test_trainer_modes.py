@@ -1,0 +1,109 @@
+"""The policy that learns is the policy that sampled: no dropout but the adapters', none where logprobs are only read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from services.trainer.forward import completion_logprobs
+from services.trainer.micro_batches import plan_rows
+from services.trainer.modes import evaluating, set_training_modes, silence
+from services.trainer.policy_model import with_adapters
+from services.trainer.rows import build_rows
+from services.trainer.trainable import UntrainableModel, check_trainable
+from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from shared.config.sections import LoraSection
+from tests.architectures.tiny import tiny_model
+from tests.unit.trainer_models import gradients, ragged_groups, small_model
+
+DROPOUT = {
+    "biogpt": {"hidden_dropout_prob": 0.3, "activation_dropout": 0.3, "layerdrop": 0.3},
+    "gpt_bigcode": {"attn_pdrop": 0.3, "resid_pdrop": 0.3},
+    "opt": {"dropout": 0.3, "attention_dropout": 0.3, "layerdrop": 0.3},
+    "phimoe": {"input_jitter_noise": 0.3},
+    "seed_oss": {"residual_dropout": 0.3, "attention_dropout": 0.3},
+    "starcoder2": {"residual_dropout": 0.3},
+    "xglm": {"dropout": 0.3, "activation_dropout": 0.3, "layerdrop": 0.3},
+}
+"""Models that drop in functional calls, skip layers or shake their router, at rates that no chance hides."""
+
+
+def rows_of(model: nn.Module) -> torch.Tensor:
+    groups = ragged_groups(3)
+    return completion_logprobs(
+        model, build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=999, hidden_size=32))
+    ).logprobs
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_a_model_that_drops_trains_as_it_samples(kind: str, checkpointing: bool) -> None:
+    model = tiny_model(kind, **DROPOUT[kind])
+    expected = rows_of(model).detach()
+    model.train()
+    torch.manual_seed(0)
+    assert (rows_of(model) - expected).abs().max() > 1e-2, "these rates do nothing: the test has no power"
+    silence(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    set_training_modes(model)
+    check_trainable(model)
+    for _ in range(3):
+        torch.testing.assert_close(rows_of(model), expected, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_still_drops_is_refused() -> None:
+    model = tiny_model("opt", dropout=0.3)
+    model.train()
+    with pytest.raises(UntrainableModel, match="opt.*keeps dropout or noise on"):
+        check_trainable(model)
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    with pytest.raises(UntrainableModel, match="bert.*no causal language model"):
+        check_trainable(tiny_model("bert", is_decoder=False))
+
+
+def test_a_model_that_sees_later_tokens_but_not_padding_is_refused() -> None:
+    with pytest.raises(UntrainableModel, match="xlm.*no causal language model"):
+        check_trainable(tiny_model("xlm"))
+
+
+def test_layers_that_save_memory_are_computed_twice() -> None:
+    model = small_model()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    set_training_modes(model)
+    calls: list[int] = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    accumulate_gradients(model, ragged_groups(1), UpdateConfig())
+    assert len(calls) == 2
+    assert gradients(model).norm() > 0
+
+
+def test_adapters_drop_in_gradient_passes_and_nowhere_else() -> None:
+    torch.manual_seed(0)
+    lora = LoraSection(rank=4, dropout=0.5, target_modules=["q_proj", "v_proj", "down_proj"])
+    model = with_adapters(small_model(), lora)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.3)
+    set_training_modes(model)
+    groups = ragged_groups(3)
+    first, second = (
+        torch.cat([text for group in batch_logprobs(model, groups, UpdateConfig()) for text in group]) for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert (rows_of(model) - rows_of(model)).abs().max() > 1e-2
+
+
+def test_after_an_evaluation_every_module_is_in_its_mode() -> None:
+    model = small_model()
+    model.gradient_checkpointing_enable()
+    set_training_modes(model)
+    before = {name: module.training for name, module in model.named_modules()}
+    assert set(before.values()) == {True, False}
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert {name: module.training for name, module in model.named_modules()} == before
