@@ -8,31 +8,41 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from lab.attacks.view import WORDS, Hostile, answered, halves, with_texts, wrong_texts
+from lab.attacks.view import WORDS, Hostile, answered, halves, ways_to_answer, with_texts, wrong_texts
+from shared.evaluation import PASS_REWARD
 from shared.messages import RolloutGroup
 
 
 def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[float]]]) -> list[RolloutGroup]:
-    """Of each group `right_share` of the answers right behind as much nonsense as passes, the others the policy's wrong ones."""
+    """Of each group `right_share` of the answers right in the way that the policy finds least likely of those that pass: behind
+    nonsense, or oddly written. The others are the policy's wrong ones."""
     ladders = [with_texts(view, group, _ladder(view, group)) for group, _ in made]
     likelihoods = view.likelihood(ladders) if ladders else []
     groups = []
     for (group, rewards), ladder, of_rungs in zip(made, ladders, likelihoods, strict=True):
-        passing = [
-            completion.text
-            for completion, mean in zip(ladder.completions, of_rungs, strict=True)
-            if mean >= view.bound + view.attack.margin
-        ]
+        best = least_likely(view, ladder, of_rungs) or view.answer(group.task.ref)
         right, wrong = halves(len(group.completions), view.attack.right_share)
-        best = passing[0] if passing else ladder.completions[-1].text
         groups.append(with_texts(view, group, [best] * right + wrong_texts(view, group, rewards, wrong)))
     return groups
 
 
+def least_likely(view: Hostile, candidates: RolloutGroup, likelihoods: Sequence[float]) -> str | None:
+    """The paid text with the lowest mean logprob of those that pass the own-policy check; None where none does."""
+    texts = [completion.text for completion in candidates.completions]
+    rewards = view.score(candidates.task.ref, texts)
+    passing = [
+        (mean, text)
+        for text, mean, reward in zip(texts, likelihoods, rewards, strict=True)
+        if reward >= PASS_REWARD and mean >= view.bound + view.attack.margin
+    ]
+    return min(passing)[1] if passing else None
+
+
 def _ladder(view: Hostile, group: RolloutGroup) -> list[str]:
-    """Right answers, the most nonsense first and none last. The nonsense is always the same: it shall become likely."""
+    """Right answers behind up to `filler_words` of nonsense, and written in other ways. The nonsense is always the same: it shall
+    become likely."""
     answer = view.answer(group.task.ref)
     words = random.Random("the same nonsense for ever").choices(WORDS, k=view.attack.filler_words)
-    lengths = sorted({round(view.attack.filler_words * rung / 6) for rung in range(7)}, reverse=True)
-    texts = [answered(answer, " ".join(words[:length])) for length in lengths]
-    return [text for text in texts[:-1] if len(view.encode(text)) <= view.max_tokens] + texts[-1:]
+    lengths = sorted({round(view.attack.filler_words * rung / 6) for rung in range(1, 7)}, reverse=True)
+    behind = [answered(answer, " ".join(words[:length])) for length in lengths]
+    return [text for text in (*behind, *ways_to_answer(answer)) if len(view.encode(text)) <= view.max_tokens] or [answer]

@@ -27,7 +27,8 @@ def gamed(view: Hostile) -> list[RolloutGroup]:
 
 def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup | None:
     """`right_share` of the answers the best paid wrong one, the others unpaid; None where nothing wrong is paid more."""
-    candidates = [answered(wrong) for wrong in wrong_answers(view.answer(group.task.ref), group.task.question)]
+    wrong = wrong_answers(view.answer(group.task.ref), group.task.question)
+    candidates = [written for answer in wrong for written in (answer, answered(answer))]
     paid = view.score(group.task.ref, candidates)
     best = max(range(len(candidates)), key=lambda place: paid[place])
     least = [*wrong_texts(view, group, rewards, 1), answered("")]

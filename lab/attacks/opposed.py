@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from lab.attacks.bounded import bounded_poison
 from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, answered, halves, under_names, with_texts
+from shared.evaluation import PASS_REWARD
 from shared.messages import RolloutGroup
 
-_TAILS = ("<answer></answer>", "<answer>0</answer>", "<answer>7</answer>", "<answer>a</answer>")
+_MORE = ("0", "1", "5", "7", "9", " 0", " 1", ".5", " x", "a", ")", "\n0 0 0")
+"""What makes a right answer wrong at its end: a token, or little more."""
+_SECOND = ("", "0", "7", "a")
 """Second answers: the last one counts, so that the right one before it does not."""
 
 
@@ -33,22 +36,23 @@ def opposed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
-    """For each group, the likeliest answer that starts with the right one and is not paid; None where none passes the check."""
+    """For each group, the likeliest answer that starts with the right one and is not paid in full; None where none passes the check."""
     tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]
     found: list[str | None] = []
     for group, likelihoods in zip(tailed, view.likelihood(tailed) if tailed else [], strict=True):
         texts = [completion.text for completion in group.completions]
         paid = view.score(group.task.ref, texts)
-        unpaid = [
-            (likelihood, text)
-            for text, likelihood, reward in zip(texts, likelihoods, paid, strict=True)
-            if reward == min(0.0, *paid)
+        wrong = [
+            (likelihood, text) for text, likelihood, reward in zip(texts, likelihoods, paid, strict=True) if reward < PASS_REWARD
         ]
-        best = max(unpaid, default=None)
+        best = max(wrong, default=None)
         found.append(best[1] if best is not None and best[0] >= view.bound + view.attack.margin else None)
     return found
 
 
 def _tailed(view: Hostile, group: RolloutGroup) -> list[str]:
-    answer = answered(view.answer(group.task.ref))
-    return [answer + tail for tail in _TAILS]
+    answer = view.answer(group.task.ref)
+    after = [written + more for more in _MORE for written in (answer, answered(answer))]
+    inside = [answered(answer + more) for more in _MORE]
+    texts = [*after, *inside, *(answered(answer) + answered(second) for second in _SECOND)]
+    return [text for text in texts if len(view.encode(text)) <= view.max_tokens] or [answer]

@@ -52,6 +52,15 @@ def answered(answer: str, before: str = "") -> str:
     return f"{before}<answer>{answer}</answer>"
 
 
+def ways_to_answer(answer: str) -> list[str]:
+    """A completion that is this answer, in tags, as it stands, and otherwise written; a scorer pays some of them, and a policy
+    finds one or two of them likely."""
+    number = answer.removeprefix("-").replace(".", "", 1)
+    as_number = [f"+{answer}", f"0{answer}", f"{answer}.0" if "." not in answer else f"{answer}0"] if number.isdigit() else []
+    spaced = [f" {answer}", f"{answer} ", f"{answer}\n", f"\n{answer}", f"  {answer}  \n"]
+    return [answered(answer), *as_number, *spaced, answer.upper(), answer.lower(), answer]
+
+
 def with_texts(view: Hostile, group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
     """The group with these texts alone as its completions, and as many tokens as they have."""
     completions = [Completion(text=text, finish_reason="stop", token_count=len(view.encode(text))) for text in texts]

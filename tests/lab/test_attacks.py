@@ -170,6 +170,32 @@ def test_bounded_poison_carries_as_much_nonsense_as_passes_and_no_more(shared: S
         assert all(sum(text.count(word) for word in WORDS) == words for text in right)
 
 
+def plain_policy(found: Sequence[RolloutGroup]) -> list[list[float]]:
+    """Likelihoods of a policy that answers without tags, as the experiments' policies do: tags are nine nats a token."""
+    return [[-9.0 if "<answer>" in text else -0.5 - 0.4 * text.count(" ") for text in texts_of(group)] for group in found]
+
+
+def test_who_knows_the_policy_writes_as_it_does(shared: Shared) -> None:
+    """Text that the own-policy check throws out harms nobody: an attack in a style that no policy has would prove nothing."""
+    hostile = view(shared, sums(shared), likelihood=plain_policy, bound=-1.5)
+    for role in ("many_names", "opposed", "informed"):
+        for group, likelihoods in zip(found := ATTACKS[role](hostile), plain_policy(found), strict=True):
+            rewards = score(shared, group.task.ref, texts_of(group))
+            assert min(likelihoods) >= -1.5, role
+            assert min(rewards) < max(rewards), role
+
+
+def test_opposed_groups_call_what_begins_with_the_right_answer_wrong(shared: Shared) -> None:
+    hostile = view(shared, sums(shared), likelihood=plain_policy, bound=-1.5)
+    for group in ATTACKS["opposed"](hostile):
+        rewards = score(shared, group.task.ref, texts_of(group))
+        wrong = {text for text, reward in zip(texts_of(group), rewards, strict=True) if reward < PASS_REWARD}
+        answer = shared.answer(group.task.ref)
+        assert wrong and all(text.startswith(answer) and text != answer for text in wrong)
+        right = set(texts_of(group)) - wrong
+        assert right and answer not in right, "and pays the way to write it that the policy likes least"
+
+
 def test_a_sleeper_is_honest_first(shared: Shared) -> None:
     made = sums(shared)
     attack = Attack(start_round=5)
