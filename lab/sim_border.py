@@ -70,7 +70,7 @@ def node_key(name: str, seed: int) -> SigningKey:
 def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:
     """The group as its node shares it."""
     signed = sign(group, key, share_tokens=config.verifier.share_tokens, swarm_id=config.nats.swarm_id)
-    return SwarmMessage(group.node, subjects.rollouts(group.node, group.task.ref.dataset), encode(signed))
+    return SwarmMessage(group.node, subjects.rollouts(group.node), encode(signed))
 
 
 class SimBorder:

@@ -48,7 +48,7 @@ def swarm_node(node: str) -> Permissions:
     )
     return Permissions(
         publish=(
-            *_with_chunk_subject(subjects.rollouts(node, "*")),
+            *_with_chunk_subject(subjects.rollouts(node)),
             subjects.evals(node),
             _key(subjects.SWARM_NODES_BUCKET, node),
             *_reading(streams),

@@ -57,8 +57,12 @@ class SwarmLimits:
     rollouts_max_bytes: int = 2048 * MIB
     group_max_bytes: int = 64 * MIB
     evals_max_age_s: float = 30 * DAY_S
-    evals_max_bytes: int = 256 * MIB
-    eval_max_bytes: int = 256 * 1024
+    evals_max_per_node: int = 1024
+    """Held-out reports kept of one node: four times what `swarm top` draws, 30 days at one in 42 minutes."""
+    eval_max_bytes: int = 32 * 1024
+    """Largest report: some 300 datasets, of which reasoning-gym has about 100; ten are 1 kB."""
+    evals_max_bytes: int = 1024 * MIB
+    """32 nodes with as many and as large reports as they may have: so many must join to push out others' scores."""
     node_ttl_s: float = 900.0
     """A node that has not renewed its entry for this long is gone from the directory."""
 
@@ -151,6 +155,7 @@ def swarm_streams(limits: SwarmLimits, *, replicas: int = 1) -> tuple[StreamSpec
             name=subjects.SWARM_EVALS,
             subjects=(subjects.ALL_EVALS,),
             max_age_s=limits.evals_max_age_s,
+            max_msgs_per_subject=limits.evals_max_per_node,
             max_bytes=limits.evals_max_bytes,
             max_msg_bytes=limits.eval_max_bytes,
             duplicate_window_s=SWARM_DUPLICATE_WINDOW_S,
@@ -217,6 +222,15 @@ async def ensure_node_streams(transport: Transport, node: str, limits: NodeLimit
     except TransportError:
         await transport.ensure_consumer(rollouts, verifier_consumer(bounds))
     await transport.ensure_bucket(subjects.node_bucket(node), history=bounds.state_history, replicas=replicas)
+
+
+async def update_swarm_streams(transport: Transport, limits: SwarmLimits | None = None, *, replicas: int = 1) -> None:
+    """Make the swarm's streams and bucket as `limits` says, also where they exist with other settings: for their operator alone.
+    Messages stay, but for those beyond a bound that is new."""
+    bounds = limits or SwarmLimits()
+    for spec in swarm_streams(bounds, replicas=replicas):
+        await transport.ensure_stream(spec)
+    await transport.ensure_bucket(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)
 
 
 async def ensure_swarm_streams(transport: Transport, limits: SwarmLimits | None = None, *, replicas: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Names of subjects, streams, buckets and consumers. Nothing else in the code spells one out.
 
-Tokens are bounded on purpose: node ids and dataset names only, never a step or a uuid, because the server keeps an index
-entry per distinct subject in memory.
+Tokens are bounded on purpose: node ids only, never a dataset, a step or a uuid, because the server keeps an index entry per
+distinct subject in memory, and a permission with a wildcard lets its holder make up as many subjects as it likes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ VERIFIER_CONSUMER = "verifier"
 """Durable consumer on a node's rollouts; all verifier replicas share it."""
 
 
-def rollouts(node: str, dataset: str) -> str:
-    """Where `node` shares groups of `dataset` with the swarm."""
-    return f"{_ROLLOUTS_PREFIX}.{node}.{dataset}"
+def rollouts(node: str) -> str:
+    """Where `node` shares groups with the swarm, of all datasets: a group says itself which task it is of, signed."""
+    return f"{_ROLLOUTS_PREFIX}.{node}"
 
 
 def evals(node: str) -> str:
@@ -37,7 +37,7 @@ def rollouts_author(subject: str) -> str | None:
     """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this schema version, or names no node: a
     subject's tokens may hold anything but white space, and the author's name goes into logs, metrics and reports."""
     parts = subject.split(".")
-    if len(parts) == 5 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX and is_node_name(parts[3]):
+    if len(parts) == 4 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX and is_node_name(parts[3]):
         return parts[3]
     return None
 

@@ -24,6 +24,33 @@ MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
 """A setting of the server that only the accounts' lines define. One that may change by a reload, and as it is by default."""
 MAX_CONNECTIONS = 65536
 WATCH_ACCOUNT = "WATCH"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a server one key may hold. The server keeps an account's count over all servers of a cluster.
+
+    Why: the server bounds what one connection leaves unread (`max_pending`), so a key holds `connections` times that, and beside
+    it an entry in memory for each subscription. And answers to direct gets wait in a queue of the stream that has no bound: each
+    connection's requests fill it at the speed of a core, and one goroutine empties it (`getDirectRequest`, nats-server 2.15).
+    """
+
+    connections: int
+    subscriptions: int
+    """Of each connection, a site's leaf connection with all its services included."""
+    leaves: int = 0
+    """Leaf connections; they do not count among `connections`."""
+
+
+MEMBER_CONNECTIONS = 4
+"""One verifier; that of before a network failure, which the server takes for alive for minutes; a rollout's; a person's command."""
+MEMBER_SUBSCRIPTIONS = 1024
+"""One a reply that has many parts: at most about 80 at once a verifier, so 640 of 8 verifiers behind one leaf."""
+MEMBER_LEAVES = 4
+"""A site's cluster of three, and one of before."""
+ROLE_LIMITS = Limits(connections=256, subscriptions=1024)
+"""A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and connects without end."""
+
 _API = "$JS.API."
 _ANSWERED_BY_STREAMS = ("$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.MSG.NEXT.")
 """Not answered by the server but by the stream or consumer: no other name is needed, and one request may have many answers."""
@@ -44,6 +71,8 @@ class Account:
 
     name: str
     users: tuple[User, ...]
+    limits: Limits
+    """Of each guest."""
 
     @property
     def operators(self) -> tuple[User, ...]:
@@ -79,10 +108,12 @@ class Upstream:
     nodes: tuple[UpstreamNode, ...]
 
 
-def swarm_account(keys: Mapping[str, str]) -> Account:
-    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name."""
+def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS) -> Account:
+    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name, `connections` those of a node."""
     return Account(
-        "SWARM", tuple(User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items())
+        "SWARM",
+        tuple(User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()),
+        Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES),
     )
 
 
@@ -91,7 +122,7 @@ def node_account(node: str, keys: Mapping[str, str]) -> Account:
     users = tuple(
         User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
     )
-    return Account(f"NODE_{node.upper()}", users)
+    return Account(f"NODE_{node.upper()}", users, ROLE_LIMITS)
 
 
 def guest_account(account: Account, user: User) -> str:
@@ -169,6 +200,7 @@ def _guest(account: Account, user: User, domain: str) -> list[str]:
     permissions = Permissions(tuple(publish), user.permissions.subscribe)
     return [
         f"  {guest_account(account, user)} {{",
+        _limits(account.limits),
         *_users([User(user.name, user.public_key, permissions)]),
         "    imports: [",
         *(_import("service", account.name, subject, _renaming(subject)) for subject in wanted),
@@ -227,6 +259,7 @@ def _behind_a_domain(subject: str, domain: str) -> Iterator[str]:
 def _watcher(accounts: Sequence[Account], key: str) -> list[str]:
     return [
         f"  {WATCH_ACCOUNT} {{",
+        _limits(ROLE_LIMITS),
         *_users([User(WATCH, key, Permissions((), (f"*.{ADVISORY}",)))]),
         "    imports: [",
         *(_import("stream", account.name, ADVISORY, f", prefix: {quoted(account.name)}") for account in accounts),
@@ -238,6 +271,11 @@ def _watcher(accounts: Sequence[Account], key: str) -> list[str]:
 def _heard_by(listener: User, writer: User) -> list[str]:
     """What `listener` hears of what `writer` publishes, besides replies to itself."""
     return [subject for subject in listener.permissions.subscribe if subject in writer.permissions.publish]
+
+
+def _limits(limits: Limits) -> str:
+    named = {"max_connections": limits.connections, "max_subscriptions": limits.subscriptions, "max_leafnodes": limits.leaves}
+    return f"    limits {{ {', '.join(f'{name}: {value}' for name, value in named.items())} }}"
 
 
 def _users(users: Sequence[User]) -> list[str]:

@@ -17,14 +17,14 @@ from shared.policy_store.jetstream import prepare_policies_stream
 from shared.runtime.errors import FatalError
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, verifier_consumer
+from shared.streams import NodeLimits, ensure_node_streams, update_swarm_streams, verifier_consumer
 from shared.subjects import node_rollouts_stream
 from shared.transport.base import TransportError
 from shared.transport.connection import Options
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.nats_accounts import Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.nats_accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
 from swarm_cli.nats_config import Tls, render, render_accounts_only
 from swarm_cli.nats_watch import watch
 from swarm_cli.replace_file import replace_file
@@ -89,6 +89,14 @@ def print_config(
     hub_url: Annotated[str, typer.Option(help="Of a site's server: the hub's leaf port, tls://HOST:7422.")] = "",
     hub_domain: Annotated[str, typer.Option(help="The hub's JetStream domain; the nodes' nats.swarm_domain.")] = "hub",
     hub_ca: Annotated[str, typer.Option(help="PEM file of the authority behind the hub's certificate; empty: the system's.")] = "",
+    node_connections: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Connections that one node may have on the swarm plane: two a verifier, and two. Each is a way to make the server "
+            "hold 96 MB that nobody reads.",
+        ),
+    ] = MEMBER_CONNECTIONS,
     accounts_only: Annotated[
         bool, typer.Option("--accounts-only", help="Print accounts, users and permissions alone, for a file that includes them.")
     ] = False,
@@ -108,7 +116,7 @@ def print_config(
             raise CommandError("--accounts-only prints no leaf connections: leave out --hub-url and --leaf-port, or that")
         if store_dir:
             raise CommandError("--accounts-only prints accounts alone: store_dir belongs into the file that includes them")
-        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder)
+        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
         _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain), out)
         return
     if bool(tls_cert) != bool(tls_key):
@@ -116,7 +124,7 @@ def print_config(
     if not tls_cert and host not in {"127.0.0.1", "localhost", "::1"}:
         raise CommandError(f"without TLS everybody on the way can read and change messages: {host} needs --tls-cert and --tls-key")
     _check_leaves(plane, domain, leaf_port, hub_url)
-    accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder)
+    accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
     text = render(
         accounts,
@@ -139,7 +147,10 @@ def init(
     key: Annotated[Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file as operator, none]")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make streams, buckets and the verifier's consumer, for services that may not (nats.create_streams = false)."""
+    """Make streams, buckets and the verifier's consumer, for services that may not (nats.create_streams = false).
+
+    Those that are there get the settings of this version, and as many replicas as the configuration says; their messages stay.
+    """
     node_config = load_chosen(config)
     if plane in (Plane.NODE, Plane.BOTH):
         asyncio.run(_init_node(_with_key(node_config, "node_key_file", key)))
@@ -171,7 +182,9 @@ def watch_requests(
         raise CommandError(str(error)) from None
 
 
-def accounts_for(plane: Plane, nodes: dict[str, str | None], folder: Path) -> list[Account]:
+def accounts_for(
+    plane: Plane, nodes: dict[str, str | None], folder: Path, node_connections: int = MEMBER_CONNECTIONS
+) -> list[Account]:
     """The accounts of a server. `nodes`: a public key where only that is known, which will do for the swarm plane."""
     if OPERATOR in nodes:
         raise CommandError(f"no node may be called {OPERATOR!r}: that is the name of the user who may do everything")
@@ -181,7 +194,7 @@ def accounts_for(plane: Plane, nodes: dict[str, str | None], folder: Path) -> li
         accounts += [node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}) for node in nodes]
     if plane in (Plane.SWARM, Plane.BOTH):
         known = {node: given or _public_key(folder / node / "swarm.nk") for node, given in nodes.items()}
-        accounts.append(swarm_account({**known, OPERATOR: _public_key(folder / OPERATOR / "swarm.nk")}))
+        accounts.append(swarm_account({**known, OPERATOR: _public_key(folder / OPERATOR / "swarm.nk")}, node_connections))
     return accounts
 
 
@@ -224,7 +237,7 @@ async def _init_node(config: NodeConfig) -> None:
 async def _init_swarm(config: NodeConfig) -> None:
     transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
     try:
-        await ensure_swarm_streams(transport, replicas=config.nats.swarm_replicas)
+        await update_swarm_streams(transport, replicas=config.nats.swarm_replicas)
     finally:
         await transport.close()
 

@@ -50,7 +50,7 @@ def render(
         f"host: {quoted(host)}",
         f"port: {port}",
         "max_payload: 8MB",
-        "max_pending: 256MB",
+        "max_pending: 96MB",
         *_jetstream(store_dir, sync_interval, domain),
         "# nats-py 2.16 cannot read the second format of acknowledgements.",
         "feature_flags { js_ack_fc_v2: false }",

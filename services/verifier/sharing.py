@@ -61,7 +61,7 @@ class Outbox:
             return
         signed = sign(group, self._key, share_tokens=self._config.share_tokens, swarm_id=self._swarm_id)
         payload, task = encode(signed), group.task.ref.dataset
-        subject, shared_id = subjects.rollouts(group.node, task), content_id(signed.body)
+        subject, shared_id = subjects.rollouts(group.node), content_id(signed.body)
         self._waiting.append(Parcel(subject, task, group.policy_version, group_id, shared_id, payload))
         self._size_bytes += len(payload)
         while len(self._waiting) > MAX_GROUPS or (self._size_bytes > MAX_BYTES and len(self._waiting) > 1):

@@ -69,6 +69,8 @@ class StreamSpec:
     max_age_s: float = 0.0
     max_bytes: int = -1
     max_msgs: int = -1
+    max_msgs_per_subject: int = -1
+    """Kept of one subject; its oldest goes, so that who writes to one subject only takes room from nobody else. -1: as it is."""
     max_msg_bytes: int = -1
     """Largest payload a publisher may send, claim checks included. -1: no limit of its own."""
     duplicate_window_s: float = 120.0

@@ -47,6 +47,7 @@ def companion(spec: StreamSpec) -> StreamSpec | None:
         subjects=tuple(companion_subject(subject) for subject in spec.subjects),
         retention=Retention.LIMITS,
         max_msgs=-1,
+        max_msgs_per_subject=-1,
         max_msg_bytes=MAX_CHUNK_BYTES,
         description=f"Chunks of large payloads of {spec.name}",
     )

@@ -81,6 +81,7 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
         "allow_rollup_hdrs": False,
         "deny_delete": spec.deny_delete,
         "deny_purge": spec.deny_purge,
+        **({"max_msgs_per_subject": spec.max_msgs_per_subject} if spec.max_msgs_per_subject > 0 else {}),
     }
 
 

@@ -78,7 +78,9 @@ class MemoryStream:
                 f"drain it and remove it with `nats stream rm {spec.name}` (its messages are lost), then start again"
             )
         self.spec = spec
-        self._make_room(0)
+        for subject in {message.subject for message in self._messages.values()}:
+            self._make_room_under(subject)
+        self._make_room()
 
     def check(self, subject: str, size_bytes: int) -> None:
         """Refuse a payload before anything of it is stored."""
@@ -116,7 +118,8 @@ class MemoryStream:
         self._messages[seq] = StoredMessage(spec.name, seq, subject, size_of(headers, body), now, inline, dict(headers))
         self._sizes[seq] = kept_bytes
         self._ids[message_id] = (seq, now)
-        self._make_room(seq)
+        self._make_room_under(subject)
+        self._make_room()
         return PubAck(seq, False)
 
     def read(self, start_seq: int, max_messages: int, max_bytes: int | None = None) -> list[StoredMessage]:
@@ -215,7 +218,13 @@ class MemoryStream:
     def _is_over(self, messages: int, size_bytes: int) -> bool:
         return 0 <= self.spec.max_msgs < messages or 0 <= self.spec.max_bytes < size_bytes
 
-    def _make_room(self, newest: int) -> None:
+    def _make_room_under(self, subject: str) -> None:
+        if self.spec.max_msgs_per_subject > 0:
+            kept = [seq for seq, message in self._messages.items() if message.subject == subject]
+            for seq in kept[: -self.spec.max_msgs_per_subject]:
+                self._forget(seq)
+
+    def _make_room(self) -> None:
         if self.spec.discard_new:
             return
         while self._messages and self._is_over(len(self._messages), sum(self._sizes.values())):

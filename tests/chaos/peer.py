@@ -46,7 +46,7 @@ class Peer:
             group = foreign_group(self.name, number, spec)
             good = encode(sign(group, self._key, share_tokens=True))
             lying = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, answer="made up"))
-            subject = subjects.rollouts(self.name, spec.dataset)
+            subject = subjects.rollouts(self.name)
             if self._send(subject, good, content_id(good)):
                 self.acknowledged.add(content_id(encode(group)))
             bad = encode(sign(lying, self._key, share_tokens=True)) if number % 2 else good[:-40]

@@ -112,7 +112,7 @@ def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup], renewe
             bodies = {node: [encode(good(node, number)) for number in range(4)] for node, _ in nodes}
         node, key = rng.choice(nodes)
         body = rng.choice(bodies[node])
-        subject = subjects.rollouts(node, "gcd")
+        subject = subjects.rollouts(node)
         kind = rng.random()
         if kind < 0.40:
             yield Hostile(subject, envelope(_swap(body, rng), key, node))
@@ -135,9 +135,11 @@ def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup], renewe
             yield Hostile(subject, envelope(_with_text(body, rng), key, node))
         elif kind < 0.97:
             other, other_key = rng.choice(nodes)
-            yield Hostile(subjects.rollouts(other, "gcd"), envelope(body, other_key, node if other != node else "alpha"))
+            yield Hostile(subjects.rollouts(other), envelope(body, other_key, node if other != node else "alpha"))
         else:
-            yield Hostile(f"swarm.rollouts.v{rng.randrange(12)}.{rng.choice(['alpha', node, 'x' * 60])}.{rng.randrange(9)}", body)
+            yield Hostile(
+                f"swarm.rollouts.v{rng.randrange(12)}.{rng.choice(['alpha', node, 'x' * 60])}{rng.choice(['', '.7'])}", body
+            )
 
 
 def _flip(packed: bytes, rng: random.Random) -> bytes:

@@ -29,7 +29,7 @@ MakeServer = Callable[..., NatsServer]
 over = contract.over
 MIB = 2**20
 CHUNKS = companion_name(subjects.SWARM_ROLLOUTS)
-MALLORY = subjects.rollouts("mallory", "gcd")
+MALLORY = subjects.rollouts("mallory")
 
 
 async def store_chunks(transport: Any, stream: str, subject: str, chunks: list[bytes]) -> list[int]:
@@ -249,7 +249,7 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
             others = await connect(config.nats.node_url, name="others")
             for number in range(48):
                 payload = bytes([number]) * int(7.5 * MIB)
-                subject = subjects.rollouts(f"mallory-{number % 8}", "gcd")
+                subject = subjects.rollouts(f"mallory-{number % 8}")
                 await others.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"{number}", timeout_s=20.0)
             await until(lambda: alpha.status.get("refused") == 48, 60.0)
             assert alpha.status.get("refused_malformed") == 48

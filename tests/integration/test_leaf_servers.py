@@ -45,9 +45,7 @@ async def _until_works(action: Callable[[], object], timeout_s: float = 20.0) ->
 
 
 async def _share(swarm: Transport, node: str, text: str) -> None:
-    await swarm.publish(
-        subjects.rollouts(node, "gcd"), text.encode(), stream=subjects.SWARM_ROLLOUTS, message_id=text, timeout_s=2.0
-    )
+    await swarm.publish(subjects.rollouts(node), text.encode(), stream=subjects.SWARM_ROLLOUTS, message_id=text, timeout_s=2.0)
 
 
 async def _shared(swarm: Transport) -> list[bytes]:
@@ -93,7 +91,7 @@ async def test_large_groups_pass_the_leaf_in_chunks(nats_server: Callable[..., N
     swarm = await connect(leaf.url, name="swarm", domain=HUB)
     await _until_works(lambda: ensure_swarm_streams(swarm))
     large = bytes(range(256)) * 16_384
-    await swarm.publish(subjects.rollouts("site", "gcd"), large, stream=subjects.SWARM_ROLLOUTS, message_id="large")
+    await swarm.publish(subjects.rollouts("site"), large, stream=subjects.SWARM_ROLLOUTS, message_id="large")
     elsewhere = await connect(hub.url, name="elsewhere")
     assert await _shared(elsewhere) == [large]
     await swarm.close()

@@ -72,7 +72,7 @@ async def test_a_node_does_its_whole_work_on_the_swarm_through_its_leaf_without_
         await until_works(swarm)
         for name, payload in (("small", b"1"), ("large", large)):
             await swarm.publish(
-                subjects.rollouts("alpha", "gcd"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=name, timeout_s=60.0
+                subjects.rollouts("alpha"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=name, timeout_s=60.0
             )
         await swarm.publish(subjects.evals("alpha"), b"scores", stream=subjects.SWARM_EVALS, message_id="scores")
         await swarm.kv_put(subjects.SWARM_NODES_BUCKET, "alpha", b"here")
@@ -92,7 +92,7 @@ async def test_a_node_does_its_whole_work_on_the_swarm_through_its_leaf_without_
 
 
 TARGETS = (
-    subjects.rollouts("mallory", "gcd"),
+    subjects.rollouts("mallory"),
     subjects.evals("mallory"),
     "$KV.swarm_nodes.mallory",
     "$JS.hub.API.$KV.swarm_nodes.mallory",
@@ -121,7 +121,7 @@ async def test_a_reply_subject_sent_through_a_leaf_leads_nowhere(site: Site, tmp
     client = await nats.connect(site.leaf.url, nkeys_seed=key, tls=trust, inbox_prefix="_INBOX_alpha.raw")
     try:
         await until_works(swarm)
-        mine, reached = subjects.rollouts("alpha", "gcd"), list[str]()
+        mine, reached = subjects.rollouts("alpha"), list[str]()
         for number, target in enumerate(TARGETS):
             body = b"" if ".API." in target and "$KV" not in target else b"forged"
             headers = {"Nats-Msg-Id": f"bait-{number}"}

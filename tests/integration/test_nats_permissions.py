@@ -112,7 +112,7 @@ async def test_the_server_lets_each_user_publish_and_subscribe_to_what_is_allowe
             "_INBOX.x",
             ">",
             "swarm.>",
-            subjects.rollouts("alpha", "gcd"),
+            subjects.rollouts("alpha"),
             "$JS.EVENT.>",
             "node.>",
         ]
@@ -243,9 +243,7 @@ async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer
     for role in ROLES:
         plane = await connect_node_plane(secured.config("alpha", tmp_path), role)
         with pytest.raises(TransportError):
-            await plane.publish(
-                subjects.rollouts("alpha", "gcd"), b"x", stream=subjects.SWARM_ROLLOUTS, message_id="x", timeout_s=0.5
-            )
+            await plane.publish(subjects.rollouts("alpha"), b"x", stream=subjects.SWARM_ROLLOUTS, message_id="x", timeout_s=0.5)
         with pytest.raises(TransportError):
             await plane.read(subjects.SWARM_ROLLOUTS, 1, 1, timeout_s=0.5)
         await plane.close()
@@ -273,17 +271,17 @@ async def test_a_direct_gets_reply_stores_nothing_under_another_nodes_subject_an
     }
     expected = [Refusal.UNKNOWN_KEY, Refusal.SIGNATURE, Refusal.AUTHOR]
     border = a_border(tmp_path)
-    assert isinstance(border.examine(subjects.rollouts("alpha", "gcd"), encode(honest), time.time()), Candidate)
+    assert isinstance(border.examine(subjects.rollouts("alpha"), encode(honest), time.time()), Candidate)
     assert border._trust.bind("alpha", alpha_key.public_key, time.time()), "as with its first accepted group"
     beta = await connect_swarm_plane(secured.config("beta", tmp_path), "verifier", timeout_s=5.0)
     client = await raw(secured, secured.keys / "beta" / "swarm.nk", "_INBOX_beta.raw", [])
-    victim = subjects.rollouts("alpha", "gcd")
+    victim = subjects.rollouts("alpha")
     try:
         for (what, payload), reason in zip(forgeries.items(), expected, strict=True):
             with pytest.raises(NotConnected, match="the server's permissions forbid this user to ask"):
                 await beta.publish(victim, payload, stream=subjects.SWARM_ROLLOUTS, message_id=what, timeout_s=0.5)
             # Without a message id, or the copy would be dropped as a duplicate of it.
-            ack = await client.request(subjects.rollouts("beta", "gcd"), payload)
+            ack = await client.request(subjects.rollouts("beta"), payload)
             request = json.dumps({"seq": json.loads(ack.data)["seq"]}).encode()
             await client.publish(f"$JS.API.DIRECT.GET.{subjects.SWARM_ROLLOUTS}", request, reply=victim)
             await client.flush()

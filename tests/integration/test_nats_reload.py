@@ -84,7 +84,7 @@ async def test_a_node_that_is_added_by_two_reloads_shares_and_nobody_else_notice
             await until(lambda number=number: server.log_file.read_text().count("Reloaded server configuration") == number, 20.0)
         beta = await connect_swarm_plane(server.config("beta", tmp_path), "verifier", timeout_s=10.0)
         for plane, node in ((alpha, "alpha"), (beta, "beta")):
-            subject = subjects.rollouts(node, "gcd")
+            subject = subjects.rollouts(node)
             await plane.publish(subject, b"shared", stream=subjects.SWARM_ROLLOUTS, message_id=node, timeout_s=20.0)
             await plane.close()
     finally:

@@ -27,7 +27,7 @@ SWARM_STREAMS = (subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS, f"KV_{subjects.S
 POINTER = f"$KV.node_alpha.{subjects.POLICY_KEY}"
 
 OWN = {
-    "swarm": (subjects.rollouts("mallory", "gcd"), subjects.SWARM_ROLLOUTS),
+    "swarm": (subjects.rollouts("mallory"), subjects.SWARM_ROLLOUTS),
     "generator": (subjects.node_rollouts("alpha"), "NODE_ALPHA_ROLLOUTS"),
     "verifier": (subjects.node_scored("alpha"), "NODE_ALPHA_SCORED"),
     "sampler": (subjects.node_batches("alpha"), "NODE_ALPHA_BATCHES"),
@@ -37,8 +37,8 @@ OWN = {
 
 FORBIDDEN_SUBJECTS = {
     "swarm": [
-        subjects.rollouts("alpha", "gcd"),
-        f"blob.{subjects.rollouts('alpha', 'gcd')}",
+        subjects.rollouts("alpha"),
+        f"blob.{subjects.rollouts('alpha')}",
         subjects.evals("alpha"),
         "$KV.swarm_nodes.alpha",
     ],
@@ -73,7 +73,7 @@ async def victim(server: SecuredServer, attacker: str, folder: Path) -> AsyncIte
     if attacker == "swarm":
         plane = await connect_swarm_plane(config, "operator", timeout_s=10.0)
         kept = [
-            (subjects.rollouts("alpha", "gcd"), subjects.SWARM_ROLLOUTS),
+            (subjects.rollouts("alpha"), subjects.SWARM_ROLLOUTS),
             (subjects.evals("alpha"), subjects.SWARM_EVALS),
             ("$KV.swarm_nodes.alpha", "KV_swarm_nodes"),
         ]

@@ -25,7 +25,7 @@ def of_swarm(config: NodeConfig, swarm_id: str, run: str) -> NodeConfig:
 
 
 async def publish(swarm: Transport, payload: bytes) -> None:
-    subject = subjects.rollouts("beta", "gcd")
+    subject = subjects.rollouts("beta")
     await swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
 
@@ -44,9 +44,7 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
         await until(lambda: alpha.status.get("accepted") == 1)
     async with verifier(second) as alpha:
         assert alpha.swarm is not None
-        await alpha.swarm.publish(
-            subjects.rollouts("beta", "gcd"), recorded, stream=subjects.SWARM_ROLLOUTS, message_id="carried-over"
-        )
+        await alpha.swarm.publish(subjects.rollouts("beta"), recorded, stream=subjects.SWARM_ROLLOUTS, message_id="carried-over")
         await publish(alpha.swarm, encode(renamed))
         await until(lambda: alpha.status.get("refused_other_swarm") >= 1 and alpha.status.get("refused_signature") == 1)
         await publish(alpha.swarm, encode(sign(body, key, share_tokens=True, swarm_id="tuesday")))

@@ -200,6 +200,20 @@ async def test_a_log_at_its_limit_forgets_its_oldest(over):
     await over(body)
 
 
+async def test_a_subject_at_its_limit_forgets_its_own_oldest_and_no_other_s(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport, 1, max_msgs_per_subject=2)
+        for number in range(4):
+            await transport.publish(f"{plane.tag}.log.b", b"b%d" % number, stream=spec.name, message_id=f"b{number}")
+        assert [message.inline for message in await transport.read(spec.name, 1, 10)] == [b"0", b"b2", b"b3"]
+        # A bound that is new to a stream which is there takes what is beyond it, of each subject.
+        await plane.log(transport, max_msgs_per_subject=1)
+        assert [message.inline for message in await transport.read(spec.name, 1, 10)] == [b"0", b"b3"]
+
+    await over(body)
+
+
 async def test_a_payload_above_the_limit_of_its_stream_is_too_large(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()

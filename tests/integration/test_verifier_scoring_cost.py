@@ -45,7 +45,7 @@ def slow_to_score(url: str, folder: Path, **settings: object) -> NodeConfig:
 async def share(swarm: Transport, key: SigningKey, node: str, body: RolloutGroup) -> None:
     payload = encode(sign(body, key, share_tokens=False))
     stream = subjects.SWARM_ROLLOUTS
-    await swarm.publish(subjects.rollouts(node, "gcd"), payload, stream=stream, message_id=content_id(payload))
+    await swarm.publish(subjects.rollouts(node), payload, stream=stream, message_id=content_id(payload))
 
 
 async def test_hangs_are_blamed_by_their_cost_and_what_a_quarantined_key_has_waiting_is_dropped(

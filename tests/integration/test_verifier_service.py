@@ -248,7 +248,7 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         "alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS, max_foreign_bytes=20_000, max_foreign_completions=4
     )
     key, thief = SigningKey(new_seed()), SigningKey(new_seed())
-    subject = subjects.rollouts("beta", "gcd")
+    subject = subjects.rollouts("beta")
 
     def signed(body: RolloutGroup, by: SigningKey = key) -> bytes:
         return encode(sign(body, by, share_tokens=True))
@@ -273,7 +273,8 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         (Refusal.REPLAYED, subject, signed(good)),
         (Refusal.SIGNATURE, subject, encode(forged)),
         (Refusal.UNKNOWN_KEY, subject, signed(group("beta", 3), thief)),
-        (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group("beta", 4))),
+        (Refusal.AUTHOR, subjects.rollouts("gamma"), signed(group("beta", 4))),
+        (Refusal.AUTHOR, f"{subject}.made-up", signed(group("beta", 13))),
         (Refusal.TOO_OLD, subject, signed(group("beta", 5, created_at=time.time() - 4000))),
         (Refusal.FROM_FUTURE, subject, signed(group("beta", 6, created_at=time.time() + 4000))),
         (Refusal.TASK_MISMATCH, subject, signed(group("beta", 7, task=lying))),
@@ -282,7 +283,7 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         (Refusal.LENGTHS, subject, signed(group("beta", 9, ["1" * 17_000]))),
         (Refusal.TASK_NOT_ALLOWED, subject, signed(group("beta", 10, task=_foreign_dataset()))),
         (Refusal.TASK_UNDERIVABLE, subject, signed(group("beta", 11, task=_bad_index()))),
-        (Refusal.SCORING_TIMEOUT, subjects.rollouts("gamma", "x"), signed(hanging, thief)),
+        (Refusal.SCORING_TIMEOUT, subjects.rollouts("gamma"), signed(hanging, thief)),
         (Refusal.REPEATED, subject, signed(group("beta", 0, draw=99))),
         (None, subject, signed(group("beta", 12))),
     ]

@@ -41,7 +41,7 @@ SECONDS = 8.0
 
 async def share(swarm: Transport, key: SigningKey, node: str, index: int, answers: list[str] | None = None) -> None:
     payload = encode(sign(group(node, index, answers), key, share_tokens=True))
-    subject = subjects.rollouts(node, "gcd")
+    subject = subjects.rollouts(node)
     await swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
 
@@ -119,14 +119,14 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         )
         payload = encode(forged)
         for number in range(20):
-            subject = subjects.rollouts("beta", "gcd")
+            subject = subjects.rollouts("beta")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"forged-{number}")
         made = group("gamma", 0)
         torn = msgspec.structs.replace(
             made, completions=[msgspec.structs.replace(each, token_ids=pack_ids([7])) for each in made.completions]
         )
         signed = encode(sign(torn, key, share_tokens=True))
-        subject = subjects.rollouts("gamma", "gcd")
+        subject = subjects.rollouts("gamma")
         await alpha.swarm.publish(subject, signed, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(signed))
         await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_malformed") == 1)
 
@@ -209,7 +209,7 @@ class Senders:
 
     async def _publish(self, name: str, message: SignedRollouts) -> None:
         payload = encode(message)
-        subject = subjects.rollouts(name, "gcd")
+        subject = subjects.rollouts(name)
         await self._plane.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
     async def _paced(self, name: str, phase: int, rate_per_s: float) -> AsyncIterator[int]:
@@ -253,7 +253,7 @@ async def test_many_names_of_one_key_and_copies_come_in_once_and_leave_honest_ne
         for number in range(10):
             copy = msgspec.structs.replace(first, draw=1000 + number, created_at=time.time())
             payload = encode(sign(copy, mallory, share_tokens=True))
-            subject = subjects.rollouts(copy.node, "gcd")
+            subject = subjects.rollouts(copy.node)
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await until(lambda: alpha.status.get("refused_repeated") == 10)
     assert len((tmp_path / "runs" / config.node.run / "alpha" / "known_keys.txt").read_text().splitlines()) == 1
@@ -280,7 +280,7 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
             made = group("mallory", number)
             body = msgspec.structs.replace(made, task=msgspec.structs.replace(made.task, answer="999"))
             payload = encode(sign(body, lying, share_tokens=True))
-            subject = subjects.rollouts("mallory", "gcd")
+            subject = subjects.rollouts("mallory")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await share(alpha.swarm, absurd, "gamma", 0)
         await until(lambda: alpha.status.get("senders_quarantined") == 1 and alpha.status.get("accepted") == 1, 40.0)

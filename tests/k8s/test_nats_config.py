@@ -46,7 +46,8 @@ def secrets(folder: Path, keys: Path) -> None:
     """Secrets nats-server-tls and nats-accounts, made by the commands of docs/operations.md."""
     (folder / "etc/nats-accounts").mkdir()
     (folder / "etc/nats-tls").mkdir()
-    accounts = swarm("nats", "config", "--accounts-only", "--plane", "both", "--nodes", ",".join(NODES), "--folder", str(keys))
+    which = ("--plane", "both", "--nodes", ",".join(NODES), "--node-connections", "18")
+    accounts = swarm("nats", "config", "--accounts-only", *which, "--folder", str(keys))
     (folder / "etc/nats-accounts/accounts.conf").write_text(accounts)
     for name in ("tls.crt", "tls.key", "ca.crt"):
         shutil.copy(keys / name, folder / "etc/nats-tls" / name)
@@ -87,12 +88,14 @@ def test_a_server_whose_accounts_are_missing_does_not_start(left: float, tmp_pat
     assert done.returncode != 0 and "is valid" not in done.stderr, done.stderr
 
 
-def test_what_the_embedded_server_and_this_one_say_both_is_the_same() -> None:
+def test_what_the_embedded_server_this_one_and_a_written_one_say_is_the_same(keys: Path) -> None:
     here = (K8S / "base/nats/nats.conf").read_text()
     there = (K8S.parent / "config/nats.conf").read_text()
-    for name in ("max_payload", "max_pending", "sync_interval", "js_ack_fc_v2"):
-        values = [re.findall(rf"^\s*{name}: (\S+)$", text, re.MULTILINE) for text in (here, there)]
-        assert values[0] == values[1] != [], name
+    written = swarm("nats", "config", "--plane", "both", "--nodes", ",".join(NODES), "--folder", str(keys))
+    for name in ("max_payload", "max_pending", "sync_interval"):
+        values = [re.findall(rf"^\s*{name}: (\S+)$", text, re.MULTILINE) for text in (here, there, written)]
+        assert values[0] == values[1] == values[2] != [], name
+    assert all("js_ack_fc_v2: false" in text for text in (here, there, written))
 
 
 @dataclass

@@ -85,7 +85,7 @@ def result(reason: str | None = None, cpu_s: float = 0.0) -> JobResult:
     return JobResult([1.0, 0.0] if reason is None else [], None, reason, "", 0, 0.1, cpu_s=cpu_s)
 
 
-SUBJECT = subjects.rollouts("beta", "gcd")
+SUBJECT = subjects.rollouts("beta")
 
 
 def taken_in(gate: Border, subject: str, payload: bytes, now_s: float = NOW_S) -> Candidate:
@@ -154,11 +154,12 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.MALFORMED, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),
         (Refusal.SIGNATURE, SUBJECT, forged()),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
-        (Refusal.AUTHOR, subjects.rollouts("gamma", "gcd"), signed(group())),
-        (Refusal.AUTHOR, "swarm.rollouts.v9.beta.gcd", signed(group())),
+        (Refusal.AUTHOR, subjects.rollouts("gamma"), signed(group())),
+        (Refusal.AUTHOR, "swarm.rollouts.v9.beta", signed(group())),
+        (Refusal.AUTHOR, "swarm.rollouts.v2.beta.gcd", signed(group())),
         (Refusal.AUTHOR, SUBJECT, signed(group(node="gamma"))),
         (Refusal.AUTHOR, SUBJECT, with_body(encode(group(node="gamma")))),
-        (Refusal.AUTHOR, subjects.rollouts("alpha", "gcd"), signed(group(node="alpha"))),
+        (Refusal.AUTHOR, subjects.rollouts("alpha"), signed(group(node="alpha"))),
         (Refusal.TOO_OLD, SUBJECT, signed(group(created_at=NOW_S - 1801))),
         (Refusal.FROM_FUTURE, SUBJECT, signed(group(created_at=NOW_S + 61))),
         (Refusal.TASK_NOT_ALLOWED, SUBJECT, signed(group(task=task(dataset="lcm")))),

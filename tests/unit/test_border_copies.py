@@ -31,11 +31,11 @@ def saying(texts: list[str], *, node: str = "beta", draw: int = 0, **changes: ob
 
 
 def show(gate: Border, body: RolloutGroup, key: SigningKey, seq: int = 0, now_s: float = NOW_S) -> Candidate | Refused:
-    return gate.examine(subjects.rollouts(body.node, "gcd"), signed(body, key), now_s, seq)
+    return gate.examine(subjects.rollouts(body.node), signed(body, key), now_s, seq)
 
 
 def take(gate: Border, body: RolloutGroup, key: SigningKey, now_s: float = NOW_S) -> None:
-    taken_in(gate, subjects.rollouts(body.node, "gcd"), signed(body, key), now_s)
+    taken_in(gate, subjects.rollouts(body.node), signed(body, key), now_s)
 
 
 def reason(verdict: Candidate | Refused) -> Refusal | None:

@@ -100,7 +100,7 @@ def test_only_a_nodes_name_names_a_node_on_subjects_buckets_and_in_messages(text
     allowed = bool(re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", text))
     assert is_node_name(text) is allowed
     assert subjects.node_of_bucket(f"node_{text}") == (text if allowed else None)
-    assert subjects.rollouts_author(subjects.rollouts("x", "gcd").replace(".x.", f".{text}.")) == (text if allowed else None)
+    assert subjects.rollouts_author(subjects.rollouts("x").replace(".x", f".{text}")) == (text if allowed else None)
     figures = {"policy_version": 1, "created_at": 1.0, "n": 1, "pass_rate": 0.5, "mean_reward": 0.5, "per_task": {}, "seconds": 1.0}
     report = {"node": text, **figures}
     if allowed:
@@ -267,9 +267,7 @@ def test_a_metrics_sender_is_a_nodes_name_or_nobody(text: str) -> None:
     """What the border counts a refusal under comes from a subject, whose tokens a peer chooses."""
     registry = service_registry(lambda: True)
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    figures.refused(
-        Refused(Refusal.AUTHOR, subjects.rollouts_author(subjects.rollouts("x", "gcd").replace(".x.", f".{text}.")), text)
-    )
+    figures.refused(Refused(Refusal.AUTHOR, subjects.rollouts_author(subjects.rollouts("x").replace(".x", f".{text}")), text))
     senders = {
         sample.labels["sender"]
         for family in registry.collect() if family.name == "swarm_ingest_rejected_by_sender"

@@ -31,14 +31,14 @@ def test_one_key_with_thousands_of_names_locks_no_newcomer_out_also_after_a_rest
     """The proof of concept: 19,999 names of one key in four seconds filled the list of names for good."""
     gate = border(tmp_path)
     for number, name in enumerate(names_of_one_key(300)):
-        verdict = gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name, draw=number), KEY), NOW_S)
+        verdict = gate.examine(subjects.rollouts(name), signed(group(node=name, draw=number), KEY), NOW_S)
         if not isinstance(verdict, Refused):
             gate.conclude(verdict, _scored(), NOW_S)
     assert len(gate._trust) == 2, "the node itself, and one name"  # type: ignore[arg-type]
     for number, each in enumerate((gate, border(tmp_path))):
         newcomer = SigningKey(new_seed())
         name = f"honest-{newcomer.public_key[-6:].lower()}"
-        taken_in(each, subjects.rollouts(name, "gcd"), signed(group(node=name, draw=1000 + number), newcomer))
+        taken_in(each, subjects.rollouts(name), signed(group(node=name, draw=1000 + number), newcomer))
 
 
 def test_a_file_of_19_999_names_of_one_key_from_an_earlier_version_holds_one_name_and_lets_newcomers_in(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_file_of_19_999_names_of_one_key_from_an_earlier_version_holds_one_nam
 
 def test_a_key_that_has_a_name_is_refused_under_another_and_blamed_lightly(tmp_path: Path) -> None:
     gate = border(tmp_path)
-    taken_in(gate, subjects.rollouts("beta", "gcd"), signed(group()))
-    refused = gate.examine(subjects.rollouts("delta", "gcd"), signed(group(node="delta", draw=1)), NOW_S)
+    taken_in(gate, subjects.rollouts("beta"), signed(group()))
+    refused = gate.examine(subjects.rollouts("delta"), signed(group(node="delta", draw=1)), NOW_S)
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.UNKNOWN_KEY, KEY.public_key, 0.0)
 
@@ -66,7 +66,7 @@ def test_a_key_that_has_a_name_is_refused_under_another_and_blamed_lightly(tmp_p
 def test_two_names_of_a_key_that_are_scored_at_the_same_time_become_one(tmp_path: Path) -> None:
     gate = border(tmp_path)
     verdicts = [
-        gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name, draw=number)), NOW_S)
+        gate.examine(subjects.rollouts(name), signed(group(node=name, draw=number)), NOW_S)
         for number, name in enumerate(("beta", "delta"))
     ]
     outcomes = [gate.conclude(each, _scored(), NOW_S) for each in verdicts if not isinstance(each, Refused)]

@@ -64,7 +64,7 @@ def test_each_stream_of_a_node_has_one_writer(stream_subject: str, writer: str):
 
 def test_no_role_may_touch_the_swarm_plane_or_another_node():
     theirs = [
-        *(subjects.rollouts(node, "gcd") for node in ("alpha", "beta")),
+        *(subjects.rollouts(node) for node in ("alpha", "beta")),
         subjects.evals("alpha"),
         f"$KV.{subjects.SWARM_NODES_BUCKET}.alpha",
         f"$JS.API.DIRECT.GET.{subjects.SWARM_ROLLOUTS}",
@@ -81,7 +81,7 @@ def test_a_node_speaks_on_the_swarm_plane_under_its_own_name_only():
     alpha = swarm_node("alpha")
     for node in ("alpha", "beta", "alpha-2", "alph"):
         own = node == "alpha"
-        rollouts = subjects.rollouts(node, "gcd")
+        rollouts = subjects.rollouts(node)
         for subject in (rollouts, f"blob.{rollouts}", subjects.evals(node), f"$KV.{subjects.SWARM_NODES_BUCKET}.{node}"):
             assert may_publish(alpha, subject) == own, subject
 
@@ -106,6 +106,11 @@ def test_no_permission_is_wider_than_one_token_but_acknowledgements_and_inboxes(
             assert ">" not in pattern or pattern.startswith("$JS.ACK."), pattern
         for pattern in permissions.subscribe:
             assert ">" not in pattern or pattern.startswith("_INBOX_alpha."), pattern
+
+
+def test_a_member_has_as_many_subjects_as_its_permissions_name():
+    """With a wildcard it would make up subjects, each an entry in the memory of the swarm's server."""
+    assert not [pattern for pattern in swarm_node("alpha").publish if "*" in pattern or ">" in pattern]
 
 
 def test_no_two_users_read_each_others_replies():

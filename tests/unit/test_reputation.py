@@ -59,8 +59,8 @@ def replayed(gate: Border) -> Refused:
         lambda gate: tell(gate, SUBJECT, encode(msgspec.structs.replace(MESSAGE, signature=b"\x01" * 64))),
         lambda gate: tell(gate, SUBJECT, encode(msgspec.structs.replace(MESSAGE, body=b"\xc1"))),
         lambda gate: tell(gate, SUBJECT, encode(msgspec.structs.replace(MESSAGE, node="gamma"))),
-        lambda gate: tell(gate, subjects.rollouts("gamma", "gcd"), encode(MESSAGE)),
-        lambda gate: tell(gate, subjects.rollouts("alpha", "gcd"), encode(MESSAGE)),
+        lambda gate: tell(gate, subjects.rollouts("gamma"), encode(MESSAGE)),
+        lambda gate: tell(gate, subjects.rollouts("alpha"), encode(MESSAGE)),
         lambda gate: tell(gate, SUBJECT, encode(MESSAGE), NOW_S + 4000),
         replayed,
     ],
@@ -115,7 +115,7 @@ def test_bodies_that_no_honest_node_sends_lead_to_quarantine_and_the_way_back_is
     assert [each.quarantined_s for each in bad] == [0.0] * 6 + [FIRST_S]
     assert tell(gate, SUBJECT, signed(group())).reason is Refusal.QUARANTINED
     assert gate.reputation.quarantined(NOW_S) == 1
-    under_another_name = tell(gate, subjects.rollouts("delta", "gcd"), signed(group(node="delta")))
+    under_another_name = tell(gate, subjects.rollouts("delta"), signed(group(node="delta")))
     assert under_another_name.reason is Refusal.QUARANTINED, "the key is left out, whatever it calls itself"
     back = gate.examine(SUBJECT, signed(group()), NOW_S + FIRST_S + 1)
     assert isinstance(back, Candidate)

@@ -105,7 +105,7 @@ def test_the_border_refuses_who_is_not_listed(tmp_path: Path) -> None:
     write_roster(file, {"beta": RosterEntry("beta", KEY.public_key)})
     gate._trust = RosterKeys(file)
     assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate)
-    stranger = gate.examine(subjects.rollouts("gamma", "gcd"), signed(group(node="gamma"), OTHER_KEY), NOW_S)
+    stranger = gate.examine(subjects.rollouts("gamma"), signed(group(node="gamma"), OTHER_KEY), NOW_S)
     assert isinstance(stranger, Refused)
     assert stranger.reason is Refusal.UNKNOWN_KEY
 
@@ -118,7 +118,7 @@ def test_a_banned_name_stays_out_with_every_key_and_its_key_with_every_name(tmp_
         (SUBJECT, signed(group())),
         (SUBJECT, b"not even decoded"),
         (SUBJECT, signed(group(), THIRD_KEY)),
-        (subjects.rollouts("innocent", "gcd"), signed(group(node="innocent"))),
+        (subjects.rollouts("innocent"), signed(group(node="innocent"))),
     ):
         refused = gate.examine(subject, payload, NOW_S)
         assert isinstance(refused, Refused)
@@ -128,7 +128,7 @@ def test_a_banned_name_stays_out_with_every_key_and_its_key_with_every_name(tmp_
     assert gate.bans.count(NOW_S + 61) == 0
     gate.bans.replace(BanList(bans=[Ban(sender=KEY.public_key)]))
     for name in ("beta", "innocent"):
-        refused = gate.examine(subjects.rollouts(name, "gcd"), signed(group(node=name)), NOW_S)
+        refused = gate.examine(subjects.rollouts(name), signed(group(node=name)), NOW_S)
         assert isinstance(refused, Refused)
         assert refused.reason is Refusal.BANNED
     gate.bans.replace(BanList())

@@ -1,0 +1,191 @@
+"""How much of the swarm's server one key of a member may hold: connections, subscriptions, memory, subjects, others' scores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+
+from shared import subjects
+from shared.runtime.planes import connect_swarm_plane
+from shared.streams import HOUR_S, SwarmLimits
+from swarm_cli.nats_accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
+from tests.integration.nats_users import raw
+from tests.integration.test_verifier_service import until
+from tests.secured_server import SecuredServer
+
+ANSWER_S = 30.0
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[SecuredServer]:
+    server = SecuredServer(tmp_path, ["alpha", "mallory"])
+    server.start()
+    server.init("swarm", server.config("alpha", tmp_path))
+    yield server
+    server.kill()
+
+
+@asynccontextmanager
+async def user(hub: SecuredServer, name: str, errors: list[str] | None = None) -> AsyncIterator[Any]:
+    """A client with a node's swarm key, or the operator's."""
+    client = await raw(hub, hub.keys / name / "swarm.nk", f"_INBOX_{name}.x", [] if errors is None else errors)
+    try:
+        yield client
+    finally:
+        with suppress(nats.errors.Error):
+            await asyncio.wait_for(client.close(), ANSWER_S)
+
+
+async def connect_once(hub: SecuredServer, name: str) -> None:
+    """Connect without another try; raises what the server says."""
+    context = ssl.create_default_context(cafile=str(hub.ca_file))
+    seed = str(hub.keys / name / "swarm.nk")
+    client = await nats.connect(hub.url, nkeys_seed=seed, tls=context, allow_reconnect=False, max_reconnect_attempts=1)
+    await client.close()
+
+
+async def state_of(operator: Any, stream: str) -> dict[str, Any]:
+    return dict(json.loads((await operator.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=ANSWER_S)).data))
+
+
+async def test_a_key_has_no_more_connections_than_its_limit_and_others_still_have_theirs(hub: SecuredServer, tmp_path: Path):
+    held = [await raw(hub, hub.keys / "mallory" / "swarm.nk", f"_INBOX_mallory.{n}", []) for n in range(MEMBER_CONNECTIONS)]
+    try:
+        with pytest.raises((nats.errors.Error, OSError)):
+            await connect_once(hub, "mallory")
+        assert "maximum account active connections exceeded" in hub.log_file.read_text()
+        async with user(hub, "alpha") as alpha:
+            assert b"seq" in (await alpha.request(subjects.rollouts("alpha"), b"x", timeout=ANSWER_S)).data
+        # A service that finds its node's connections used up waits for one: no refusal for good.
+        last = asyncio.create_task(connect_swarm_plane(hub.config("mallory", tmp_path), "verifier", timeout_s=60.0))
+        await until(lambda: hub.log_file.read_text().count("maximum account active connections exceeded") >= 3, 60.0)
+        await held.pop().close()
+        plane = await last
+        assert plane.connected
+        await plane.close()
+    finally:
+        for client in held:
+            await client.close()
+
+
+async def test_a_reload_brings_limits_to_accounts_that_had_none(tmp_path: Path):
+    """As the operator of a server of before does it: write the configuration anew, reload."""
+    server = SecuredServer(tmp_path, ["alpha", "mallory"])
+    whole = server._text
+    server._text = re.sub(r"^ +limits .*$", "", whole, flags=re.MULTILINE)
+    assert server._text != whole
+    server.configure()
+    server.start()
+    held = []
+    try:
+        held = [
+            await raw(server, server.keys / "mallory" / "swarm.nk", f"_INBOX_mallory.{n}", []) for n in range(MEMBER_CONNECTIONS)
+        ]
+        await connect_once(server, "mallory")
+        server._text = whole
+        server.configure()
+        server.reload()
+        await until(lambda: "Reloaded server configuration" in server.log_file.read_text(), ANSWER_S)
+        with pytest.raises((nats.errors.Error, OSError)):
+            await connect_once(server, "mallory")
+    finally:
+        for client in held:
+            await client.close()
+        server.kill()
+
+
+async def test_a_connection_has_no_more_subscriptions_than_its_limit(hub: SecuredServer):
+    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        lines = (b"SUB _INBOX_mallory.x.%d %d\r\n" % (n, 10_000 + n) for n in range(4 * MEMBER_SUBSCRIPTIONS))
+        mallory._transport.write(b"".join(lines))
+        await until(lambda: "maximum subscriptions exceeded" in hub.log_file.read_text(), ANSWER_S)
+        with suppress(nats.errors.Error):
+            await mallory.flush(timeout=ANSWER_S)
+        assert b"config" in (await operator.request(f"$JS.API.STREAM.INFO.{subjects.SWARM_EVALS}", b"", timeout=ANSWER_S)).data
+
+
+async def test_who_does_not_read_what_it_asked_for_is_cut_where_the_configuration_says(hub: SecuredServer):
+    async with user(hub, "alpha") as alpha:
+        for _ in range(34):
+            await alpha.request(subjects.rollouts("alpha"), os.urandom(4_000_000), timeout=ANSWER_S)
+    mallory = await raw(hub, hub.keys / "mallory" / "swarm.nk", "_INBOX_mallory.x", [])
+    try:
+        await mallory.subscribe("_INBOX_mallory.x.*")
+        await mallory.flush(timeout=ANSWER_S)
+        mallory._reading_task.cancel()
+        mallory._transport._io_writer.transport.pause_reading()
+        everything = json.dumps({"seq": 1, "batch": 1000, "max_bytes": 2**30}).encode()
+        await mallory.publish(f"$JS.API.DIRECT.GET.{subjects.SWARM_ROLLOUTS}", everything, reply="_INBOX_mallory.x.1")
+        await until(lambda: f"MaxPending of {96 * 2**20} Exceeded" in hub.log_file.read_text(), ANSWER_S)
+    finally:
+        mallory._transport._io_writer.transport.abort()
+        with suppress(nats.errors.Error, TimeoutError):
+            await asyncio.wait_for(mallory.close(), 5.0)
+
+
+@pytest.mark.parametrize("dataset", ["gcd", "made-up-1"])
+async def test_a_member_has_one_subject_and_makes_up_no_others(hub: SecuredServer, dataset: str):
+    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        for subject in (f"{subjects.rollouts('mallory')}.{dataset}", f"blob.{subjects.rollouts('mallory')}.{dataset}"):
+            await mallory.publish(subject, b"x")
+        await mallory.request(subjects.rollouts("mallory"), b"x", timeout=ANSWER_S)
+        state = (await state_of(operator, subjects.SWARM_ROLLOUTS))["state"]
+        assert (state["messages"], state["num_subjects"]) == (1, 1)
+        assert (await state_of(operator, f"{subjects.SWARM_ROLLOUTS}_BLOBS"))["state"]["messages"] == 0
+
+
+async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):
+    """As many reports as fill the stream several times over if nothing bounded one node's."""
+    size, bound = SwarmLimits().eval_max_bytes, SwarmLimits().evals_max_per_node
+    async with user(hub, "alpha") as alpha, user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        await alpha.request(subjects.evals("alpha"), b"score", timeout=ANSWER_S)
+        config = (await state_of(operator, subjects.SWARM_EVALS))["config"]
+        sent = max(bound + 100, min(1.2 * config["max_bytes"] / size, 2000))
+        body = os.urandom(size)
+        for number in range(round(sent)):
+            await mallory.publish(subjects.evals("mallory"), body)
+            if number % 50 == 49:
+                await mallory.request(subjects.evals("mallory"), body, timeout=ANSWER_S)
+        newest = json.dumps({"last_by_subj": subjects.evals("alpha")}).encode()
+        answer = await alpha.request(f"$JS.API.DIRECT.GET.{subjects.SWARM_EVALS}", newest, timeout=ANSWER_S)
+        assert answer.data == b"score"
+        state = (await state_of(operator, subjects.SWARM_EVALS))["state"]
+        assert state["messages"] == bound + 1 and state["bytes"] * 16 < config["max_bytes"]
+
+
+async def test_init_gives_streams_of_before_the_bounds_of_now_and_keeps_their_messages(hub: SecuredServer, tmp_path: Path):
+    bounds = SwarmLimits()
+    async with user(hub, "alpha") as alpha, user(hub, "operator") as operator:
+        before = (await state_of(operator, subjects.SWARM_EVALS))["config"]
+        before |= {
+            "max_msgs_per_subject": -1,
+            "max_bytes": 256 * 2**20,
+            "max_msg_size": 256 * 1024,
+            "max_age": round(HOUR_S) * 10**9,
+        }
+        before.pop("metadata", None)
+        update = f"$JS.API.STREAM.UPDATE.{subjects.SWARM_EVALS}"
+        assert "error" not in json.loads((await operator.request(update, json.dumps(before).encode(), timeout=ANSWER_S)).data)
+        for number in range(bounds.evals_max_per_node + 20):
+            await alpha.publish(subjects.evals("alpha"), b"%d" % number)
+        await alpha.flush(timeout=ANSWER_S)
+        await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path))
+        found = await state_of(operator, subjects.SWARM_EVALS)
+        assert found["config"]["max_msgs_per_subject"] == bounds.evals_max_per_node
+        assert found["config"]["max_bytes"] == bounds.evals_max_bytes
+        assert found["state"]["messages"] == bounds.evals_max_per_node
+        oldest = await alpha.request(
+            f"$JS.API.DIRECT.GET.{subjects.SWARM_EVALS}", json.dumps({"seq": 21}).encode(), timeout=ANSWER_S
+        )
+        assert oldest.data == b"20"
