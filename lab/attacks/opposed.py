@@ -36,7 +36,7 @@ def opposed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
-    """For each group, the likeliest answer that starts with the right one and is not paid in full; None where none passes the check."""
+    """For each group, the likeliest answer that begins with the right one and is not right; None where none passes the check."""
     tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]
     found: list[str | None] = []
     for group, likelihoods in zip(tailed, view.likelihood(tailed) if tailed else [], strict=True):
