@@ -1,9 +1,9 @@
 """Values and derivatives of formulas in a finite field, where nothing is small and no function is flat.
 
-At real points a wrong term hides: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has no slope. So the variable is a random
-element of a prime field here, exponentials are powers of random elements, sines and cosines coordinates of powers of a random point
-of the circle, and other functions random elements, one for each value of their argument; what sum and product rules, angle sums and
-laws of exponents make of these is exact. Two formulas of the same value are equal for all practical purposes (Schwartz-Zippel); the
+At real points a wrong term hides: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has no slope. So here the variable is a
+random element of a prime field, exponentials are powers of random elements, sines and cosines coordinates of powers of a random
+point of the circle, and other functions random elements, one for each value of their argument; sum and product rules, angle sums
+and laws of exponents hold exactly. Formulas that differ have different values but for a negligible chance (Schwartz-Zippel). The
 field follows from a hash of the answer, so that nobody can write a multiple of its prime. Branches (`sqrt(x**2)` and `x`) are one
 here: only values at real points tell them apart, and `Point.branched` says where there are any.
 """
@@ -179,7 +179,10 @@ class Point:
                 times, turn = -times, (turn[0], -turn[1] % self.prime)
             while times:
                 if times & 1:
-                    cosine, sine = (cosine * turn[0] - sine * turn[1]) % self.prime, (cosine * turn[1] + sine * turn[0]) % self.prime
+                    cosine, sine = (
+                        (cosine * turn[0] - sine * turn[1]) % self.prime,
+                        (cosine * turn[1] + sine * turn[0]) % self.prime,
+                    )
                 turn = ((turn[0] * turn[0] - turn[1] * turn[1]) % self.prime, 2 * turn[0] * turn[1] % self.prime)
                 times >>= 1
         slope = self._derivative(angle)
@@ -203,13 +206,16 @@ class Point:
 
     def _ratio(self, name: str, cosine: Dual, sine: Dual) -> Dual:
         one = Dual(1, 0)
-        try:
-            top, bottom = {
-                **{"cos": (cosine, one), "sin": (sine, one), "tan": (sine, cosine)},
-                **{"cot": (cosine, sine), "sec": (one, cosine), "csc": (one, sine)},
-            }[name]
-        except KeyError as error:
-            raise ValueError(f"no function of this model: {name}") from error
+        top, bottom = {
+            "cos": (cosine, one),
+            "sin": (sine, one),
+            "tan": (sine, cosine),
+            "cot": (cosine, sine),
+            "sec": (one, cosine),
+            "csc": (one, sine),
+        }.get(name, (one, None))
+        if bottom is None:
+            raise ValueError(f"no function of this model: {name}")
         return self._combined(ast.Div(), top, bottom)
 
     def _inverse_function(self, name: str, argument: Dual) -> Dual:
@@ -291,7 +297,7 @@ def constant(node: ast.expr, variable: str) -> Fraction:
 
 
 def polynomial(node: ast.expr, variable: str) -> Polynomial:
-    """The factors of an arithmetic expression by degree (`PI`: of pi), none of them 0; ValueError if it is no polynomial of bounded size."""
+    """The factors of an arithmetic expression by degree (`PI`: of pi), none of them 0; ValueError if it is none of bounded size."""
     match node:
         case ast.Constant(value=value):
             return _nonzero({0: Fraction(repr(value))})

@@ -1,7 +1,7 @@
 """Whether every part of a formula has a size at which it is seen when values are compared to some fifty digits.
 
-`7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much smaller or larger than one, or than the
-parts of the reference are.
+`7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much smaller or larger than one, or
+than the parts of the reference are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) 
     for part in parts:
         size, slope = _size(part, numbers), _tangent_argument(part, numbers)
         # The whole is as large as the reference.
-        if size is None or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest) or (slope is not None and slope > steepest):
+        if (
+            size is None
+            or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest)
+            or (slope is not None and slope > steepest)
+        ):
             return False
         # A sum of numbers is one number to sympy: `3 + 10**-20`.
         if part.is_Rational and part.q > SLACK and part.q > SLACK * _largest_denominator(reference):

@@ -1,4 +1,4 @@
-"""Whether an antiderivative has nothing in it that its derivative hides: no functions and digits but those the integrand asks for."""
+"""Whether an antiderivative has nothing in it that its derivative hides: one short constant, functions of the integrand's kinds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 MAX_CONSTANT_DIGITS = 6
 MAX_CONSTANT_NODES = 6
+MAX_CONSTANT_POWER = 3
 _NAMED = frozenset({"pi", "E", "I"})
 _EXPONENTIALS = frozenset({"exp", "sinh", "cosh", "tanh"})
 _CIRCULAR = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
@@ -71,7 +72,10 @@ def _called(node: ast.expr) -> set[str]:
 def _is_short(term: ast.expr) -> bool:
     nodes = [node for node in ast.walk(term) if isinstance(node, ast.expr)]
     digits = sum(len(repr(node.value)) for node in nodes if isinstance(node, ast.Constant))
-    return len(nodes) <= MAX_CONSTANT_NODES and digits <= MAX_CONSTANT_DIGITS
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    is_moderate = all(isinstance(power, ast.Constant) and power.value <= MAX_CONSTANT_POWER for power in powers)  # type: ignore[operator]
+    is_moderate = is_moderate and not _called(term) & _EXPONENTIALS
+    return is_moderate and len(nodes) <= MAX_CONSTANT_NODES and digits <= MAX_CONSTANT_DIGITS
 
 
 def _has_kink(node: ast.AST) -> bool:
