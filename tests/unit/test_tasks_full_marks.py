@@ -271,7 +271,11 @@ def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_
             assert reward(item, answer) == 0.0
         assert time.perf_counter() - started_s < QUICK_S
         if "Integral(" not in oracle:
-            identity = f" + sin({variable})**2 + cos({variable})**2" if "sin(" in item.entry["metadata"]["integrand"] else ""
+            identity = (
+                f" + sin({variable})**2 + cos({variable})**2"
+                if re.search(r"\b(sin|cos)\(", item.entry["metadata"]["integrand"])
+                else ""
+            )
             assert reward(item, oracle) == reward(item, f"({oracle})*2/2{identity}") == 1.0
 
 
