@@ -105,7 +105,7 @@ FORMS: dict[str, Form] = {
     "intermediate_integration": Form(
         "any antiderivative, with one letter and one short number as constants",
         _always,
-        stricter="an integral left standing; compared at points, not by simplifying",
+        stricter="an integral left standing, functions of other kinds than the integrand; compared at points and in finite fields",
     ),
     "jugs": Form("any moves that reach the target", _always, puzzles.is_readable_jugs, "words after a move"),
     "kakurasu": Form("any grid with these sums", _always, puzzles.is_bit_grid, "any text without 0 and 1 around the cells"),
@@ -175,7 +175,7 @@ FORMS: dict[str, Form] = {
     "simple_integration": Form(
         "any antiderivative, with one letter and one short number as constants",
         _always,
-        stricter="an integral left standing; compared at points, not by simplifying",
+        stricter="an integral left standing, functions of other kinds than the integrand; compared at points and in finite fields",
     ),
     "sokoban": Form("any solution of up to 1,000 moves", _always, puzzles.is_readable_sokoban, "any text between moves"),
     "spell_backward": Form(_CASE, text.same_text_any_case, stricter="text after the word", shrinks=True),

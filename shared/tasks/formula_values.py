@@ -13,6 +13,8 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
+from shared.tasks.formula_sizes import is_seen_as_a_whole
+
 POINTS = 8
 ENOUGH_POINTS = 3
 DIGITS = 60
@@ -74,6 +76,8 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
             is_same = bool(abs(sides[0] - sides[1]) <= (1 + abs(sides[0])) * TOLERANCE)
         if not is_same and (all(is_real) or not names):
             return False
+        if None in pair and not is_seen_as_a_whole(right, left, _numbers(left, right, values)):
+            return False
         agreed.append(is_same)
         real.append(all(is_real))
         if not names:
@@ -100,20 +104,26 @@ def _is_exponential(node: Any) -> bool:
 
 
 def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
-    # Every other point is positive in all letters, for logarithms and roots.
+    # Every other point is positive in all letters, for logarithms and roots. Denominators that nobody can write beforehand: at
+    # binary fractions `sin(2**23*pi*x)` is zero.
     for place in range(POINTS if names else 1):
         values = {}
         for name in names:
-            word = int.from_bytes(hashlib.sha256(f"{place}:{name}:{seed}".encode()).digest()[:6], "big")
-            size = Fraction(word % 2**24 + 2**20, 2**23)
-            values[name] = -size if place % 2 and word >> 47 else size
+            digest = hashlib.sha256(f"{place}:{name}:{seed}".encode()).digest()
+            word, divisor = int.from_bytes(digest[:6], "big"), int.from_bytes(digest[6:12], "big") | 2**47 | 1
+            size = Fraction(1, 8) + Fraction(2 * word, divisor)
+            values[name] = -size if place % 2 and digest[12] >> 7 else size
         yield values
 
 
 def _evaluated(side: Any, values: Mapping[str, Fraction]) -> Any:
     rationals = {item: sympy.Rational(str(item)) for item in side.atoms(sympy.Float)}
-    numbers = {symbol: sympy.Rational(*values[symbol.name].as_integer_ratio()) for symbol in side.free_symbols}
-    return side.xreplace(rationals).evalf(DIGITS, subs=numbers)
+    return side.xreplace(rationals).evalf(DIGITS, subs=_numbers(side, side, values))
+
+
+def _numbers(left: Any, right: Any, values: Mapping[str, Fraction]) -> dict[Any, Any]:
+    symbols = left.free_symbols | right.free_symbols
+    return {symbol: sympy.Rational(*values[symbol.name].as_integer_ratio()) for symbol in symbols}
 
 
 def _bits(value: Fraction) -> int:

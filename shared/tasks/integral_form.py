@@ -1,4 +1,4 @@
-"""Whether an antiderivative has nothing in it that its derivative hides: one short constant, no kinks but the integrand's."""
+"""Whether an antiderivative has nothing in it that its derivative hides: one short constant, functions of the integrand's kinds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 MAX_CONSTANT_DIGITS = 6
 MAX_CONSTANT_NODES = 6
+MAX_CONSTANT_POWER = 3
 _NAMED = frozenset({"pi", "E", "I"})
+_EXPONENTIALS = frozenset({"exp", "sinh", "cosh", "tanh"})
+_CIRCULAR = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 
 
 def is_one_antiderivative(answer: ast.expr, integrand: ast.expr, variable: str) -> bool:
-    """At most one letter, as a term of its own; at most one term of numbers, of few digits; `Abs` in logarithms or as asked."""
+    """At most one letter, as a term of its own; at most one term of numbers, of few digits; functions of the integrand's kinds.
+
+    `Abs` only in logarithms. Of roots, logarithms and inverse functions, `Point.branched` knows more.
+    """
     free = [term for term in _terms(answer, variable) if variable not in _names(term)]
     letters = [name for name in _names(answer) if name != variable and name not in _NAMED and name not in _called(answer)]
     alone = [term for term in free if isinstance(term, ast.Name) and term.id not in _NAMED]
@@ -20,8 +26,21 @@ def is_one_antiderivative(answer: ast.expr, integrand: ast.expr, variable: str) 
         len(letters) == len(alone) <= 1
         and len(numbers) <= 1
         and all(_is_short(number) for number in numbers)
-        and ("Abs" in _called(integrand) or not _has_kink(answer))
+        and _kinds(answer) <= _kinds(integrand)
+        and not _has_kink(answer)
     )
+
+
+def _kinds(node: ast.expr) -> set[str]:
+    called = _called(node)
+    kinds = {"circular"} if called & _CIRCULAR else set()
+    return kinds | {"exponential"} if called & _EXPONENTIALS or "E" in _names(node) else kinds
+
+
+def varying_parts(answer: ast.expr, variable: str) -> Iterator[ast.expr]:
+    """Every part of the answer that names the variable; not an absolute value, whose logarithm is looked at."""
+    parts = (node for node in ast.walk(answer) if isinstance(node, ast.expr) and variable in _names(node))
+    return (node for node in parts if not (isinstance(node, ast.Call) and "Abs" in _names(node.func)))
 
 
 def _terms(node: ast.expr, variable: str) -> Iterator[ast.expr]:
@@ -53,11 +72,10 @@ def _called(node: ast.expr) -> set[str]:
 def _is_short(term: ast.expr) -> bool:
     nodes = [node for node in ast.walk(term) if isinstance(node, ast.expr)]
     digits = sum(len(repr(node.value)) for node in nodes if isinstance(node, ast.Constant))
-    return len(nodes) <= MAX_CONSTANT_NODES and digits <= MAX_CONSTANT_DIGITS
-
-
-def _is_square(node: ast.AST) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    is_moderate = all(isinstance(power, ast.Constant) and power.value <= MAX_CONSTANT_POWER for power in powers)  # type: ignore[operator]
+    is_moderate = is_moderate and not _called(term) & _EXPONENTIALS
+    return is_moderate and len(nodes) <= MAX_CONSTANT_NODES and digits <= MAX_CONSTANT_DIGITS
 
 
 def _has_kink(node: ast.AST) -> bool:
@@ -66,6 +84,4 @@ def _has_kink(node: ast.AST) -> bool:
             return False
         if node.func.id == "Abs":
             return True
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sqrt" and _is_square(node.args[0]):
-        return True
     return any(_has_kink(inner) for inner in ast.iter_child_nodes(node))

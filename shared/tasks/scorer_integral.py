@@ -1,5 +1,8 @@
 """The scorer of the two integration datasets: differentiates the answer at points, by dual numbers, and compares.
 
+Twice: in a finite field, where no wrong term is too small or too flat to be seen (`formal_values`), and at real points, which tell
+branches apart. Steps that have no slope anywhere show by the answer's distance from the reference, the same at all real points.
+
 reasoning-gym hands answers to sympy's parser (Python's `eval`) and asks `simplify` whether a difference is zero, which takes
 seconds for an ordinary wrong answer and for ever for some. Here every node of the answer costs a few multiplications a point,
 wrong answers fail at the first point, and nothing depends on what was scored before (mpmath's global precision is not used).
@@ -15,7 +18,9 @@ from typing import Any, NamedTuple
 
 from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]
 
-from shared.tasks.integral_form import is_one_antiderivative
+from shared.tasks.formal_values import Point, Undefined
+from shared.tasks.integral_form import is_one_antiderivative, varying_parts
+from shared.tasks.whole_formula import is_about_as_long
 
 DIGITS = 160
 TOLERANCE_DIGITS = 110
@@ -28,6 +33,8 @@ RANGES = (
     *((8.0, 20.0), (-20.0, -8.0), (20.0, 100.0), (-100.0, -20.0), (1e2, 1e4), (-1e4, -1e2), (1e8, 1e12), (-1e12, -1e8)),
 )
 """Where the derivative is looked at, a point in each, and a second and third one until `MIN_POINTS` of them lay in the domain."""
+FIELD_POINTS, MAX_FIELD_POINTS = 2, 200
+"""Points of finite fields that have to agree, and that are tried: every root halves the share of those where it exists."""
 CONSTANT = "0.7236067977"
 """Value of every letter that is not the variable: its derivative is zero whatever it is."""
 
@@ -47,28 +54,72 @@ class _Dual(NamedTuple):
 
 def integral(answer: str, entry: dict[str, Any]) -> float:
     """1 if the answer's derivative is the integrand wherever that was looked at, else 0."""
-    variable, integrand = entry["metadata"]["variable"], entry["metadata"]["integrand"]
-    if answer == entry["answer"] and "Integral(" not in answer:
+    variable, integrand, oracle = entry["metadata"]["variable"], entry["metadata"]["integrand"], entry["answer"]
+    is_solved = "Integral(" not in oracle
+    if answer == oracle and is_solved:
         return 1.0
+    if not is_about_as_long(answer, max(oracle, integrand, key=len)):
+        return 0.0
     wanted, given = _tree(integrand), _parsed(answer)
     if not is_one_antiderivative(given, wanted, variable):
         return 0.0
+    seed, reference = f"{variable}:{integrand}:{answer}", _tree(oracle) if is_solved else None
+    if not _agrees_formally(given, wanted, reference, variable, seed):
+        return 0.0
+    return _agrees(given, wanted, variable, seed, reference)
+
+
+def _agrees_formally(given: ast.expr, wanted: ast.expr, reference: ast.expr | None, variable: str, seed: str) -> bool:
+    """Whether the derivatives are the same, without branches of the answer's own, nor parts in which the variable does nothing.
+
+    Bumps are made of the first (`sqrt((x-5)**2)/(x-5) - sqrt((x-6)**2)/(x-6)`), constants are hidden in the second.
+    """
     agreed = 0
-    for place, point in enumerate(_points(f"{variable}:{integrand}:{answer}")):
+    for place in range(MAX_FIELD_POINTS):
+        point = Point(variable, f"{place}:{seed}")
+        try:
+            right = point.dual(wanted).value
+            if reference is not None:
+                point.dual(reference)
+            known = set(point.branched)
+            if point.dual(given).slope != right or point.branched - known or (known and reference is None):
+                return False
+            if not agreed and any(point.dual(part).slope == 0 for part in varying_parts(given, variable)):
+                return False
+        except Undefined:
+            continue
+        agreed += 1
+        if agreed == FIELD_POINTS:
+            return True
+    return False
+
+
+def _agrees(given: ast.expr, wanted: ast.expr, variable: str, seed: str, reference: ast.expr | None) -> float:
+    agreed, distances = 0, []
+    for place, point in enumerate(_points(seed)):
         if place % len(RANGES) == 0 and agreed >= MIN_POINTS:
-            return 1.0
+            break
         try:
             right = _evaluate(wanted, variable, point).value
             if abs(_mp.im(right)) > 0:
                 continue
-            found = _evaluate(given, variable, point).slope
+            found = _evaluate(given, variable, point)
+            if reference is not None:
+                base = _evaluate(reference, variable, point).value
+                if _mp.im(base) == 0:
+                    distances.append((found.value - base, 1 + abs(base)))
         except _Undefined:
             continue
-        scale = 1 + abs(right) + abs(found)
-        if abs(found - right) > scale * _mp.mpf(10) ** -TOLERANCE_DIGITS:
+        if _differ(found.slope, right, 1 + abs(right) + abs(found.slope)):
             return 0.0
         agreed += 1
+    if any(_differ(distance, distances[0][0], scale + distances[0][1]) for distance, scale in distances):
+        return 0.0
     return float(agreed >= MIN_POINTS)
+
+
+def _differ(one: Any, other: Any, scale: Any) -> bool:
+    return bool(abs(one - other) > scale * _mp.mpf(10) ** -TOLERANCE_DIGITS)
 
 
 def _points(seed: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from shared.tasks.derive import Item, TaskError
+from shared.tasks.formula_sizes import is_seen_as_a_whole
 from shared.tasks.formula_values import DIGITS, exact_value, same_values
 from shared.tasks.numerals import read_number, rounds_from
 from shared.tasks.verifiers import AnswerScorer
@@ -76,6 +77,8 @@ def _is_equal(reference: Any, plain: str, answer: str) -> bool:
         same = same_values(reference, given, f"{plain}={answer}")
         if same is not None:
             return same
+    elif not is_seen_as_a_whole(given, reference, {}):
+        return False
     return len(answer) <= MAX_SYMBOLIC_CHARS and bool(verify([reference], [given], float_rounding=15, timeout_seconds=None))
 
 

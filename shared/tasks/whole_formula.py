@@ -60,17 +60,20 @@ def letters(text: str) -> set[str]:
 
 
 def is_one_formula(text: str, reference: str) -> bool:
-    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about as long as the reference.
-
-    A term that comes to 0 carries any text: what is right and far longer, or of many more digits, is no way to write the answer.
-    """
-    if len(text) > min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) or _digits(text) > SPARE_DIGITS + 2 * _digits(reference):
-        return False
-    if not _CHARACTERS.fullmatch(text):
+    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about as long as the reference."""
+    if not is_about_as_long(text, reference) or not _CHARACTERS.fullmatch(text):
         return False
     commands = {_SAME_COMMAND.get(name, name) for name in _COMMAND.findall(text) if name.isalpha()}
     known = commands <= _PLAIN_COMMANDS | _MARK_COMMANDS | _LETTERS
     return known and _marks(text) <= _marks(reference) and letters(text) <= letters(reference) | {"e"}
+
+
+def is_about_as_long(text: str, reference: str) -> bool:
+    """Whether `text` has not many more characters and digits than the reference.
+
+    A term that comes to 0 carries any text: what is right and far longer, or of many more digits, is no way to write the answer.
+    """
+    return len(text) <= min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) and _digits(text) <= SPARE_DIGITS + 2 * _digits(reference)
 
 
 def _digits(text: str) -> int:

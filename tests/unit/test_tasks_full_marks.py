@@ -271,7 +271,12 @@ def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_
             assert reward(item, answer) == 0.0
         assert time.perf_counter() - started_s < QUICK_S
         if "Integral(" not in oracle:
-            assert reward(item, oracle) == reward(item, f"({oracle})*2/2 + sin({variable})**2 + cos({variable})**2") == 1.0
+            identity = (
+                f" + sin({variable})**2 + cos({variable})**2"
+                if re.search(r"\b(sin|cos)\(", item.entry["metadata"]["integrand"])
+                else ""
+            )
+            assert reward(item, oracle) == reward(item, f"({oracle})*2/2{identity}") == 1.0
 
 
 def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
@@ -348,7 +353,7 @@ def test_an_answer_that_does_not_integrate_earns_nothing_and_one_short_constant_
 def test_an_integrand_that_is_real_for_negative_numbers_alone_has_more_than_one_right_answer() -> None:
     from shared.tasks.scorers import SCORERS
 
-    entry = {"answer": "never", "metadata": {"variable": "x", "integrand": "5*sqrt(-5*x - 9)"}}
+    entry = {"answer": "(10*x + 18)*sqrt(-5*x - 9)/3", "metadata": {"variable": "x", "integrand": "5*sqrt(-5*x - 9)"}}
     assert SCORERS["intermediate_integration"]("-2*(-5*x - 9)**(3/2)/3 + C", entry) == 1.0
     assert SCORERS["intermediate_integration"]("-2*(-5*x - 8)**(3/2)/3 + C", entry) == 0.0
 
