@@ -511,7 +511,7 @@ async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_store
         early: list[bytes] = []
         put_chunk = transport.put_chunk
 
-        async def watched(subject: str, chunk: bytes, **options: Any) -> int:
+        async def watched(subject, chunk, **options):
             early.append(chunk)
             return int(await put_chunk(subject, chunk, **options))
 

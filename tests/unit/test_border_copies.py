@@ -143,7 +143,7 @@ def test_an_original_is_taken_however_long_after_its_copy_it_is_looked_at_and_ea
     """A sampled stream is looked at in no order: what lies earlier in it may come an hour later."""
     gate = border(tmp_path)
     for number in range(CAUGHT):
-        assert not gate.signer(COPIER.public_key, NOW_S).share == COPIERS
+        assert gate.signer(COPIER.public_key, NOW_S).share != COPIERS
         copy, original = (saying(long_texts(number), node=node, draw=number) for node in ("gamma", "beta"))
         for body, key, seq, wait_s in ((copy, COPIER, 2 * number + 2, 0.0), (original, VICTIM, 2 * number + 1, 1700.0)):
             shown = show(gate, body, key, seq=seq, now_s=NOW_S + wait_s)
