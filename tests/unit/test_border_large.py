@@ -33,7 +33,7 @@ def roomy(folder: Path) -> Border:
         own_tasks={("gcd", "{}")},
         max_age_s=1800,
         max_clock_skew_s=60,
-        max_bytes=16 * MIB,
+        max_bytes=32 * MIB,
         max_completions=4,
         max_answer_chars=100,
         max_tokens=MIB,
@@ -47,10 +47,8 @@ def roomy(folder: Path) -> Border:
         {"prompt_ids": LARGE_PROMPT},
         {
             "completions": completions(
-                token_count=MIB // 4,
-                token_ids=pack_ids([2**31 - 1]) * (MIB // 4),
-                behaviour_logprobs=pack_logprobs([-1.5]) * (MIB // 4),
-            )
+                token_count=MIB, token_ids=pack_ids([2**31 - 1]) * MIB, behaviour_logprobs=pack_logprobs([-1.5]) * MIB
+            )[:1]
         },
     ],
     ids=["prompt", "answers"],
