@@ -51,6 +51,8 @@ SWARM_SCHEMA_VERSION = 2
 """Version of `SignedRollouts`; it also stands in the subjects of shared groups (`swarm.rollouts.v2...`). 2: names the swarm."""
 
 MAX_COMPLETIONS = 1024
+MAX_LOGPROB = 1e-3
+"""A logarithm of a probability is not above 0; engines round."""
 MAX_TOKENS = 1_048_576
 _ARRAY_BYTES = 4 * MAX_TOKENS
 
@@ -376,7 +378,7 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 def unpack_logprobs(packed: bytes) -> list[float]:
     """Inverse of `pack_logprobs`. Raises MessageError (`malformed`) on a torn array, NaN, or a value above 0 (rounding aside)."""
     values = _unpack("f", packed).tolist()
-    if any(math.isnan(v) or v > 1e-3 for v in values):
+    if any(math.isnan(v) or v > MAX_LOGPROB for v in values):
         raise MessageError("malformed", "a log-probability is NaN or positive")
     return values
 

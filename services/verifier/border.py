@@ -3,22 +3,23 @@
     ban of the name -> size -> swarm -> signature -> ban of the key -> quarantine -> decode -> author -> roster or known key -> age
     -> replay -> task allowed -> held-out -> lengths -> copy -> (sandbox) task equal -> score -> copy -> name bound to the key
 
-The cheap checks come first and are all in `Border.examine`: pure but for the memory of names and group ids, time is an argument,
-and nothing that a sender can put into a message makes it raise. The task is derived again and scored in the sandbox afterwards
-(`Border.conclude`). Rewards, truth and metadata from the wire are compared, never used. Only what a valid signature covers is
-blamed on anyone, and only on the key that made it (`services.verifier.refusals`).
+The cheap checks come first and are all in `Border.examination`: pure but for the memory of names and group ids, time is an
+argument, and nothing that a sender can put into a message makes it raise. What grows with the payload it only asks for: who drives
+it may have that done in a thread, while the memories belong to the caller's thread alone (`services.verifier.examiner`). The task
+is derived again and scored in the sandbox afterwards (`Border.conclude`). Rewards, truth and metadata from the wire are compared,
+never used. Only what a valid signature covers is blamed on anyone, and only on the key that made it (`services.verifier.refusals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from services.verifier.bans import Bans
-from services.verifier.completion_checks import completion_problem
+from services.verifier.completion_checks import completion_problem, token_ids_problem
 from services.verifier.copies import CopyMemory, Likeness, Print
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
@@ -36,12 +37,14 @@ from shared.messages import (
     content_id,
     decode,
     signed_bytes,
-    unpack_ids,
 )
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 
-__all__ = ["Border", "BorderRules", "Candidate", "Refusal", "Refused", "without_token_ids", "without_tokens"]
+__all__ = ["Border", "BorderRules", "Candidate", "Examination", "Refusal", "Refused", "without_token_ids", "without_tokens"]
+
+T = TypeVar("T")
+_Problem = tuple[Refusal, str]
 
 JUDGED_BODIES = 100_000
 """Refused bodies remembered with their signer, so that one sent again by somebody else is neither scored nor blamed twice."""
@@ -57,6 +60,11 @@ class Candidate:
     group: RolloutGroup
     made: Print
     seq: int
+    stored_at_s: float
+
+
+Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
+"""Yields work that is pure, raises nothing and grows with the payload; wants its result sent. Its value is the verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,43 +128,49 @@ class Border:
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
-        """All checks that need neither reasoning-gym nor a worker. Never raises, whatever the bytes.
+        """`examination` in one go. Never raises, whatever the bytes."""
+        examination, result = self.examination(subject, payload, now_s, seq), None
+        while True:
+            try:
+                result = examination.send(result)()
+            except StopIteration as done:
+                verdict: Candidate | Refused = done.value
+                return verdict
 
-        seq: the message's position in the swarm's stream, by which the first of two that say the same is known.
+    def examination(self, subject: str, payload: bytes, now_s: float, seq: int = 0, stored_at_s: float = 0.0) -> Examination:
+        """All checks that need neither reasoning-gym nor a worker.
+
+        seq, stored_at_s: the message's position and Unix time in the swarm's stream, by which the first of two that say the same
+        is known.
         """
         sender = subjects.rollouts_author(subject)
         refused = self.refuse_unread(subject, len(payload), now_s)
         if refused is not None:
             return refused
-        try:
-            envelope = decode(payload, SignedRollouts)
-        except MessageError as error:
-            return Refused(_decode_reason(error), sender, error.detail)
-        if envelope.swarm != self._rules.swarm_id:
-            detail = f"signed for swarm {envelope.swarm}, this node is of {self._rules.swarm_id} (nats.swarm_id)"
-            return Refused(Refusal.OTHER_SWARM, sender, detail)
-        if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
-            return Refused(Refusal.SIGNATURE, sender, "the signature is not by the key that the message names")
-        body_id = content_id(envelope.body)
+        opened = yield from _apart(lambda: _opened(payload, self._rules.swarm_id))
+        if not isinstance(opened, _Opened):
+            return Refused(opened[0], sender, opened[1])
+        envelope, body_id = opened.envelope, opened.body_id
+        made: Print | _Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
         if problem is None:
-            try:
-                group = decode(envelope.body, RolloutGroup)
-            except MessageError as error:
-                problem = _decode_reason(error), error.detail
+            group = yield from _apart(lambda: _group(envelope.body, self._rules.max_completions))
+            if not isinstance(group, RolloutGroup):
+                problem = group
             else:
-                group = with_first_completions(group, self._rules.max_completions)
                 problem = (
                     self._author_problem(sender, envelope, group, now_s)
                     or self._age_problem(group, now_s)
                     or self._replay_problem(envelope.public_key, body_id)
                     or self._task_problem(group)
-                    or self._length_problem(group)
                 )
+                if problem is None:
+                    made = yield from _apart(lambda: self._print_or_problem(group))
+                    problem = None if isinstance(made, Print) else made
         if problem is not None:
             return self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
-        assert sender is not None
-        candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), self._copies.print_of(group), seq)
+        assert sender is not None and isinstance(group, RolloutGroup) and isinstance(made, Print)
+        candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), made, seq, stored_at_s)
         return self._refuse_copy(candidate, now_s) or candidate
 
     def conclude(self, candidate: Candidate, result: JobResult, now_s: float) -> Refused | None:
@@ -188,22 +202,22 @@ class Border:
 
     def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
         """The last checks: while this group was scored, another like it or under another name of its key may have come in."""
-        refused = self._refuse_copy(candidate, now_s)
+        refused = self._refuse_copy(candidate, now_s, accepting=True)
         if refused is not None:
             return refused
         if not self._trust.bind(candidate.sender, candidate.public_key, now_s):
             detail = f"{candidate.sender} became another key's name, or the key took another name, while this was scored"
             return Refused(Refusal.UNKNOWN_KEY, candidate.sender, detail)
         self._replay.remember(candidate.group_id, now_s)
-        self._copies.remember(candidate.made, candidate.public_key, candidate.seq, now_s)
+        self._copies.remember(candidate.made, candidate.public_key, candidate.seq, now_s, candidate.stored_at_s)
         self.reputation.credit(candidate.public_key, candidate.sender, now_s)
         return None
 
-    def _refuse_copy(self, candidate: Candidate, now_s: float) -> Refused | None:
+    def _refuse_copy(self, candidate: Candidate, now_s: float, *, accepting: bool = False) -> Refused | None:
         key, sender = candidate.public_key, candidate.sender
-        found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s)
-        for copier in copiers:
-            # Its group was looked at before the one it was made from: too late to refuse it, not to count it.
+        found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s, candidate.stored_at_s)
+        for copier in copiers if accepting else ():
+            # Its group was looked at before the one it was made from: too late to refuse it, not to count it, once.
             self._senders.copied(copier, now_s)
             self.reputation.blame(copier, "", Refusal.COPIED, now_s)
         if found is None:
@@ -232,23 +246,21 @@ class Border:
         quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
 
-    def _key_problem(self, public_key: str, now_s: float) -> tuple[Refusal, str] | None:
+    def _key_problem(self, public_key: str, now_s: float) -> _Problem | None:
         ban = self.bans.of_key(public_key, now_s)
         if ban is not None:
             return Refusal.BANNED, ban.reason
         remaining_s = self.reputation.remaining_s(public_key, now_s)
         return (Refusal.QUARANTINED, f"for {remaining_s:.0f} s more") if remaining_s > 0 else None
 
-    def _author_problem(
-        self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup, now_s: float
-    ) -> tuple[Refusal, str] | None:
+    def _author_problem(self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup, now_s: float) -> _Problem | None:
         if not sender == envelope.node == group.node or sender == self._rules.node:
             return Refusal.AUTHOR, f"subject says {sender}, envelope {envelope.node}, body {group.node}"
         if not self._trust.may_use(envelope.node, envelope.public_key, now_s):
             return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
 
-    def _age_problem(self, group: RolloutGroup, now_s: float) -> tuple[Refusal, str] | None:
+    def _age_problem(self, group: RolloutGroup, now_s: float) -> _Problem | None:
         age_s = now_s - group.created_at
         if age_s > self._rules.max_age_s:
             return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self._rules.max_age_s:.0f} (verifier.max_age_s)"
@@ -256,11 +268,11 @@ class Border:
             return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
         return None
 
-    def _replay_problem(self, public_key: str, group_id: str) -> tuple[Refusal, str] | None:
+    def _replay_problem(self, public_key: str, group_id: str) -> _Problem | None:
         seen = self._replay.contains(group_id) or self._judged.contains(_judged_id(public_key, group_id))
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
-    def _task_problem(self, group: RolloutGroup) -> tuple[Refusal, str] | None:
+    def _task_problem(self, group: RolloutGroup) -> _Problem | None:
         ref = group.task.ref
         allowed = (
             self._rules.accept == "any"
@@ -272,20 +284,51 @@ class Border:
                 Refusal.TASK_NOT_ALLOWED,
                 f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self._rules.accept})",
             )
-        if self._held_out.contains(group.task.question):
-            return Refusal.HELD_OUT, "the question is in this node's held-out set"
         return None
 
-    def _length_problem(self, group: RolloutGroup) -> tuple[Refusal, str] | None:
+    def _print_or_problem(self, group: RolloutGroup) -> Print | _Problem:
+        """The group's print, if its texts and tokens are what is let in. Reads what no event changes."""
+        if self._held_out.contains(group.task.question):
+            return Refusal.HELD_OUT, "the question is in this node's held-out set"
         for completion in group.completions:
             problem = completion_problem(completion, self._rules.max_answer_chars, self._rules.max_tokens)
             if problem is not None:
                 return problem
-        try:
-            unpack_ids(group.prompt_ids or b"")
-        except MessageError as error:
-            return Refusal.MALFORMED, error.detail
-        return None
+        problem = token_ids_problem(group.prompt_ids or b"")
+        if problem is not None:
+            return problem
+        return self._copies.print_of(group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    envelope: SignedRollouts
+    body_id: str
+
+
+def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:
+    """Ask whoever drives the examination for the result of `work`."""
+    result: T = yield work
+    return result
+
+
+def _opened(payload: bytes, swarm_id: str) -> _Opened | _Problem:
+    try:
+        envelope = decode(payload, SignedRollouts)
+    except MessageError as error:
+        return _decode_reason(error), error.detail
+    if envelope.swarm != swarm_id:
+        return Refusal.OTHER_SWARM, f"signed for swarm {envelope.swarm}, this node is of {swarm_id} (nats.swarm_id)"
+    if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
+        return Refusal.SIGNATURE, "the signature is not by the key that the message names"
+    return _Opened(envelope, content_id(envelope.body))
+
+
+def _group(body: bytes, max_completions: int) -> RolloutGroup | _Problem:
+    try:
+        return with_first_completions(decode(body, RolloutGroup), max_completions)
+    except MessageError as error:
+        return _decode_reason(error), error.detail
 
 
 def _judged_id(public_key: str, body_id: str) -> str:

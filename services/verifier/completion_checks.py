@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
 from services.verifier.refusals import Refusal
-from shared.messages import Completion, MessageError, unpack_ids, unpack_logprobs
+from shared.messages import MAX_LOGPROB, Completion
+
+
+def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
+    """Why packed token ids are refused, or None. As an array: a list of a million numbers costs a hundred groups' time."""
+    if len(packed) % 4:
+        return Refusal.MALFORMED, f"token ids of {len(packed)} bytes, not a multiple of 4"
+    if (np.frombuffer(packed, "<i4") < 0).any():
+        return Refusal.MALFORMED, "negative token id"
+    return None
 
 
 def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
@@ -24,11 +33,12 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"
     if completion.behaviour_logprobs is not None and completion.token_ids is None:
         return Refusal.MALFORMED, "behaviour logprobs of tokens that are not there"
-    try:
-        unpack_ids(completion.token_ids or b"")
-        logprobs = unpack_logprobs(completion.behaviour_logprobs or b"")
-    except MessageError as error:
-        return Refusal.MALFORMED, error.detail
-    if not all(map(math.isfinite, logprobs)):
+    problem = token_ids_problem(completion.token_ids or b"")
+    if problem is not None:
+        return problem
+    logprobs = np.frombuffer(completion.behaviour_logprobs or b"", "<f4")
+    if not np.isfinite(logprobs).all():
         return Refusal.MALFORMED, "a log-probability is not finite"
+    if logprobs.size and float(logprobs.max()) > MAX_LOGPROB:
+        return Refusal.MALFORMED, "a log-probability is positive"
     return None

@@ -28,9 +28,6 @@ __all__ = ["CopyMemory", "Likeness", "Print"]
 GROUPS_OF_A_TASK = 2
 """What one sender may send of a task. One is the rule; a node that died while sampling draws the task again."""
 
-OVERTAKEN_S = 300.0
-"""A group that lies earlier in the stream than its copy may be looked at later by this much, when its sender's line is long."""
-
 REMEMBERED_S = 3600.0
 """A node that is started anew draws its tasks again from the first on, and is not to be taken for its own copy for ever."""
 
@@ -54,6 +51,7 @@ class Likeness:
 class _Seen:
     public_key: str
     seq: int
+    stored_at_s: float
     at_s: float
     made: Print
 
@@ -83,16 +81,21 @@ class CopyMemory:
         task, question = self._ids(group.task)
         return Print(task, question, self._printer.texts([completion.text for completion in group.completions]))
 
-    def look(self, made: Print, public_key: str, seq: int, now_s: float) -> tuple[Likeness | None, list[str]]:
+    def look(
+        self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
+    ) -> tuple[Likeness | None, list[str]]:
         """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs was looked at first, but lies
-        later in the stream than this one.
+        later in the stream than this one, however much later this one is looked at.
 
-        seq: position in the swarm's stream, which only the server gives; 0 for the node's own groups, which nobody precedes.
+        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives; 0 for the node's own groups,
+        which nobody precedes. Where the two disagree (the stream was made anew) nobody is blamed.
         """
-        found, copiers = self._same_task(made, public_key, seq, now_s)
-        return found or self._same_question(made, public_key, now_s), [] if found else copiers
+        new = _Seen(public_key, seq, stored_at_s, now_s, made)
+        found, copiers = self._same_task(new)
+        return found or self._same_question(new), [] if found else copiers
 
-    def _same_task(self, made: Print, public_key: str, seq: int, now_s: float) -> tuple[Likeness | None, list[str]]:
+    def _same_task(self, new: _Seen) -> tuple[Likeness | None, list[str]]:
+        made, public_key, now_s = new.made, new.public_key, new.at_s
         task = self._tasks.get(made.task)
         if task is None:
             return None, []
@@ -112,30 +115,31 @@ class CopyMemory:
             telling = match.evidence >= TELLING
             if seen.public_key == public_key:
                 return Likeness("repeated", telling, public_key), []
-            if seq < seen.seq and now_s - seen.at_s <= OVERTAKEN_S:
+            if _precedes(new, seen):
                 if telling:
                     copiers.append(seen.public_key)
             elif first is None and _no_chance(match):
-                first = Likeness("copied", telling, seen.public_key)
+                first = Likeness("copied", telling and not _may_precede(new, seen), seen.public_key)
         own = sum(seen.public_key == public_key for seen in task.groups)
         if first is None and own >= GROUPS_OF_A_TASK:
             first = Likeness("repeated", False, public_key)
         return first, copiers
 
-    def _same_question(self, made: Print, public_key: str, now_s: float) -> Likeness | None:
+    def _same_question(self, new: _Seen) -> Likeness | None:
+        made = new.made
         for seen in self._questions.get(made.question, ()) if made.evidence >= TELLING else ():
-            if seen.made.task == made.task or now_s - seen.at_s > REMEMBERED_S:
+            if seen.made.task == made.task or new.at_s - seen.at_s > REMEMBERED_S or _precedes(new, seen):
                 continue
             match = compare(made.texts, seen.made.texts)
             if match is not None and match.evidence >= TELLING:
                 return Likeness("copied", False, seen.public_key)
         return None
 
-    def remember(self, made: Print, public_key: str, seq: int, now_s: float) -> None:
+    def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
         """Note a group that was taken in, or that is this node's own."""
         task = self._tasks.setdefault(made.task, _Task())
         self._tasks.move_to_end(made.task)
-        seen = _Seen(public_key, seq, now_s, made)
+        seen = _Seen(public_key, seq, stored_at_s, now_s, made)
         task.groups.append(seen)
         self._groups += 1
         self._size_bytes += made.size_bytes
@@ -163,6 +167,15 @@ class CopyMemory:
         question = f"{task.ref.dataset}\x00{task.question}".encode("utf-8", "surrogatepass")
         item = f"{task.ref.seed + task.ref.index}\x00".encode()
         return self._printer.digest(item + question), self._printer.digest(question)
+
+
+def _precedes(new: _Seen, seen: _Seen) -> bool:
+    """Whether the stream says that `new` was there before. A stream that was made anew counts from 1 again, its clock does not."""
+    return new.seq < seen.seq and new.stored_at_s <= seen.stored_at_s
+
+
+def _may_precede(new: _Seen, seen: _Seen) -> bool:
+    return new.seq < seen.seq or new.stored_at_s < seen.stored_at_s
 
 
 def _no_chance(match: Match) -> bool:

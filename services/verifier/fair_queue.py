@@ -2,10 +2,10 @@
 
 Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each sender has earned
 (`services.verifier.standing`), and what one does not use is left to the others (max-min fairness); the bucket limits a sender also
-when nobody else is there. Senders that have not earned a whole share yet are newcomers: all of them together get `newcomer_share`
-of the turns while established senders wait too, and never less, so that a thousand new names neither crowd anybody out nor are
-locked out themselves. When too much waits, the class that takes most room for its share, and there the sender that takes most,
-loses its oldest.
+when nobody else is there. A message takes as many turns and tokens as its size does (`turns_of`). Senders that have not earned a
+whole share yet are newcomers: all of them together get `newcomer_share` of the turns while established senders wait too, and never
+less, so that a thousand new names neither crowd anybody out nor are locked out themselves. When too much waits, the class that
+takes most room for its share, and there the sender that takes most, loses its oldest.
 
 The sender is what the subject says, before any check: what turns out to be a forgery is given back (`refund`), so that forging
 costs its victim nothing. Names that belong to a key wait in that key's line; one that belongs to nobody yet has a line of its own,
@@ -25,8 +25,15 @@ MAX_WAITING = 512
 MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
 NEWCOMER_SHARE = 0.25
+BYTES_PER_TURN = 2**20
+"""Reading, hashing and checking a megabyte takes about as long as all else that is done with a group before it is scored."""
 
 T = TypeVar("T")
+
+
+def turns_of(size_bytes: int) -> int:
+    """How many turns a message of this size takes."""
+    return 1 + size_bytes // BYTES_PER_TURN
 
 
 def anything_fits(sender: str, size_bytes: int) -> bool:
@@ -134,41 +141,43 @@ class FairQueue(Generic[T]):
             other = self._classes[not established]
             other.turn = max(other.turn, place.turn)
         line = self._senders[name]
-        place.line_turn = line.turn
-        place.turn += 1.0 / place.share
-        line.turn += 1.0 / line.earned
-        self._senders.move_to_end(name)
-        self._budget.take(1)
-        line.bucket.take(1)
         message, size_bytes = line.waiting.popleft()
+        turns = turns_of(size_bytes)
+        place.line_turn = line.turn
+        place.turn += turns / place.share
+        line.turn += turns / line.earned
+        self._senders.move_to_end(name)
+        self._budget.take(turns)
+        line.bucket.take(turns)
         self._count(line, -1, -size_bytes)
         return name, message
 
-    def charge(self, key: str, now_s: float, earned: float = 1.0) -> bool:
-        """Take a token of this key's own line for a message that came under a name of nobody's. False when it has none left."""
+    def charge(self, key: str, now_s: float, earned: float = 1.0, size_bytes: int = 0) -> bool:
+        """Take a message's tokens of this key's own line that came under a name of nobody's. False when it has none left."""
         bucket = self._line(key, now_s, earned).bucket
         self._senders.move_to_end(key)
         if bucket.available(now_s) < 1:
             return False
-        bucket.take(1)
+        bucket.take(turns_of(size_bytes))
         return True
 
-    def refund(self, sender: str, *, blameless: bool) -> None:
+    def refund(self, sender: str, *, blameless: bool, size_bytes: int = 0) -> None:
         """Give the budget back what a message took that was refused cheaply.
 
         `blameless`: give it back to the sender too, who may not have sent it.
         """
-        self._budget.give_back()
+        turns = turns_of(size_bytes)
+        self._budget.give_back(turns)
         line = self._senders.get(sender)
         if line is None:
             return
         if line.established:
             # Newcomers keep to their part of the turns also with messages that cost next to nothing: else replays go before all.
             place = self._classes[True]
-            place.turn -= 1.0 / place.share
+            place.turn -= turns / place.share
         if blameless:
-            line.bucket.give_back()
-            line.turn -= 1.0 / line.earned
+            line.bucket.give_back(turns)
+            line.turn -= turns / line.earned
 
     def may_go_on(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> bool:
         """Whether `next` would give a message."""

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
 import msgpack
 
-from services.verifier.border import Border, Candidate, without_token_ids
-from services.verifier.claims import BytesInFlight, ClaimedChunks
-from services.verifier.fair_queue import MAX_WAITING, FairQueue
+from services.verifier.border import Border, Candidate
+from services.verifier.claims import ClaimedChunks
+from services.verifier.examiner import Examiner
+from services.verifier.fair_queue import MAX_WAITING, FairQueue, turns_of
 from services.verifier.figures import Figures
-from services.verifier.foreign_rewards import foreign_rewards
+from services.verifier.foreign_store import ForeignStore
 from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
-from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.own_model import OwnModel
+from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused
+from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
 from shared import subjects
 from shared.config import NodeConfig
-from shared.messages import ScoredGroup, encode
-from shared.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.runtime import run_until_stopped
-from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.transport.base import BadReference, Conflict, NotConnected, StoredMessage, Transport, TransportError
 from shared.transport.reference import reference_of
 
@@ -40,16 +40,10 @@ T = TypeVar("T")
 
 BURST_S = 2.0
 MAX_READ = 64
-IN_WORK = 64
-IN_WORK_PER_SENDER = 4
-"""Enough to hide the time that payloads take to arrive; sixteen senders fill the places, not one."""
-STORE_ATTEMPTS = 5
 RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
 KNOWN_SUBJECTS = 256
-TOLD_OF = 64
-"""Senders of another swarm that the log names, once each."""
 ASKED_SUBJECTS = 16
 """Subjects in good standing that a look at an overfull stream asks for their newest group."""
 
@@ -88,7 +82,6 @@ class Intake:
         self._link = link
         self._border = border
         self._pool = pool
-        self._own = own
         self._figures = figures
         self._log = log
         verifier, now_s = config.verifier, time.monotonic()
@@ -97,15 +90,14 @@ class Intake:
         self._waiting: FairQueue[StoredMessage] = FairQueue(
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
-        self._in_flight = BytesInFlight()
+        self._examiner = Examiner(border)
+        self._store = ForeignStore(config, node, border, own, figures, log)
+        self._refused = RefusedMessages(figures, log, time.time())
         self._chunks = ClaimedChunks()
-        self._told_of: set[str | None] = set()
-        self._started_at = time.time()
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
         self._in_work: set[asyncio.Task[None]] = set()
-        self._working: Counter[str] = Counter()
-        self._other_tasks = OtherTasks()
+        self._places = Places()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -118,6 +110,7 @@ class Intake:
             for task in self._in_work:
                 task.cancel()
             await asyncio.gather(*self._in_work, return_exceptions=True)
+            self._examiner.close()
 
     async def _read_swarm(self) -> None:
         while True:
@@ -137,8 +130,8 @@ class Intake:
                 self._in_work.discard(task)
                 task.result()
             swarm = self._link.transport
-            while swarm is not None and len(self._in_work) < IN_WORK:
-                found = self._waiting.next(time.monotonic(), self._fits())
+            while swarm is not None and self._places.free:
+                found = self._waiting.next(time.monotonic(), self._places.fits())
                 if found is None:
                     break
                 self._start(swarm, *found)
@@ -149,22 +142,14 @@ class Intake:
             except TimeoutError:
                 continue
 
-    def _fits(self) -> Callable[[str, int], bool]:
-        within = self._in_flight.look()
-        return lambda sender, size_bytes: self._working[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
-
     def _start(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
-        self._working[sender] += 1
-        self._in_flight.start(sender, message.size_bytes)
+        self._places.take(sender, message.size_bytes)
         task = asyncio.create_task(self._admit(swarm, sender, message))
         task.add_done_callback(partial(self._worked, sender, message.size_bytes))
         self._in_work.add(task)
 
     def _worked(self, sender: str, size_bytes: int, _: object) -> None:
-        self._in_flight.end(sender, size_bytes)
-        self._working[sender] -= 1
-        if not self._working[sender]:
-            del self._working[sender]
+        self._places.leave(sender, size_bytes)
         self._news.set()
 
     def _drop_left_out(self) -> None:
@@ -179,7 +164,7 @@ class Intake:
         swarm = self._link.transport
         if swarm is None:
             return False
-        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._fits()):
+        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._places.fits()):
             # Not a flood but a slow moment here: what waits in the stream is not lost.
             await asyncio.sleep(BUSY_S)
             return True
@@ -228,11 +213,11 @@ class Intake:
             self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
         unread = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if unread is not None:
-            self._refuse(unread, message)
+            self._refused.refuse(unread, message)
             return
         claimed = self._border.sender(sender, time.time())
         for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
-            self._refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
+            self._refused.refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
 
     async def _cursor(self) -> tuple[int, int]:
         entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
@@ -270,30 +255,46 @@ class Intake:
         examined = await self._examine(swarm, sender, message)
         if examined is None:
             return
-        texts = [completion.text for completion in examined.group.completions]
-        task = examined.group.task
-        (result,) = await self._pool.run([ScoringJob(ref=task.ref, texts=texts, expected=task, sender=examined.public_key)])
+        result = await self._score(sender, message.size_bytes, examined)
+        if result.reason == CROWDED_OUT:
+            self._refused.refuse(Refused(Refusal.FLOOD, examined.sender, result.detail), message, examined.group_id)
+            return
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
-            self._figures.unscored("external", len(texts), result)
-            self._refuse(refused, message, examined.group_id)
+            self._figures.unscored("external", len(examined.group.completions), result)
+            self._refused.refuse(refused, message, examined.group_id)
             if refused.quarantined_s:
                 self._drop_left_out()
             return
         self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
         if len(self._known_subjects) > KNOWN_SUBJECTS:
             self._known_subjects.popitem(last=False)
-        self._other_tasks.accepted(examined.sender)
-        await self._store(examined, result, message.seq)
+        self._refused.accepted(examined.sender)
+        await self._store.store(examined, result, message.seq, message.size_bytes)
+
+    async def _score(self, sender: str, size_bytes: int, candidate: Candidate) -> JobResult:
+        task, signer = candidate.group.task, self._border.signer(candidate.public_key, time.time())
+        job = ScoringJob(
+            ref=task.ref,
+            texts=[completion.text for completion in candidate.group.completions],
+            expected=task,
+            sender=candidate.public_key,
+            established=signer.established,
+            size_bytes=size_bytes,
+        )
+        with self._places.lent(sender, size_bytes):
+            self._news.set()
+            (result,) = await self._pool.run([job])
+        return result
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
         """The checks before scoring. What they refuse costs nobody's budget, but its sender's where it is the sender's doing."""
-        author, fetched = subjects.rollouts_author(message.subject), False
+        author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if verdict is None:
             verdict = self._refuse_reference(message)
         if verdict is None:
-            fetched = message.inline is None
+            read = True
             try:
                 payload = await swarm.payload(message)
             except TransportError as error:
@@ -301,23 +302,24 @@ class Intake:
                     self._log.warning("intake_delayed", reason=str(error))
                     return None
                 reason = Refusal.REFERENCE if isinstance(error, BadReference) else Refusal.BLOB_MISSING
-                self._refuse(Refused(reason, author, str(error)), message)
+                self._refused.refuse(Refused(reason, author, str(error)), message)
                 return None
-            verdict = self._border.examine(message.subject, payload, time.time(), message.seq)
+            verdict = await self._examiner.examine(message.subject, payload, time.time(), message.seq, message.stored_at)
         if isinstance(verdict, Candidate):
-            if self._border.sender(verdict.sender, time.time()).known or self._charge(verdict):
+            if self._border.sender(verdict.sender, time.time()).known or self._charge(verdict, message.size_bytes):
                 return verdict
             verdict = Refused(Refusal.FLOOD, verdict.sender, FLOODED)
-        self._refuse(verdict, message)
-        if not fetched:
-            self._waiting.refund(sender, blameless=verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING)
+        self._refused.refuse(verdict, message)
+        if not read or (message.inline is not None and turns_of(message.size_bytes) == 1):
+            blameless = verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING
+            self._waiting.refund(sender, blameless=blameless, size_bytes=message.size_bytes)
             self._news.set()
         return None
 
-    def _charge(self, candidate: Candidate) -> bool:
+    def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
         """Names that belong to nobody yet do not multiply the share of the key behind them."""
         signer = self._border.signer(candidate.public_key, time.time())
-        return self._waiting.charge(signer.share, time.monotonic(), signer.earned)
+        return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
 
     def _refuse_reference(self, message: StoredMessage) -> Refused | None:
         """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another message referred to."""
@@ -332,81 +334,3 @@ class Intake:
         return Refused(
             Refusal.REFERENCE, author, f"its chunks belong to message {first}: each payload is stored in chunks of its own"
         )
-
-    async def _store(self, candidate: Candidate, result: JobResult, swarm_seq: int) -> None:
-        signer = self._border.signer(candidate.public_key, time.time())
-        group = candidate.group if self._own.same_tokenizer(candidate.group) else without_token_ids(candidate.group)
-        scored = ScoredGroup(
-            group_id=candidate.group_id,
-            origin="external",
-            group=group,
-            rewards=foreign_rewards(result.rewards, partial_credit=self._config.verifier.foreign_partial_credit),
-            scored_by=self._id,
-            score_seconds=result.seconds,
-            scored_at=time.time(),
-            share=signer.share,
-            established=signer.established,
-        )
-        payload, rollout_id = encode(scored), rollout_id_of(candidate.group_id)
-        headers = {ROLLOUT_ID_HEADER: rollout_id}
-        subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
-        for attempt in range(1, STORE_ATTEMPTS + 1):
-            try:
-                ack = await self._node.publish(subject, payload, stream=stream, message_id=candidate.group_id, headers=headers)
-            except TransportError as error:
-                self._log.warning(
-                    "foreign_group_delayed", rollout_id=rollout_id, reason=str(error), attempt=attempt, of=STORE_ATTEMPTS
-                )
-                await asyncio.sleep(RETRY_S * attempt)
-            else:
-                self._figures.accepted(group.task.ref.dataset, result)
-                self._log.info(
-                    "foreign_rollouts_accepted",
-                    rollout_id=rollout_id,
-                    sender=candidate.sender,
-                    task=group.task.ref.dataset,
-                    policy_version=group.policy_version,
-                    swarm_seq=swarm_seq,
-                    stream_seq=ack.seq,
-                    completions=len(result.rewards),
-                    mean_reward=round(sum(result.rewards) / len(result.rewards), 4),
-                    seconds=round(result.seconds, 4),
-                )
-                return
-
-    def _refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
-        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log names what the header claims."""
-        self._figures.refused(refused)
-        reason, detail = refused.reason.value, refused.detail[:300]
-        named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}
-        self._log.debug(
-            "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
-        )
-        if refused.reason is Refusal.TASK_NOT_ALLOWED and self._other_tasks.refused(refused.sender or ""):
-            self._log.warning(
-                "sender_has_other_tasks",
-                sender=refused.sender,
-                groups=TOLD_AFTER,
-                detail=detail,
-                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show)",
-            )
-        self._figures.other_tasks(self._other_tasks.count())
-        if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
-            self._tell_of_another_swarm(refused)
-        if refused.quarantined_s:
-            self._log.warning(
-                "sender_quarantined",
-                sender=refused.sender,
-                public_key=refused.blamed,
-                reason=reason,
-                detail=detail,
-                seconds=refused.quarantined_s,
-                remedy="it is let in again by itself; `swarm ban` keeps it out",
-            )
-
-    def _tell_of_another_swarm(self, refused: Refused) -> None:
-        """Once for each sender that is here now; what an earlier run left in the stream needs no remedy."""
-        if refused.sender not in self._told_of and len(self._told_of) < TOLD_OF:
-            self._told_of.add(refused.sender)
-            remedy = "set nats.swarm_id alike on both nodes, if they are to learn from each other"
-            self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)

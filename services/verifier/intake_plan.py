@@ -31,12 +31,12 @@ class TokenBucket:
         return int(self._tokens)
 
     def take(self, count: int) -> None:
-        """Use tokens that `available` promised."""
+        """Use tokens. More than are available is a debt, which time pays back before there is one again."""
         self._tokens -= count
 
-    def give_back(self) -> None:
-        """Return a token that was taken for nothing."""
-        self._tokens = min(self._burst, self._tokens + 1)
+    def give_back(self, count: int) -> None:
+        """Return tokens that were taken for nothing."""
+        self._tokens = min(self._burst, self._tokens + count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,7 @@ class VerifierSection(Section):
         0.25,
         gt=0,
         lt=1,
-        description="Part of the intake that all newcomers together have while established senders want it all; else more.",
+        description="Part of intake and scorers that newcomers together have while established senders want it all; else more.",
     )
     intake_look_factor: float = Field(
         8.0, ge=1, le=1000, description="Messages read per one of intake_groups_per_s, to find the others' behind a flood."

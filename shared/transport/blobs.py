@@ -1,8 +1,9 @@
 """Claim checks: a payload too large for one message lies in chunks in a companion stream, the message only refers to it.
 
 The reference travels in a header (`reference`), so that a reader knows the size before it fetches anything. Who publishes stores
-the chunks first, so that a stored message never refers to chunks that were not stored. Chunks whose message never came (the
-publisher was killed in between) are swept with `sweep_before`.
+the chunks first, so that a stored message never refers to chunks that were not stored, and sealed (`seal`), so that nobody reads
+them before that message has its place. Chunks whose message never came (the publisher was killed in between) are swept with
+`sweep_before`.
 
 A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one deadline for the whole, and only
 chunks stored under the message's own subject count: nobody can make others read what a third one published.
@@ -18,6 +19,7 @@ from typing import Protocol
 
 from shared.transport.base import BadReference, NotConnected, Retention, StoredMessage, StreamSpec, TransportError
 from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
+from shared.transport.seal import opened, sealed
 
 HEADER_ROOM_BYTES = 4096
 """What a message's headers may take beside its payload: streams and servers limit the sum of both."""
@@ -72,28 +74,28 @@ class ChunkStore(Protocol):
 
 
 async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, chunk_bytes: int, timeout_s: float) -> Reference:
-    """Store `payload` in chunks. Chunks of a failed attempt are dropped. Raises what `put_chunk` raises."""
+    """Store `payload` in sealed chunks. Chunks of a failed attempt are dropped. Raises what `put_chunk` raises."""
     size = min(chunk_bytes, MAX_CHUNK_BYTES)
     if size < MIN_CHUNK_BYTES:
         raise TransportError(
             f"the server's max_payload leaves {size} bytes for a chunk of a large payload, readers want {MIN_CHUNK_BYTES} or more: "
             "raise max_payload in its configuration (1MB is the server's own default)"
         )
-    chunks = [payload[start : start + size] for start in range(0, len(payload), size)]
+    sha256, (hidden, seal) = await asyncio.to_thread(lambda: (hashlib.sha256(payload).hexdigest(), sealed(payload)))
+    chunks = [hidden[start : start + size] for start in range(0, len(payload), size)]
     slots = asyncio.Semaphore(_PARALLEL)
 
     async def one(chunk: bytes) -> int:
         async with slots:
             return await store.put_chunk(companion_subject(subject), chunk, stream=companion_name(stream), timeout_s=timeout_s)
 
-    sha256 = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
     stored = await asyncio.gather(*(one(chunk) for chunk in chunks), return_exceptions=True)
     failures = [outcome for outcome in stored if isinstance(outcome, BaseException)]
     sequences = [outcome for outcome in stored if isinstance(outcome, int)]
     if failures:
         await drop(store, stream, sequences)
         raise failures[0]
-    return Reference(len(payload), sha256, tuple(sequences))
+    return Reference(len(payload), sha256, tuple(sequences), seal)
 
 
 async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference, *, timeout_s: float) -> bytes:
@@ -108,8 +110,7 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
     try:
         async with asyncio.timeout(timeout_s):
             parts = await _chunks(store, name, companion_subject(message.subject), reference, timeout_s)
-            payload = b"".join(parts)
-            found = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
+            payload, found = await asyncio.to_thread(_assembled, parts, reference.seal)
     except TimeoutError:
         raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not come within {timeout_s:g} s") from None
     if found != reference.sha256:
@@ -139,6 +140,13 @@ async def _chunks(store: ChunkStore, name: str, subject: str, reference: Referen
                 _check_size(name, parts, reference, left)
                 expected += 1
     return parts
+
+
+def _assembled(parts: Sequence[bytes], seal: bytes) -> tuple[bytes, str]:
+    """The payload, as it lies there if it cannot be opened, and its SHA-256."""
+    stored = b"".join(parts)
+    payload = (opened(stored, seal) or stored) if seal else stored
+    return payload, hashlib.sha256(payload).hexdigest()
 
 
 def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: int) -> None:

@@ -515,24 +515,51 @@ async def test_a_blob_with_a_missing_chunk_is_an_error(over):
     await over(body)
 
 
+async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_stored(over):
+    """Whoever could would publish what it says first, and its author would be taken for the copier."""
+
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport)
+        payload = b"what nobody is to know before its time; " * 75_000
+        early: list[bytes] = []
+        put_chunk = transport.put_chunk
+
+        async def watched(subject, chunk, **options):
+            early.append(chunk)
+            return int(await put_chunk(subject, chunk, **options))
+
+        transport.put_chunk = watched
+        await transport.publish(f"{plane.tag}.log.a", payload, stream=spec.name, message_id="1")
+        assert sum(map(len, early)) == len(payload)
+        assert not any(b"nobody" in chunk or b"time" in chunk for chunk in early)
+        [message] = await transport.read(spec.name, 1, 1)
+        assert (message.size_bytes, await transport.payload(message)) == (len(payload), payload)
+
+    await over(body)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda size, digest, runs: f"{size} {digest[::-1]} {runs}", "expected"),
-        (lambda size, digest, runs: f"{int(size) + 1} {digest} {runs}", "expected"),
-        (lambda size, digest, runs: f"2000000 {digest} {runs}", "larger than its stated"),
-        (lambda size, digest, runs: f"10 {digest} {runs}", "more chunks than its size allows"),
-        (lambda size, digest, runs: f"{size} {digest} 1,1,1,1", "named twice"),
-        (lambda size, digest, runs: f"{size} {digest} 0-3", "out of range"),
-        (lambda size, digest, runs: f"{size} {digest} 4-1", "out of range"),
-        (lambda size, digest, runs: f"{size} {digest} -4", "malformed"),
-        (lambda size, digest, runs: f"{size} {digest} 1_0", "malformed"),
-        (lambda size, digest, runs: f"{size} {digest} 9223372036854775807", "malformed"),
-        (lambda size, digest, runs: f"{size} {digest} 1000000000001-1000000000004", "is gone"),
-        (lambda size, digest, runs: f"{'9' * 5000} {digest} {runs}", "malformed"),
-        (lambda size, digest, runs: f"{size} {digest} 1-999999999999", "malformed"),
-        (lambda size, digest, runs: f"{size} {digest} ", "malformed"),
-        (lambda size, digest, runs: "nonsense", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest[::-1]} {runs} {seal}", "expected"),
+        (lambda size, digest, runs, seal: f"{int(size) + 1} {digest} {runs} {seal}", "expected"),
+        (lambda size, digest, runs, seal: f"2000000 {digest} {runs} {seal}", "larger than its stated"),
+        (lambda size, digest, runs, seal: f"10 {digest} {runs} {seal}", "more chunks than its size allows"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 1,1,1,1 {seal}", "named twice"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 0-3 {seal}", "out of range"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 4-1 {seal}", "out of range"),
+        (lambda size, digest, runs, seal: f"{size} {digest} -4 {seal}", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 1_0 {seal}", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 9223372036854775807 {seal}", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 1000000000001-1000000000004 {seal}", "is gone"),
+        (lambda size, digest, runs, seal: f"{'9' * 5000} {digest} {runs} {seal}", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} 1-999999999999 {seal}", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} {seal}", "malformed"),
+        (lambda size, digest, runs, seal: "nonsense", "malformed"),
+        (lambda size, digest, runs, seal: f"{size} {digest} {runs}", "expected"),
+        (lambda size, digest, runs, seal: f"{size} {digest} {runs} {seal[::-1]}", "expected"),
+        (lambda size, digest, runs, seal: f"{size} {digest} {runs} {seal}00", "malformed"),
     ],
 )
 async def test_a_blob_whose_reference_was_tampered_with_is_an_error(over, change, complaint):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from services.verifier.intake import IN_WORK_PER_SENDER
+from services.verifier.places import IN_WORK_PER_SENDER
 from services.verifier.sharing_rules import sign
 from shared import subjects
 from shared.config import NodeConfig
@@ -108,6 +108,31 @@ async def test_a_sender_has_few_groups_in_work_at_once(nats_server: MakeServer, 
         await until(beta_is_in, PATIENCE_S)
         taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
     assert taken["mallory"] < 100 - IN_WORK_PER_SENDER, "and did not wait for all of the other's"
+
+
+async def test_many_keys_of_dear_groups_do_not_keep_a_cheap_sender_from_the_scorers(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    """Sixteen keys with four groups in work each used to hold all places; the scorers' time is dealt out to those that got in."""
+    config = slow_to_score(nats_server().url, tmp_path, foreign_group_s=60.0)
+    dear, honest = [SigningKey(new_seed()) for _ in range(16)], SigningKey(new_seed())
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for index in range(8):
+            for place, key in enumerate(dear):
+                await share(alpha.swarm, key, f"mal{place}", group(f"mal{place}", index, ["burn 0.5"]))
+        await until(lambda: alpha.status.get("accepted") >= 2, PATIENCE_S)
+        before = alpha.status.get("accepted")
+        for index in range(6):
+            await share(alpha.swarm, honest, "beta", group("beta", index))
+
+        async def beta_is_in() -> bool:
+            return sum(each.group.node == "beta" for each in await scored(alpha.node, "alpha")) == 6
+
+        await until(beta_is_in, PATIENCE_S)
+        taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
+    print(f"dear groups scored meanwhile: {taken.total() - taken['beta'] - before:g} of {8 * len(dear)}")
+    assert taken.total() - taken["beta"] - before < 4 * len(dear)
 
 
 async def test_a_sender_of_other_tasks_only_is_named_once_with_the_remedy(nats_server: MakeServer, tmp_path: Path) -> None:

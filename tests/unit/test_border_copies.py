@@ -139,6 +139,42 @@ def test_who_gets_in_first_with_anothers_group_does_not_keep_the_author_out_and_
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
 
 
+def test_an_original_is_taken_however_long_after_its_copy_it_is_looked_at_and_each_copy_counts_once(tmp_path: Path) -> None:
+    """A sampled stream is looked at in no order: what lies earlier in it may come an hour later."""
+    gate = border(tmp_path)
+    for number in range(CAUGHT):
+        assert gate.signer(COPIER.public_key, NOW_S).share != COPIERS
+        copy, original = (saying(long_texts(number), node=node, draw=number) for node in ("gamma", "beta"))
+        for body, key, seq, wait_s in ((copy, COPIER, 2 * number + 2, 0.0), (original, VICTIM, 2 * number + 1, 1700.0)):
+            shown = show(gate, body, key, seq=seq, now_s=NOW_S + wait_s)
+            assert isinstance(shown, Candidate), shown
+            assert gate.conclude(shown, _scored(4), NOW_S + wait_s) is None
+    assert gate.signer(COPIER.public_key, NOW_S + 1700).share == COPIERS
+    assert gate.signer(VICTIM.public_key, NOW_S + 1700).share == VICTIM.public_key
+    assert gate.reputation.suspicion(VICTIM.public_key, NOW_S + 1700) == 0.0
+
+
+def test_an_original_is_taken_after_its_copy_under_another_reference(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    copy, original = saying(long_texts(1), node="gamma", task=task(seed=90)), saying(long_texts(1), task=task(seed=1))
+    for body, key, seq in ((copy, COPIER, 12), (original, VICTIM, 11)):
+        shown = show(gate, body, key, seq=seq)
+        assert isinstance(shown, Candidate), shown
+        assert gate.conclude(shown, _scored(4), NOW_S) is None
+
+
+def test_where_position_and_time_in_the_stream_disagree_nobody_is_blamed() -> None:
+    """A stream that was made anew counts from 1 again: a copy in it lies at an earlier position than its original of before."""
+    memory = CopyMemory()
+    made = memory.print_of(saying(long_texts(1)))
+    memory.remember(made, "UA", 5000, 100.0, stored_at_s=90.0)
+    found, copiers = memory.look(made, "UB", 7, 110.0, stored_at_s=105.0)
+    assert found is not None
+    assert (found.kind, found.telling, copiers) == ("copied", False, [])
+    found, copiers = memory.look(made, "UB", 4999, 110.0, stored_at_s=89.0)
+    assert (found, copiers) == (None, ["UA"])
+
+
 def test_a_copy_of_this_nodes_own_group_is_refused(tmp_path: Path) -> None:
     gate = border(tmp_path)
     gate.note_own(saying(long_texts(1), node="alpha"))

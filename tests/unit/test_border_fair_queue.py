@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.fair_queue import MAX_SENDERS, MAX_WAITING, MAX_WAITING_BYTES, FairQueue
+from services.verifier.fair_queue import BYTES_PER_TURN, MAX_SENDERS, MAX_WAITING, MAX_WAITING_BYTES, FairQueue, turns_of
 
 
 def served(arrivals_per_s: dict[str, float], rate_per_s: float, max_share: float, seconds: int = 60) -> Counter[str]:
@@ -102,3 +102,21 @@ def test_new_names_are_no_way_to_the_front_and_leave_no_trace() -> None:
         queue.offer(f"n{number}", number, 1, 0.0)
         queue.next(0.0)
     assert len(queue._senders) <= MAX_SENDERS
+
+
+def test_a_large_message_takes_turns_and_tokens_by_its_size_and_a_refund_gives_all_of_them_back() -> None:
+    queue: FairQueue[int] = FairQueue(10.0, 0.5, 2.0, 0.0)
+    served: Counter[str] = Counter()
+    for number in range(400):
+        now_s = number / 10
+        for name, size_bytes in (("large", 7 * BYTES_PER_TURN), ("small", 100)):
+            queue.offer(name, number, size_bytes, now_s)
+        while (found := queue.next(now_s)) is not None:
+            served[found[0]] += 1
+    assert 150 <= served["small"] <= 210, "half of the budget, as ever"
+    assert 150 / turns_of(7 * BYTES_PER_TURN) <= served["large"] <= 210 / turns_of(7 * BYTES_PER_TURN) + 2
+    queue = FairQueue(10.0, 1.0, 1.0, 0.0)
+    for _ in range(10):
+        queue.offer("large", 1, 9 * BYTES_PER_TURN, 0.0)
+        assert queue.next(0.0) is not None
+        queue.refund("large", blameless=True, size_bytes=9 * BYTES_PER_TURN)

@@ -6,8 +6,8 @@ empty environment, no credentials and limits (`confine`: files, system calls, ne
 their standard input and output.
 """
 
-from shared.tasks.sandbox.foreign import DROPPED
+from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED
 from shared.tasks.sandbox.jobs import JobResult, ScoringJob
 from shared.tasks.sandbox.pool import SandboxError, ScorerPool
 
-__all__ = ["DROPPED", "JobResult", "SandboxError", "ScorerPool", "ScoringJob"]
+__all__ = ["CROWDED_OUT", "DROPPED", "JobResult", "SandboxError", "ScorerPool", "ScoringJob"]

@@ -8,7 +8,7 @@ key is no way to the front. What a cheap sender waits for is at most one group o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -68,6 +68,18 @@ class FairShare(Generic[T]):
         active = {*self}
         ahead = len(self._clocks) <= MAX_CLOCKS
         self._clocks = {each: clock for each, clock in self._clocks.items() if each in active or (ahead and clock > self._now)}
+
+    def lose(self, room: Callable[[Collection[T]], tuple[int, ...]]) -> T:
+        """Take out the oldest item of the sender whose waiting ones take most `room`; of equals, of who has used most time.
+
+        Raises ValueError where nothing waits.
+        """
+        sender = max(self._waiting, key=lambda each: (room(self._waiting[each]), self._clocks[each]))
+        line = self._waiting[sender]
+        item = line.popleft()
+        if not line:
+            del self._waiting[sender]
+        return item
 
     def drop(self, sender: str) -> list[T]:
         """Take out all that waits of a sender."""

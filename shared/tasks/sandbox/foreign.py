@@ -1,7 +1,7 @@
 """The parent's side of foreign groups: processes that serve no group of this node's own, and time in them dealt out by sender.
 
-One group at a time goes to a forker, so that what a sender can hold up is known: the group's deadline. Who waits is served by
-`fair_share`; `drop` ends what a sender has waiting and in work.
+One group at a time goes to a forker, so that what a sender can hold up is known: the group's deadline. Who waits is served, and
+gives way, by `foreign_line`; `drop` ends what a sender has waiting and in work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from shared.tasks.sandbox.child import Child, WorkerLost
-from shared.tasks.sandbox.fair_share import FairShare
+from shared.tasks.sandbox.foreign_line import ForeignLine
 from shared.tasks.sandbox.jobs import Entry
 
 SPARE_S = 10.0
@@ -19,17 +19,19 @@ SPARE_S = 10.0
 LOST_ATTEMPTS = 2
 DROPPED = "dropped"
 """Reason of results of a sender that is not listened to any more."""
+CROWDED_OUT = "crowded_out"
+"""Reason of results of groups that had to give way, because more waited than is kept."""
 
 
 class ForeignLane:
     """Groups of others on their way. As many `serve` run as there are processes."""
 
-    def __init__(self, group_timeout_s: float, start_child: Callable[[], Awaitable[Child]]) -> None:
-        """`start_child` starts a forker."""
+    def __init__(self, group_timeout_s: float, start_child: Callable[[], Awaitable[Child]], newcomer_share: float) -> None:
+        """`start_child` starts a forker. `newcomer_share`: as in `ForeignLine`."""
         self._group_timeout_s = group_timeout_s
         self._patience_s = group_timeout_s + SPARE_S
         self._start_child = start_child
-        self._share: FairShare[Entry] = FairShare()
+        self._line: ForeignLine[Entry] = ForeignLine(newcomer_share)
         self._news = asyncio.Event()
         self._in_work: dict[Child, Entry] = {}
         self.replaced = 0
@@ -37,16 +39,18 @@ class ForeignLane:
 
     def senders(self) -> list[str]:
         """Whose groups wait or are in work."""
-        return [*self._share]
+        return [*self._line]
 
     def offer(self, entry: Entry) -> None:
         """Put a group in line."""
-        self._share.offer(entry.job.sender or "", entry)
+        job = entry.job
+        for lost in self._line.offer(job.sender or "", entry, job.size_bytes, established=job.established):
+            lost.finish([], None, CROWDED_OUT, "more groups wait for the scorers than are kept")
         self._news.set()
 
     def drop(self, sender: str) -> int:
         """End what this sender has waiting or in work, with the reason `DROPPED`. Returns how many groups."""
-        entries = self._share.drop(sender)
+        entries = self._line.drop(sender)
         for child, entry in self._in_work.items():
             if entry.job.sender == sender and not entry.over:
                 entries.append(entry)
@@ -58,7 +62,7 @@ class ForeignLane:
     def fail_waiting(self, error: Exception) -> None:
         """Give up all that waits."""
         for sender in self.senders():
-            for entry in self._share.drop(sender):
+            for entry in self._line.drop(sender):
                 entry.request.fail(error)
 
     async def serve(self, child: Child, closed: Exception) -> None:
@@ -69,7 +73,7 @@ class ForeignLane:
         """
         try:
             while True:
-                found = self._share.next()
+                found = self._line.next()
                 if found is None:
                     self._news.clear()
                     await self._news.wait()
@@ -91,7 +95,7 @@ class ForeignLane:
                         child = await self._start_child()
                     else:
                         del self._in_work[child]
-                self._share.settle(sender, time.monotonic() - started_s)
+                self._line.settle(sender, time.monotonic() - started_s, established=entry.job.established)
         finally:
             if child in self._in_work:
                 self._in_work.pop(child).request.fail(closed)
@@ -106,4 +110,5 @@ class ForeignLane:
             cause = str(error) if isinstance(error, WorkerLost) else f"failed ({type(error).__name__}: {str(error)[:200]})"
             entry.finish([], None, "scoring_timeout", f"its process {cause} {entry.losses} times")
         else:
-            self._share.put_back(entry.job.sender or "", entry)
+            job = entry.job
+            self._line.put_back(job.sender or "", entry, job.size_bytes, established=job.established)

@@ -18,7 +18,8 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
 
     `expected`: the job fails with `task_mismatch` when the derived task differs from it. Urgent jobs go before the others.
     `sender`: the key of the node that sent the group; None for this node's own work. A foreign group is judged in a process of its
-    own within a deadline, and fails with `scoring_timeout` past that.
+    own within a deadline, and fails with `scoring_timeout` past that. `established`: whether that key has earned a whole share;
+    `size_bytes`: the memory that the group holds while it waits.
     """
 
     ref: TaskRef
@@ -27,6 +28,8 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     want_task: bool = False
     urgent: bool = False
     sender: str | None = None
+    established: bool = True
+    size_bytes: int = 0
 
 
 class JobResult(Struct, frozen=True):

@@ -50,11 +50,13 @@ class ScorerPool:
         tasks: Sequence[TaskSpec] = (),
         foreign_workers: int = 0,
         foreign_group_s: float = 5.0,
+        newcomer_share: float = 0.25,
     ) -> None:
         """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker.
 
         `tasks`: this node's sources, which say by which verifier a dataset's answers are judged, also those of other nodes.
-        `foreign_workers` serve foreign groups and nothing else, each group for `foreign_group_s` seconds of wall clock at most.
+        `foreign_workers` serve foreign groups and nothing else, each group for `foreign_group_s` seconds of wall clock at most;
+        of their time and room newcomers together have `newcomer_share` while others want it all.
         """
         self._answer_timeout_s = answer_timeout_s
         self._memory_bytes = memory_mb * 2**20
@@ -68,7 +70,7 @@ class ScorerPool:
         self._foreign_count = foreign_workers
         self._foreign_group_s = foreign_group_s
         self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
-        self._foreign = ForeignLane(foreign_group_s, self._forker)
+        self._foreign = ForeignLane(foreign_group_s, self._forker, newcomer_share)
         self._foreign_runners: list[asyncio.Task[None]] = []
         self._children: set[Child] = set()
         """All that were started and not seen to end: whoever was to end them may have been cancelled before it began."""
@@ -129,6 +131,7 @@ class ScorerPool:
             tasks=tasks,
             foreign_workers=config.foreign_workers if foreign else 0,
             foreign_group_s=config.foreign_group_s,
+            newcomer_share=config.newcomer_share,
         )
 
     async def __aenter__(self) -> ScorerPool:

@@ -1,0 +1,42 @@
+"""Has a foreign message examined without holding up what else the verifier does: large payloads are read in a thread.
+
+Decoding, hashing and verifying 8 MiB take some hundred milliseconds, in which no own group would get its rewards. One thread, first
+come first served, so that all strangers together take one processor at most. The border's memories are touched in the event loop
+only; what has changed there while the thread was at work is seen by the checks that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from services.verifier.border import Border, Candidate, Refused
+from services.verifier.claims import SMALL_BYTES
+
+
+class Examiner:
+    """Drives `Border.examination`."""
+
+    def __init__(self, border: Border) -> None:
+        self._border = border
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="examiner")
+
+    async def examine(self, subject: str, payload: bytes, now_s: float, seq: int, stored_at_s: float) -> Candidate | Refused:
+        """All checks before scoring; arguments as in `Border.examination`. Whatever is small is done here and now."""
+        examination, result = self._border.examination(subject, payload, now_s, seq, stored_at_s), None
+        while True:
+            try:
+                work = examination.send(result)
+            except StopIteration as done:
+                verdict: Candidate | Refused = done.value
+                return verdict
+            result = work() if len(payload) <= SMALL_BYTES else await self._apart(work)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _apart(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,66 @@
+"""How many foreign groups are in work at once, of whom, and in how many bytes: pure, no clock, no I/O.
+
+A place is held while a group is fetched, examined or stored. While it waits for the scorers it holds none, else those whose groups
+are slow to score would keep everybody else from being looked at; what waits there is bounded, and time dealt out, by
+`shared.tasks.sandbox.foreign_line`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from services.verifier.claims import BytesInFlight
+
+IN_WORK = 64
+IN_WORK_PER_SENDER = 4
+"""Enough to hide the time that payloads take to arrive. Those that wait for the scorers count here too."""
+
+
+class Places:
+    """Who holds how many."""
+
+    def __init__(self) -> None:
+        self._bytes = BytesInFlight()
+        self._of_sender: Counter[str] = Counter()
+        self._held = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether one more group may be started."""
+        return self._held < IN_WORK
+
+    def fits(self) -> Callable[[str, int], bool]:
+        """A test of whether a sender's payload of a size may be started, for one look along the line in its order."""
+        within = self._bytes.look()
+        return lambda sender, size_bytes: self._of_sender[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
+
+    def take(self, sender: str, size_bytes: int) -> None:
+        """A group of this sender is worked on from now."""
+        self._of_sender[sender] += 1
+        self._hold(sender, size_bytes)
+
+    def leave(self, sender: str, size_bytes: int) -> None:
+        """It is done with."""
+        self._release(sender, size_bytes)
+        self._of_sender[sender] -= 1
+        if not self._of_sender[sender]:
+            del self._of_sender[sender]
+
+    @contextmanager
+    def lent(self, sender: str, size_bytes: int) -> Iterator[None]:
+        """It waits for the scorers meanwhile, its place and its bytes are others'."""
+        self._release(sender, size_bytes)
+        try:
+            yield
+        finally:
+            self._hold(sender, size_bytes)
+
+    def _hold(self, sender: str, size_bytes: int) -> None:
+        self._held += 1
+        self._bytes.start(sender, size_bytes)
+
+    def _release(self, sender: str, size_bytes: int) -> None:
+        self._held -= 1
+        self._bytes.end(sender, size_bytes)

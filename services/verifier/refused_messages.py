@@ -1,0 +1,67 @@
+"""Foreign messages that stay outside, counted and told: to the log in detail, to the operator what he can do something about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.verifier.figures import Figures
+from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
+from services.verifier.refusals import Refusal, Refused
+from shared.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.transport.base import StoredMessage
+
+TOLD_OF = 64
+"""Senders of another swarm that the log names, once each."""
+
+
+class RefusedMessages:
+    """One verifier replica's."""
+
+    def __init__(self, figures: Figures, log: Any, started_at: float) -> None:
+        """`started_at`: Unix time; what an earlier run left in the stream needs no remedy."""
+        self._figures = figures
+        self._log = log
+        self._started_at = started_at
+        self._other_tasks = OtherTasks()
+        self._told_of: set[str | None] = set()
+
+    def accepted(self, sender: str) -> None:
+        """Something of this sender was taken in."""
+        self._other_tasks.accepted(sender)
+
+    def refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
+        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log names what the header claims."""
+        self._figures.refused(refused)
+        reason, detail = refused.reason.value, refused.detail[:300]
+        named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}
+        self._log.debug(
+            "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
+        )
+        if refused.reason is Refusal.TASK_NOT_ALLOWED and self._other_tasks.refused(refused.sender or ""):
+            self._log.warning(
+                "sender_has_other_tasks",
+                sender=refused.sender,
+                groups=TOLD_AFTER,
+                detail=detail,
+                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show)",
+            )
+        self._figures.other_tasks(self._other_tasks.count())
+        if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
+            self._tell_of_another_swarm(refused)
+        if refused.quarantined_s:
+            self._log.warning(
+                "sender_quarantined",
+                sender=refused.sender,
+                public_key=refused.blamed,
+                reason=reason,
+                detail=detail,
+                seconds=refused.quarantined_s,
+                remedy="it is let in again by itself; `swarm ban` keeps it out",
+            )
+
+    def _tell_of_another_swarm(self, refused: Refused) -> None:
+        """Once for each sender that is here now."""
+        if refused.sender not in self._told_of and len(self._told_of) < TOLD_OF:
+            self._told_of.add(refused.sender)
+            remedy = "set nats.swarm_id alike on both nodes, if they are to learn from each other"
+            self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)
