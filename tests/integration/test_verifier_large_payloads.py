@@ -37,7 +37,7 @@ async def test_the_signature_of_a_large_group_is_checked_outside_of_the_event_lo
         for index in range(6):
             body = group("mallory", index) if index % 2 else msgspec.structs.replace(group("mallory", index), prompt_ids=LARGE)
             payload = encode(sign(body, key, share_tokens=True))
-            subject, stream = subjects.rollouts("mallory", "gcd"), subjects.SWARM_ROLLOUTS
+            subject, stream = subjects.rollouts("mallory"), subjects.SWARM_ROLLOUTS
             await alpha.swarm.publish(subject, payload, stream=stream, message_id=content_id(payload), timeout_s=20)
             await generate(alpha.node, group("alpha", index))
         await until(lambda: alpha.status.get("accepted") == alpha.status.get("scored_local") == 6, PATIENCE_S)
