@@ -9,6 +9,7 @@ from lab.sampling import Sampled, sample
 from lab.stacked_model import StackedQwen3
 from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import SamplingParams
+from services.generator.engines.batching import WAYS
 from services.generator.engines.decoding import processed_logprobs, sample_completions, score_completions
 from tests.lab.tiny_swarm import END, spread_out, tiny_qwen3, transformers_model
 
@@ -71,6 +72,7 @@ def test_greedy_answers_are_the_engines(folder: Path) -> None:
             1,
             params,
             [16] * len(asked[node]),
+            way=WAYS[0],
             generator=torch.Generator(),
             end_token_ids=[end],
             pad_token_id=257,

@@ -12,6 +12,7 @@ import torch
 
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import Sample, SamplingParams
+from services.generator.engines.batching import WAYS
 from services.generator.engines.decoding import sample_completions
 from services.generator.groups import rollout_group
 from services.trainer.advantages import has_spread
@@ -61,6 +62,7 @@ def sampled_groups(count: int = 24, seed: int = 1) -> tuple[RolloutGroup, ...]:
             COMPLETIONS,
             params,
             [params.max_new_tokens] * len(tasks),
+            way=WAYS[0],
             generator=generator,
             end_token_ids=[int(tokenizer.eos_token_id)],
             pad_token_id=0,
