@@ -27,6 +27,8 @@ class Peer:
     def __init__(self, name: str, swarm: Observer, tasks: list[TaskSpec]) -> None:
         self.name = name
         self.acknowledged: set[str] = set()
+        self.offered: set[str] = set()
+        """All true groups that were sent: one whose acknowledgement was lost may lie in the stream too."""
         self.refusals_due = 0
         """Messages sent that no border may let in."""
         self._swarm, self._tasks = swarm, tasks
@@ -47,6 +49,7 @@ class Peer:
             good = encode(sign(group, self._key, share_tokens=True))
             lying = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, answer="made up"))
             subject = subjects.rollouts(self.name)
+            self.offered.add(content_id(encode(group)))
             if self._send(subject, good, content_id(good)):
                 self.acknowledged.add(content_id(encode(group)))
             bad = encode(sign(lying, self._key, share_tokens=True)) if number % 2 else good[:-40]

@@ -232,7 +232,7 @@ def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_tra
     assert lost == duplicated == 0
     assert observer.stored_groups() == len(local)
     assert len(observer.acknowledged_groups) > 0
-    assert {group.group_id for group in external} <= wounded.peer.acknowledged, "a lie got in"
+    assert {group.group_id for group in external} <= wounded.peer.offered, "a lie got in"
     assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
     assert sorted(steps) == list(range(1, len(batches) + 1))
     assert all(item.staleness is None or item.staleness <= 1 for batch in batches for item in batch.items)

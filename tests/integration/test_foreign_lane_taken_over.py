@@ -201,14 +201,14 @@ async def test_a_forker_that_answers_nonsense_is_replaced_and_the_lane_serves_on
 async def test_a_runner_of_the_lane_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool(foreign_group_s=60.0) as scorers:
         failures = [RuntimeError("a mistake of ours")]
-        settle = scorers._foreign._share.settle
+        settle = scorers._foreign._line.settle
 
-        def fail_once(sender: str, seconds: float) -> None:
-            settle(sender, seconds)
+        def fail_once(sender: str, seconds: float, *, established: bool) -> None:
+            settle(sender, seconds, established=established)
             if failures:
                 raise failures.pop()
 
-        monkeypatch.setattr(scorers._foreign._share, "settle", fail_once)
+        monkeypatch.setattr(scorers._foreign._line, "settle", fail_once)
         await serves_honest_groups(scorers)
         await serves_honest_groups(scorers)
         assert scorers.replaced == 1
