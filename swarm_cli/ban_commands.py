@@ -105,7 +105,7 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
     lines = []
     for each in bans.in_force(now_s).bans:
         term = "for good" if each.until is None else f"for {each.until - now_s:.0f} s more"
-        lines.append(f"banned {each.sender} {term} {each.reason}".rstrip())
+        lines.append(f"banned {each.sender} {term}{': ' if each.reason else ''}{each.reason}")
     for entry in await plane.kv_all(bucket, SENDERS_PREFIX):
         try:
             report = decode(entry.value, SendersReport)

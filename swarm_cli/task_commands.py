@@ -109,6 +109,9 @@ def audit(
     from shared.tasks.derive import dataset_names
 
     names = datasets or dataset_names()
+    unknown = sorted(set(names) - set(dataset_names()))
+    if unknown:
+        raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` names them")
     failed = False
     for name in names:
         refs = [_ref(name, config, seed, index) for index in range(count)]

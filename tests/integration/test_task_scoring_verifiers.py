@@ -82,10 +82,10 @@ async def test_the_verifier_in_the_documentation_works_as_it_is_printed(tmp_path
     check_specs([spec])
     ref = TaskRef(dataset="chain_sum", config=spec.canonical_config, seed=1, index=0)
     wanted = int(str(derive_task(ref).answer))
-    texts = [f"I think it is {wanted}", str(wanted + 1), str(2 * wanted), "nothing", "1e999"]
+    texts = [str(wanted), f"I think it is {wanted}", str(wanted + 1), str(2 * wanted), "nothing", "1e999"]
     async with pool(spec) as scorers:
         (result,) = await scorers.run([ScoringJob(ref=ref, texts=texts)])
-    assert result.rewards == [1.0, 0.5, 0.0, 0.0, 0.0]
+    assert result.rewards == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
 
 
 def test_our_own_sources_choose_the_verifier_also_for_others_configs() -> None:
