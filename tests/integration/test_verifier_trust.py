@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from services.verifier.border import without_tokens
 from services.verifier.sharing_rules import sign
 from shared import subjects
 from shared.config import NodeConfig
@@ -140,26 +142,49 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"malformed": 1})
 
 
+@pytest.mark.deadline(400)
 async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server: MakeServer, tmp_path: Path) -> None:
-    """Honest groups taken in at the same budget: alone, beside 25 times one's traffic, and with forgeries in their names."""
+    """Honest groups taken in at the same budget: alone, beside 25 times one's traffic, and with forgeries in their names.
+
+    What counts is what is lost, not how soon it comes: on a busy machine scoring may take longer than sending.
+    """
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=BUDGET_PER_S)
     flood_per_s = 25 * HONEST_PER_S
     async with verifier(config) as alpha:
         publishing = await connect(config.nats.node_url, name="others")
         senders = Senders(publishing)
+
+        async def taken() -> Counter[tuple[str, int]]:
+            return Counter((each.group.node, each.group.draw // PHASE) for each in await scored(alpha.node, "alpha"))
+
+        async def settle(phase: int, signatures: int = 0) -> None:
+            async def is_settled() -> bool:
+                found = await taken()
+                honest = all(found[name, phase] == senders.sent[name, phase] for name in ("beta", "gamma"))
+                return honest and alpha.status.get("refused_signature") >= signatures
+
+            # Whether it came about is for the end to say.
+            with suppress(AssertionError):
+                await until(is_settled, timeout_s=60.0)
+
         await senders.phase(0)
+        await settle(0)
+        began = time.monotonic()
         await senders.phase(1, senders.send("mallory", 1, flood_per_s))
+        await settle(1)
         await senders.phase(2, senders.forge(2, flood_per_s))
+        await settle(2, senders.sent["forger", 2])
+        lasted_s = time.monotonic() - began
         await publishing.close()
-        taken = Counter((each.group.node, each.group.draw // PHASE) for each in await scored(alpha.node, "alpha"))
+        found = await taken()
         refused = {reason: alpha.status.get(f"refused_{reason}") for reason in ("flood", "signature")}
-    print("taken in by (node, phase):", dict(taken), "sent:", dict(senders.sent), "refused:", refused)
+    print("taken in by (node, phase):", dict(found), "sent:", dict(senders.sent), "refused:", refused)
     for honest in ("beta", "gamma"):
-        calm = taken[honest, 0] / senders.sent[honest, 0]
+        calm = found[honest, 0] / senders.sent[honest, 0]
         assert calm > 0.9
         for phase in (1, 2):
-            assert taken[honest, phase] / senders.sent[honest, phase] >= 0.9 * calm
-    assert 0 < taken["mallory", 1] <= 0.5 * BUDGET_PER_S * (2 * SECONDS + 8), "limited itself"
+            assert found[honest, phase] / senders.sent[honest, phase] >= 0.9 * calm
+    assert 0 < found["mallory", 1] <= 0.5 * BUDGET_PER_S * (lasted_s + 8), "limited itself"
     assert refused["signature"] > 0.9 * senders.sent["forger", 2], "looked at one by one, and all refused"
 
 
@@ -249,7 +274,7 @@ async def test_many_names_of_one_key_and_copies_come_in_once_and_leave_honest_ne
         assert alpha.status.get("accepted") == 1, "one key, one name"
         assert alpha.status.get("refused_unknown_key") + alpha.status.get("refused_flood") == names - 1
         await asyncio.sleep(2.5)  # the burst that the key has used up
-        first = (await scored(alpha.node, "alpha"))[0].group
+        first = without_tokens((await scored(alpha.node, "alpha"))[0].group)
         for number in range(10):
             copy = msgspec.structs.replace(first, draw=1000 + number, created_at=time.time())
             payload = encode(sign(copy, mallory, share_tokens=True))
