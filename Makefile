@@ -41,7 +41,7 @@ run: $(VENV)/.installed  ## Start a swarm here; NODES=, STEPS= ends by itself, R
 watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus and the dashboards' panels in a browser
 	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(WATCH_FLAGS)
 
-test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 25 minutes on 2 cores)
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 40 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest
 
