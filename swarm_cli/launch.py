@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import honcho.manager
 from honcho.manager import SYSTEM_PRINTER_NAME, Manager
 from honcho.printer import Printer
 
 STOPPED_BY_SIGNAL = (130, 143)
 """honcho's codes for SIGINT and SIGTERM."""
+PATIENCE_S = 20
+"""After which a process that was asked to end is killed: honcho's own 5 s are too few for NATS, or a checkpoint, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class NotingPrinter(Printer):  # type: ignore[misc]
 def run_lines(lines: Mapping[str, str], environment: Mapping[str, str]) -> Outcome:
     """Start every line, pass their output on, and when one ends stop the others. Returns when all have ended."""
     printer = NotingPrinter(sys.stdout)
+    honcho.manager.KILL_WAIT = PATIENCE_S
     manager = Manager(printer)
     for name, command in lines.items():
         manager.add_process(name, command, env=_with_own_python_first(environment))
