@@ -16,7 +16,7 @@ from honcho.printer import Printer
 STOPPED_BY_SIGNAL = (130, 143)
 """honcho's codes for SIGINT and SIGTERM."""
 PATIENCE_S = 20
-"""After which a process that was asked to end is killed: honcho's own 5 s are too few for NATS, or a checkpoint, on a busy machine."""
+"""After which a process that was asked to end is killed. honcho has 5, too few for NATS or a checkpoint on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
