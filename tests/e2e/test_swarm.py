@@ -57,7 +57,7 @@ CONDITIONAL = {"swarm_trainer_external_logprob_nats"}
 """Metrics that have a value only with a configuration that this swarm does not have."""
 OF_SOME_STEPS = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
 """Metrics that have a value only when the newest step had such groups, and their names in the steps' records."""
-START_S = 150.0
+START_S = 300.0
 
 
 @dataclass
