@@ -19,16 +19,14 @@ from lab.stacked_model import StackedQwen3
 from lab.stacked_params import Architecture, leaves
 from services.trainer.influence import foreign_scales, out_of_proportion
 from services.trainer.intake import Intake
-from services.trainer.learner import advantage_config, counts_uninformative, importance_config, influence_rules, objective_config
 from services.trainer.objectives import LossSums
 from services.trainer.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.rows import TokenGroup
 from services.trainer.schedule import learning_rate
-from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, scored_loss, step_normaliser, without_dropped
+from services.trainer.settings import influence_rules, update_config
+from services.trainer.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
-
-__all__ = ["StackedLearner", "StepOutcome", "advantage_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class StackedLearner:
         self.model = StackedQwen3(architecture, flat.device)
         self.flat = flat.clone()
         self._trainers = [config.trainer for config in configs]
-        self._update_configs = [_update_config(config) for config in configs]
+        self._update_configs = [update_config(config) for config in configs]
         self._influence = [influence_rules(config) for config in configs]
         self._own_policy = [OwnPolicyRules.of(trainer) for trainer in self._trainers]
         self._optimiser = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
@@ -276,15 +274,6 @@ def _norms(gradient: Tensor) -> list[float]:
     """Of each node's gradient, in float64."""
     found: list[float] = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
     return found
-
-
-def _update_config(config: NodeConfig) -> UpdateConfig:
-    return UpdateConfig(
-        objective=objective_config(config),
-        importance=importance_config(config),
-        temperature=config.generator.temperature,
-        count_uninformative=counts_uninformative(config),
-    )
 
 
 def _adamw_settings(config: NodeConfig) -> AdamWSettings:

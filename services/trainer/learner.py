@@ -16,14 +16,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.trainer.advantages import AdvantageConfig, AdvantageKind
 from services.trainer.bounded_step import BoundedGradient, bounded_gradients
-from services.trainer.foreign_weights import ForeignRules
 from services.trainer.head_probe import separate_head
-from services.trainer.importance import ImportanceConfig
-from services.trainer.influence import InfluenceRules
-from services.trainer.intake import Intake, IntakeRules, take_in
-from services.trainer.objectives import ObjectiveConfig
+from services.trainer.intake import Intake, take_in
 from services.trainer.own_policy import OwnPolicyRules, drop_absurd
 from services.trainer.parallel.optimizer_state import split_optimizer_state, whole_optimizer_state
 from services.trainer.parallel.protocol import ALONE, Parallel
@@ -31,13 +26,13 @@ from services.trainer.policy_model import load_policy_model, load_reference_mode
 from services.trainer.preference import Preferred, prefer
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
+from services.trainer.settings import influence_rules, intake_rules, update_config
 from services.trainer.shared_prompt import plain_rows_reason
-from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs, without_dropped
+from services.trainer.update import BatchLogprobs, batch_logprobs, without_dropped
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.messages import Batch
-from shared.model.loading import end_token_id, end_token_ids, model_max_length, vocabulary_size
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.loading import end_token_id, end_token_ids, vocabulary_size
 from shared.model.weights import load_trainable, policy_tensors, trainable_tensors
 
 
@@ -95,11 +90,8 @@ class Learner:
             vocabulary_size=vocabulary_size(policy.model),
         )
         self._influence = influence_rules(config)
-        self.update_config = UpdateConfig(
-            objective=objective_config(config),
-            importance=importance_config(config),
-            temperature=config.generator.temperature,
-            count_uninformative=counts_uninformative(config),
+        self.update_config = replace(
+            update_config(config),
             budget_tokens=trainer.token_budget,
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,
@@ -229,91 +221,6 @@ class Learner:
             eps=trainer.adam_eps,
             fused=self._device.type in {"cpu", "cuda"},
         )
-
-
-def objective_config(config: NodeConfig) -> ObjectiveConfig:
-    """The objective that a node's configuration asks for."""
-    trainer = config.trainer
-    return ObjectiveConfig(
-        name=trainer.objective,
-        clip_low=trainer.clip_low,
-        clip_high=trainer.clip_high,
-        dual_clip=trainer.dual_clip or None,
-        is_min=trainer.cispo_min,
-        is_max=trainer.cispo_max,
-        kl_coefficient=trainer.kl_coefficient,
-        max_completion_tokens=config.generator.max_new_tokens,
-        m2_threshold=trainer.m2_threshold,
-        vespo_positive=trainer.vespo_positive,
-        vespo_negative=trainer.vespo_negative,
-        oapl_scale=trainer.oapl_scale,
-        aggregation=trainer.aggregation,
-    )
-
-
-def importance_config(config: NodeConfig) -> ImportanceConfig:
-    """How a node's configuration weighs what other policies sampled."""
-    trainer = config.trainer
-    return ImportanceConfig(
-        cap=trainer.importance_cap,
-        sequence_bounds=trainer.sequence_mask,
-        unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
-        foreign=ForeignRules(
-            level=trainer.foreign_weight_level,
-            positive=trainer.foreign_weight_positive,
-            negative=trainer.foreign_weight_negative,
-            negative_divergence=trainer.foreign_negative_divergence,
-        ),
-    )
-
-
-def counts_uninformative(config: NodeConfig) -> bool:
-    """Whether groups without advantage count in the means: as the configuration says, or as the objective's source has it."""
-    wanted = config.trainer.count_uninformative
-    return config.trainer.objective == "grpo" if wanted is None else wanted
-
-
-def advantage_config(config: NodeConfig) -> AdvantageConfig:
-    """How a node's configuration turns rewards into advantages."""
-    trainer = config.trainer
-    kinds: dict[str, AdvantageKind] = {"rloo": "leave_one_out", "oapl": "soft_value"}
-    return AdvantageConfig(
-        kind=kinds.get(trainer.objective, "group_normalised"),
-        scale=trainer.advantage_scale,
-        std_ddof=trainer.advantage_std_ddof,
-        std_floor=trainer.advantage_std_floor,
-        value_beta=trainer.oapl_value_beta,
-    )
-
-
-def intake_rules(
-    config: NodeConfig, tokenizer: Any, *, end_token_id: int | None, end_token_ids: tuple[int, ...] = (), vocabulary_size: int
-) -> IntakeRules:
-    """What a node's configuration and model take in."""
-    trainer, generator = config.trainer, config.generator
-    return IntakeRules(
-        tokenizer=tokenizer,
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        end_token_id=end_token_id,
-        end_token_ids=end_token_ids,
-        vocabulary_size=vocabulary_size,
-        max_length=model_max_length(config.model),
-        system_prompt=config.model.system_prompt,
-        max_foreign_tokens=config.max_foreign_tokens,
-        external_weight=trainer.external_weight,
-        advantages=advantage_config(config),
-        max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
-        usual_tokens=generator.completions * generator.max_new_tokens,
-        foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
-        foreign_share_factor=trainer.foreign_share_factor or math.inf,
-        drop_truncated=trainer.drop_truncated,
-        drop_foreign_negatives=trainer.drop_foreign_negatives,
-    )
-
-
-def influence_rules(config: NodeConfig) -> InfluenceRules:
-    """What a node's configuration lets foreign groups add to a gradient."""
-    return InfluenceRules(proportion=config.trainer.foreign_norm_proportion, factor=config.trainer.foreign_norm_factor or math.inf)
 
 
 def _record(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, compare
@@ -56,18 +56,13 @@ class _Seen:
     made: Print
 
 
-@dataclass(slots=True)
-class _Task:
-    groups: list[_Seen] = field(default_factory=list)
-
-
 class CopyMemory:
     """The groups that were taken in lately, and this node's own."""
 
     def __init__(self, salt: bytes = b"") -> None:
         """`salt` keys the hashes, so that nobody can prepare texts against them; drawn at random when empty."""
         self._printer = Printer(salt or secrets.token_bytes(16))
-        self._tasks: OrderedDict[bytes, _Task] = OrderedDict()
+        self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
         self._groups = 0
         self._size_bytes = 0
@@ -96,19 +91,19 @@ class CopyMemory:
 
     def _same_task(self, new: _Seen) -> tuple[Likeness | None, list[str]]:
         made, public_key, now_s = new.made, new.public_key, new.at_s
-        task = self._tasks.get(made.task)
-        if task is None:
+        groups = self._tasks.get(made.task)
+        if groups is None:
             return None, []
         self._tasks.move_to_end(made.task)
-        for seen in [seen for seen in task.groups if now_s - seen.at_s > REMEMBERED_S]:
-            task.groups.remove(seen)
+        for seen in [seen for seen in groups if now_s - seen.at_s > REMEMBERED_S]:
+            groups.remove(seen)
             self._forget(seen)
-        if not task.groups:
+        if not groups:
             del self._tasks[made.task]
             return None, []
         copiers: list[str] = []
         first: Likeness | None = None
-        for seen in task.groups:
+        for seen in groups:
             match = compare(made.texts, seen.made.texts)
             if match is None:
                 continue
@@ -120,7 +115,7 @@ class CopyMemory:
                     copiers.append(seen.public_key)
             elif first is None and _no_chance(match):
                 first = Likeness("copied", telling and not _may_precede(new, seen), seen.public_key)
-        own = sum(seen.public_key == public_key for seen in task.groups)
+        own = sum(seen.public_key == public_key for seen in groups)
         if first is None and own >= GROUPS_OF_A_TASK:
             first = Likeness("repeated", False, public_key)
         return first, copiers
@@ -137,21 +132,21 @@ class CopyMemory:
 
     def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
         """Note a group that was taken in, or that is this node's own."""
-        task = self._tasks.setdefault(made.task, _Task())
+        groups = self._tasks.setdefault(made.task, [])
         self._tasks.move_to_end(made.task)
         seen = _Seen(public_key, seq, stored_at_s, now_s, made)
-        task.groups.append(seen)
+        groups.append(seen)
         self._groups += 1
         self._size_bytes += made.size_bytes
         if made.evidence >= TELLING:
             alike = self._questions.setdefault(made.question, [])
             alike.append(seen)
             del alike[:-_PER_QUESTION]
-        if len(task.groups) > _PER_TASK:
-            self._forget(task.groups.pop(0))
+        if len(groups) > _PER_TASK:
+            self._forget(groups.pop(0))
         while self._groups > MAX_GROUPS or self._size_bytes > MAX_BYTES:
             _, oldest = self._tasks.popitem(last=False)
-            for each in oldest.groups:
+            for each in oldest:
                 self._forget(each)
 
     def _forget(self, seen: _Seen) -> None:

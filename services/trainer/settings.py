@@ -1,0 +1,112 @@
+"""What the trainer's pure parts need of the configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from services.trainer.advantages import AdvantageConfig, AdvantageKind
+from services.trainer.foreign_weights import ForeignRules
+from services.trainer.importance import ImportanceConfig
+from services.trainer.influence import InfluenceRules
+from services.trainer.intake import IntakeRules
+from services.trainer.objectives import ObjectiveConfig
+from services.trainer.update import UpdateConfig
+from shared.config import NodeConfig
+from shared.model.loading import model_max_length
+from shared.model.tokenizer_hash import tokenizer_hash
+
+
+def _objective_config(config: NodeConfig) -> ObjectiveConfig:
+    """The objective that a node's configuration asks for."""
+    trainer = config.trainer
+    return ObjectiveConfig(
+        name=trainer.objective,
+        clip_low=trainer.clip_low,
+        clip_high=trainer.clip_high,
+        dual_clip=trainer.dual_clip or None,
+        is_min=trainer.cispo_min,
+        is_max=trainer.cispo_max,
+        kl_coefficient=trainer.kl_coefficient,
+        max_completion_tokens=config.generator.max_new_tokens,
+        m2_threshold=trainer.m2_threshold,
+        vespo_positive=trainer.vespo_positive,
+        vespo_negative=trainer.vespo_negative,
+        oapl_scale=trainer.oapl_scale,
+        aggregation=trainer.aggregation,
+    )
+
+
+def _importance_config(config: NodeConfig) -> ImportanceConfig:
+    """How a node's configuration weighs what other policies sampled."""
+    trainer = config.trainer
+    return ImportanceConfig(
+        cap=trainer.importance_cap,
+        sequence_bounds=trainer.sequence_mask,
+        unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
+        foreign=ForeignRules(
+            level=trainer.foreign_weight_level,
+            positive=trainer.foreign_weight_positive,
+            negative=trainer.foreign_weight_negative,
+            negative_divergence=trainer.foreign_negative_divergence,
+        ),
+    )
+
+
+def _counts_uninformative(config: NodeConfig) -> bool:
+    """Whether groups without advantage count in the means: as the configuration says, or as the objective's source has it."""
+    wanted = config.trainer.count_uninformative
+    return config.trainer.objective == "grpo" if wanted is None else wanted
+
+
+def _advantage_config(config: NodeConfig) -> AdvantageConfig:
+    """How a node's configuration turns rewards into advantages."""
+    trainer = config.trainer
+    kinds: dict[str, AdvantageKind] = {"rloo": "leave_one_out", "oapl": "soft_value"}
+    return AdvantageConfig(
+        kind=kinds.get(trainer.objective, "group_normalised"),
+        scale=trainer.advantage_scale,
+        std_ddof=trainer.advantage_std_ddof,
+        std_floor=trainer.advantage_std_floor,
+        value_beta=trainer.oapl_value_beta,
+    )
+
+
+def intake_rules(
+    config: NodeConfig, tokenizer: Any, *, end_token_id: int | None, end_token_ids: tuple[int, ...] = (), vocabulary_size: int
+) -> IntakeRules:
+    """What a node's configuration and model take in."""
+    trainer, generator = config.trainer, config.generator
+    return IntakeRules(
+        tokenizer=tokenizer,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        end_token_id=end_token_id,
+        end_token_ids=end_token_ids,
+        vocabulary_size=vocabulary_size,
+        max_length=model_max_length(config.model),
+        system_prompt=config.model.system_prompt,
+        max_foreign_tokens=config.max_foreign_tokens,
+        external_weight=trainer.external_weight,
+        advantages=_advantage_config(config),
+        max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
+        usual_tokens=generator.completions * generator.max_new_tokens,
+        foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
+        foreign_share_factor=trainer.foreign_share_factor or math.inf,
+        drop_truncated=trainer.drop_truncated,
+        drop_foreign_negatives=trainer.drop_foreign_negatives,
+    )
+
+
+def influence_rules(config: NodeConfig) -> InfluenceRules:
+    """What a node's configuration lets foreign groups add to a gradient."""
+    return InfluenceRules(proportion=config.trainer.foreign_norm_proportion, factor=config.trainer.foreign_norm_factor or math.inf)
+
+
+def update_config(config: NodeConfig) -> UpdateConfig:
+    """How a node's configuration turns groups into a gradient; what depends on the model and the machine is left at its default."""
+    return UpdateConfig(
+        objective=_objective_config(config),
+        importance=_importance_config(config),
+        temperature=config.generator.temperature,
+        count_uninformative=_counts_uninformative(config),
+    )
