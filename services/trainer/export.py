@@ -1,10 +1,8 @@
-"""A trained policy as a Hugging Face folder that `transformers` loads: config, tokenizer, weights with adapters merged."""
+"""A trained policy as a folder: for `transformers`, with config, tokenizer and adapters merged, or its adapters alone, for peft."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +11,65 @@ import torch
 from services.trainer.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, TrainedModel, read_checkpoint
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
+from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, load_causal_lm, load_tokenizer
 from shared.model.weights import load_policy_tensors, load_trainable, policy_tensors
+from shared.new_folder import appearing_whole, refuse_filled
 
 CHECKPOINTS = "checkpoints"
+_CPU = torch.device("cpu")
 
 
-def export_policy(source: Path, out_dir: Path, *, best: bool = False) -> Path:
-    """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir` and return it.
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A policy was written into `folder`, weights in `dtype`. `rounding`: of adapters that were merged; else None."""
+
+    folder: Path
+    dtype: str
+    rounding: DeltaRounding | None = None
+
+
+def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str | None = None) -> Exported:
+    """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir`, adapters merged in float32.
 
     Args:
         source: a run's folder of one node (`var/runs/<run>/<node>`) or one checkpoint's folder.
         out_dir: must not exist, or be empty; it appears whole or not at all.
         best: of a run, take the checkpoint nearest to the best held-out evaluation.
+        dtype: of the weights, a name in `DTYPES`; None: the one that products were computed in.
 
     Raises:
         CheckpointError: no usable checkpoint.
         ModelLoadError: the base model is gone.
         FileExistsError: `out_dir` holds files.
     """
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise FileExistsError(f"{out_dir} is not empty: choose another folder for the export")
+    refuse_filled(out_dir, "the export")
     checkpoint = _chosen_checkpoint(source, best)
-    model = _policy_of(checkpoint)
+    wanted = dtype or checkpoint.model.dtype
+    model, rounding = _policy_of(checkpoint, DTYPES[wanted])
     tokenizer = load_tokenizer(_base(checkpoint.model))
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
-    try:
+    with appearing_whole(out_dir) as staging:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        staging.chmod(0o755)
-        if out_dir.exists():
-            out_dir.rmdir()
-        os.replace(staging, out_dir)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return out_dir
+    return Exported(out_dir, wanted, rounding)
+
+
+def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Exported:
+    """Write the adapters alone, in float32, as `peft.PeftModel.from_pretrained` loads them onto the base model: no rounding at all.
+
+    Arguments and errors are those of `export_policy`; besides, CheckpointError where no adapters were trained.
+    """
+    refuse_filled(out_dir, "the export")
+    checkpoint = _chosen_checkpoint(source, best)
+    if not checkpoint.model.lora_rank:
+        raise CheckpointError(f"{source} was trained without adapters (trainer.lora.rank = 0): export the whole policy")
+    adapted = _adapted(checkpoint)
+    for config in adapted.peft_config.values():
+        config.revision = checkpoint.model.model_revision or None
+    with appearing_whole(out_dir) as staging:
+        # The base's embeddings were not trained; left to itself, peft asks the hub whether to save them.
+        adapted.save_pretrained(staging, save_embedding_layers=False)
+    return Exported(out_dir, "float32")
 
 
 def lora_section(model: TrainedModel) -> LoraSection:
@@ -77,15 +98,20 @@ def _base(model: TrainedModel) -> ModelSection:
     return ModelSection(path=model.model_path, revision=model.model_revision)
 
 
-def _policy_of(checkpoint: Checkpoint) -> Any:
-    trained = checkpoint.model
-    base = _base(trained)
-    dtype, cpu = DTYPES[trained.dtype], torch.device("cpu")
-    model: Any = load_causal_lm(base, dtype=dtype, device=cpu)
-    if trained.lora_rank:
-        adapted = with_adapters(load_causal_lm(base, dtype=dtype, device=cpu), lora_section(trained))
-        load_trainable(adapted, checkpoint.state.weights)
-        load_policy_tensors(model, policy_tensors(adapted, dtype))
+def _policy_of(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, DeltaRounding | None]:
+    model: Any = load_causal_lm(_base(checkpoint.model), dtype=dtype, device=_CPU)
+    tally = RoundingTally()
+    if checkpoint.model.lora_rank:
+        load_policy_tensors(model, policy_tensors(_adapted(checkpoint), dtype, tally=tally))
     else:
         load_policy_tensors(model, checkpoint.state.weights)
-    return model
+    return model, tally.rounding()
+
+
+def _adapted(checkpoint: Checkpoint) -> Any:
+    """The model as it was trained: its base in the dtype that it had then, the adapters in float32."""
+    trained = checkpoint.model
+    base = load_causal_lm(_base(trained), dtype=DTYPES[trained.dtype], device=_CPU)
+    adapted = with_adapters(base, lora_section(trained))
+    load_trainable(adapted, checkpoint.state.weights)
+    return adapted

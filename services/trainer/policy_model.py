@@ -13,7 +13,9 @@ from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.trainable import check_trainable
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
+from shared.model.adapter_merge import adapted_layers
 from shared.model.loading import load_causal_lm, load_tokenizer, resolve_dtype
+from shared.model.weights import plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,14 @@ def node_seed(config: NodeConfig) -> int:
 
 
 def with_adapters(model: Any, lora: LoraSection) -> Any:
-    """`model` behind low-rank adapters of `lora.rank`; only they are trained."""
+    """`model` behind low-rank adapters of `lora.rank`, in float32 whatever the model is in; only they are trained.
+
+    Raises:
+        ValueError: the target modules are not in the model, or a policy with these adapters merged cannot be published.
+    """
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             r=lora.rank,
@@ -81,3 +87,25 @@ def with_adapters(model: Any, lora: LoraSection) -> Any:
             task_type="CAUSAL_LM",
         ),
     )
+    _check_mergeable(adapted)
+    return adapted
+
+
+def _check_mergeable(adapted: Any) -> None:
+    """Refuse adapters that no merged policy can hold: on one use of a shared weight, and on what is no layer with a weight."""
+    from peft.tuners.lora.layer import ParamWrapper
+
+    for name, module in adapted.named_modules():
+        if isinstance(module, ParamWrapper):
+            raise ValueError(
+                f"trainer.lora.target_modules adapts {plain_name(name)}, which is no linear layer but holds bare weights, as fused "
+                'experts do, and these cannot be merged for publishing: name linear layers, e.g. ["q_proj", "k_proj", "v_proj", '
+                '"o_proj"]'
+            )
+    ties = getattr(adapted.get_base_model(), "all_tied_weights_keys", None) or {}
+    tied = sorted({plain_name(name) for name in adapted_layers(adapted)} & {*ties, *ties.values()})
+    if tied:
+        raise ValueError(
+            f"trainer.lora.target_modules adapts {tied[0]}, a weight that this model uses in two places (tied embeddings: "
+            "input and output): only one use would learn, and a published policy holds one weight for both; name other modules"
+        )

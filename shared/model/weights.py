@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
+from shared.model.adapter_merge import RoundingTally, adapted_layers, merged_weight
+
 _ADAPTER_MARK = ".lora_"
 _WRAPPED = ".base_layer."
 _PEFT_PREFIX = "base_model.model."
@@ -30,22 +32,27 @@ class WeightsError(RuntimeError):
 
 @torch.no_grad()
 def policy_tensors(
-    model: nn.Module, dtype: torch.dtype | None = None, whole: Callable[[Tensor], Tensor] = _as_it_is
+    model: nn.Module,
+    dtype: torch.dtype | None = None,
+    whole: Callable[[Tensor], Tensor] = _as_it_is,
+    tally: RoundingTally | None = None,
 ) -> dict[str, Tensor]:
     """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
 
-    LoRA adapters are added into the weights they adapt, without touching the model. A tied tensor appears under the name that
-    it is stored as, not under its alias. `whole` puts a tensor together of which this process holds a part.
+    LoRA adapters are added into the weights they adapt, in float32 and rounded once, without touching the model; `tally` counts
+    what that rounding loses. A tied tensor appears under the name that it is stored as, not under its alias. `whole` puts a tensor
+    together of which this process holds a part.
     """
     tied = tied_names(model)
-    merged = _merged_adapter_weights(model)
+    adapted = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
         if _ADAPTER_MARK in name:
             continue
         plain = plain_name(name)
         if plain not in tied:
-            tensors[plain] = _on_cpu(merged.get(name, value), dtype, whole)
+            layer = adapted.get(name)
+            tensors[plain] = _on_cpu(value if layer is None else merged_weight(layer, dtype, tally), dtype, whole)
     return tensors
 
 
@@ -122,18 +129,6 @@ def tied_names(model: Any) -> frozenset[str]:
 def plain_name(name: str) -> str:
     """The Hugging Face name of a parameter that adapters may wrap."""
     return name.removeprefix(_PEFT_PREFIX).replace(_WRAPPED, ".")
-
-
-def _merged_adapter_weights(model: nn.Module) -> dict[str, Tensor]:
-    merged = {}
-    for name, module in model.named_modules():
-        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer"):
-            weight = module.base_layer.weight
-            total = weight.float()
-            for adapter in module.active_adapters:
-                total = total + module.get_delta_weight(adapter).float()
-            merged[f"{name}.base_layer.weight"] = total.to(weight.dtype)
-    return merged
 
 
 def _on_cpu(value: Tensor, dtype: torch.dtype | None, whole: Callable[[Tensor], Tensor]) -> Tensor:

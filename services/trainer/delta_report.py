@@ -1,0 +1,53 @@
+"""Says what rounding a published policy loses of what its LoRA adapters add: a gauge always, a log line when it is much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.model.adapter_merge import DeltaRounding
+from shared.runtime.metrics import LateGauge
+
+MUCH = 0.1
+"""A `lost_ratio` above this is worth a warning."""
+
+_REMEDY = (
+    'set trainer.publish_dtype to "float32", or to "float16" (as small as bfloat16, and eight times as fine), and model.dtype of '
+    "the generators to the same: one that computes in bfloat16 rounds again; or wait: a delta that grows comes through, sooner "
+    "with a larger trainer.learning_rate or trainer.lora.alpha"
+)
+
+
+class DeltaReport:
+    """Warns when the loss becomes much, not at every policy: early on a delta is small and most of it is lost for many steps."""
+
+    def __init__(self, gauge: LateGauge, log: Any) -> None:
+        self._gauge, self._log = gauge, log
+        self._warned = False
+
+    def published(self, rounding: DeltaRounding | None, *, version: int, dtype: str) -> None:
+        """The policy of `version` is out, rounded to `dtype`; None: without adapters, or they add nothing yet."""
+        self._gauge.set(None if rounding is None else rounding.lost_ratio)
+        much = rounding is not None and rounding.lost_ratio > MUCH
+        if rounding is not None and much != self._warned:
+            said = {
+                "version": version,
+                "dtype": dtype,
+                "lost_ratio": round(rounding.lost_ratio, 4),
+                "unmoved_ratio": round(rounding.unmoved_ratio, 4),
+            }
+            if much:
+                self._log.warning("delta_rounded_away", **said, **_explanation(rounding, dtype))
+            else:
+                self._log.info("delta_kept", **said)
+        self._warned = much
+
+
+def _explanation(rounding: DeltaRounding, dtype: str) -> dict[str, str]:
+    return {
+        "reason": f"{rounding.unmoved_ratio:.0%} of the adapted weights do not move in {dtype}: what the adapters add is less than "
+        f"half a step between neighbouring {dtype} numbers",
+        "consequence": f"generators sample from a policy without {rounding.lost_ratio:.0%} of what was learned; see "
+        "swarm_trainer_delta_lost_ratio, said again only after it was below "
+        f"{MUCH:.0%}",
+        "remedy": _REMEDY,
+    }
