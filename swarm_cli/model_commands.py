@@ -1,9 +1,10 @@
-"""`swarm model init` and `swarm model export`."""
+"""`swarm model init`, `swarm model import` and `swarm model export`."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +14,20 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.plot import find_run
 
-model_app = typer.Typer(name="model", help="Build the toy policy, or take a trained one out.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from services.trainer.export import Exported
+
+model_app = typer.Typer(
+    name="model", help="Build the toy policy, bring a model in, or take a trained one out.", no_args_is_help=True
+)
+
+
+class Dtype(StrEnum):
+    """What weights can be exported in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 @model_app.command("init")
@@ -29,16 +43,50 @@ def init(
     typer.echo(str(folder))
 
 
+@model_app.command("import")
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file, an installed Python package that brings one, a Hugging Face folder, or a hub name (OWNER/NAME)."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of the weights.  [default: the source's own; bfloat16 where it is quantised]", show_default=False),
+    ] = None,
+) -> None:
+    """Make a folder that the trainer and every engine load, say what the model takes, and try it (docs/models.md)."""
+    from swarm_cli.model_import import import_model
+
+    typer.echo(str(import_model(source, out, revision=revision, dtype=dtype and dtype.value)))
+
+
 @model_app.command()
 def export(
     run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
     node: Annotated[str, typer.Argument(help="The node whose policy is wanted.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
     best: Annotated[bool, typer.Option("--best", help="The best evaluated checkpoint instead of the newest.")] = False,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of the weights.  [default: the one that was trained with, model.dtype]", show_default=False),
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapters, as peft loads them.")] = False,
     var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar="SWARM_NODE__VAR_DIR")] = Path("var"),
 ) -> None:
-    """Write a trained policy as a Hugging Face folder that `transformers` loads."""
-    typer.echo(str(export_node(node_folder(find_run(run, var_dir), node), out, best=best)))
+    """Write a trained policy as a Hugging Face folder that `transformers` loads, or its adapters for peft."""
+    if adapter and dtype:
+        raise CommandError("--adapter writes the adapters in float32, as they were trained: leave out --dtype")
+    folder = node_folder(find_run(run, var_dir), node)
+    exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
+    if exported.rounding is not None:
+        lost = max(0.0, exported.rounding.lost_ratio)
+        remedy = "; --dtype float32 or --adapter keeps it" if lost >= 0.005 else ""
+        note(f"adapters merged in float32; rounding to {exported.dtype} lost {lost:.0%} of what they add{remedy}")
+    typer.echo(str(exported.folder))
 
 
 def node_folder(run_dir: Path, node: str) -> Path:
@@ -54,17 +102,17 @@ def node_folder(run_dir: Path, node: str) -> Path:
     return folder
 
 
-def export_node(folder: Path, out: Path, *, best: bool = False) -> Path:
-    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder` is.
+def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | None = None, adapter: bool = False) -> Exported:
+    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder` is; see `services.trainer.export`.
 
     Raises:
         CommandError: no usable checkpoint, the base model is gone, or `out` holds files.
     """
     from services.trainer.checkpoint import CheckpointError
-    from services.trainer.export import export_policy
+    from services.trainer.export import export_adapter, export_policy
     from shared.model.loading import ModelLoadError
 
     try:
-        return export_policy(folder, out, best=best)
-    except (CheckpointError, ModelLoadError, OSError) as error:
+        return export_adapter(folder, out, best=best) if adapter else export_policy(folder, out, best=best, dtype=dtype)
+    except (CheckpointError, ModelLoadError, OSError, ValueError) as error:
         raise CommandError(f"nothing was exported: {error}") from None

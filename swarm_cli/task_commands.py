@@ -75,7 +75,9 @@ def score(
     config: Config = "{}",
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0)] = 0,
-    verifier: Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, math, or an installed one.")] = "reasoning_gym",
+    verifier: Annotated[
+        str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")
+    ] = "reasoning_gym",
     as_json: AsJson = False,
 ) -> None:
     """Print the reward that the verifier gives for an answer, whatever the answer is."""
@@ -98,7 +100,9 @@ def audit(
     count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
     config: Config = "{}",
     seed: Seed = 0,
-    verifier: Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, math, or an installed one.")] = "reasoning_gym",
+    verifier: Annotated[
+        str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")
+    ] = "reasoning_gym",
     as_json: AsJson = False,
 ) -> None:
     """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with text added or one thing changed.

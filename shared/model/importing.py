@@ -1,0 +1,147 @@
+"""Make of a GGUF file or a Hugging Face folder the folder that the trainer and every engine load: safetensors, config, tokenizer.
+
+What could be wrong is looked for before weights are read (headers, sizes), and what was read is held against the headers: a
+parameter that the source does not hold would be filled with random numbers, and nothing would say so.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from shared.hub_models import hub_arguments
+from shared.model.attention import meant_attention
+from shared.model.chat_template import ending_token, template_problem
+from shared.model.gguf_tokenizer import read_gguf_tokenizer
+from shared.model.import_plan import ImportPlan
+from shared.model.import_refused import ImportRefused
+from shared.model.import_source import ImportSource
+from shared.model.loading import DTYPES
+from shared.model.quiet_reading import quietly, reading
+
+_PROBES = ("12 + 345 = 357", "  two  spaces\n\n 7", "Caf\u00e9 \u2013 na\u00efve \U0001f642", "<answer>x</answer>")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """A model in memory, ready to be written. notes: what to know, in sentences."""
+
+    model: Any
+    tokenizer: Any
+    notes: list[str] = field(default_factory=list)
+
+
+def read_model(plan: ImportPlan) -> ReadModel:
+    """Read weights and tokenizer, and refuse what could not be used.
+
+    Raises:
+        ImportRefused: weights are missing or damaged, or the tokenizer does not fit the model.
+    """
+    source = plan.source
+    notes: list[str] = []
+    with reading(source.origin, "tokenizer"):
+        if plan.header is not None:
+            tokenizer, notes = read_gguf_tokenizer(plan.header)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source.path, **hub_arguments(str(source.path), ""))
+    if problem := template_problem(tokenizer) or _vocabulary_problem(tokenizer, plan.size.vocabulary):
+        raise ImportRefused(f"{source.origin}: {problem}")
+    if plan.size.context_length:
+        tokenizer.model_max_length = min(int(tokenizer.model_max_length), plan.size.context_length)
+    with reading(source.origin, "weights"):
+        model = _weights(plan)
+    _end_answers(source, model, tokenizer)
+    return ReadModel(model, tokenizer, notes)
+
+
+def write_model(plan: ImportPlan, read: ReadModel, folder: Path) -> None:
+    """Write the folder's files into `folder`, which is empty, and read the tokenizer back.
+
+    Raises:
+        ImportRefused: the tokenizer does not say the same once it is written.
+        OSError: the disk is full, or cannot be written.
+    """
+    with quietly():
+        try:
+            read.model.save_pretrained(folder)
+        except SafetensorError as error:
+            # The library says no more than the words of the system's message.
+            raise OSError(errno.ENOSPC if "No space" in str(error) else errno.EIO, str(error)) from None
+        read.tokenizer.save_pretrained(folder)
+    again = AutoTokenizer.from_pretrained(folder, **hub_arguments(str(folder), ""))
+    for text in _PROBES:
+        if again(text)["input_ids"] != read.tokenizer(text)["input_ids"]:
+            raise ImportRefused(
+                f"{plan.source.origin}: its tokenizer gives other tokens after it was written ({text!r}): this kind of tokenizer "
+                "cannot be imported; give the model's Hugging Face folder"
+            )
+
+
+def _weights(plan: ImportPlan) -> Any:
+    source = plan.source
+    attention = meant_attention(plan.config)
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    # Of a GGUF file this is folder and name; of a folder, the folder.
+    place = {"gguf_file": source.path.name} if source.kind == "gguf" else {}
+    folder = source.path.parent if source.kind == "gguf" else source.path
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=plan.config,
+        dtype=DTYPES[plan.dtype],
+        output_loading_info=True,
+        **hub_arguments(str(folder), ""),
+        **chosen,
+        **place,
+    )
+    model, found = read
+    missing = sorted(set(found["missing_keys"]) - set(getattr(model, "all_tied_weights_keys", None) or {}))
+    if missing:
+        raise ImportRefused(
+            f"{source.origin} lacks {len(missing)} weights of its model, such as {missing[0]}: they would be random; give "
+            "the whole model"
+        )
+    _forget_quantiser(model)
+    packed = next((name for name, value in model.named_parameters() if not value.is_floating_point()), None)
+    if packed is not None:
+        raise ImportRefused(f"{source.origin}: {packed} stays quantised when it is read, and cannot be trained: give plain weights")
+    return model.eval()
+
+
+def _forget_quantiser(model: Any) -> None:
+    # The weights are plain numbers by now; with the mark that they were not, transformers refuses to save them.
+    for holder, name in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(holder, name):
+            delattr(holder, name)
+    model.is_quantized = False
+
+
+def _vocabulary_problem(tokenizer: Any, rows: int) -> str:
+    beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= rows)
+    if not beyond:
+        return ""
+    return (
+        f"its tokenizer has {len(beyond)} tokens without weights, such as {beyond[0][1]!r} (number {beyond[0][0]}; the model "
+        f"has {rows} rows): take them out of the tokenizer, or resize the model's embeddings (resize_token_embeddings)"
+    )
+
+
+def _end_answers(source: ImportSource, model: Any, tokenizer: Any) -> None:
+    # Where the template ends a turn with a token that nothing names as an end, answers would run on until they are cut off.
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    ends = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
+    known = [*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
+    of_turn = ending_token(tokenizer)
+    if of_turn is not None and of_turn not in ends:
+        model.generation_config.eos_token_id = [*ends, of_turn]
+        # transformers makes a file that it calls its own again from the model's configuration.
+        model.generation_config._from_model_config = False
+    elif not known:
+        raise ImportRefused(
+            f"{source.origin} names no token that ends an answer (eos_token_id), so that answers would never end: set it in "
+            "config.json or in the tokenizer"
+        )

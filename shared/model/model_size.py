@@ -1,0 +1,99 @@
+"""How large a model is and what it takes, from its configuration alone: nothing is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+LORA_RANK = 16
+"""Of the adapters whose memory is given."""
+
+_FLOAT32 = 4
+# float32 weights, their gradient, and Adam's two moments
+_TRAINED = 4 * _FLOAT32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What a model's shape says.
+
+    parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank `LORA_RANK`.
+    context_length, vocabulary: tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token
+    that is sampled, where every layer keeps keys and values.
+    """
+
+    architecture: str
+    parameters: int
+    adapter_parameters: int
+    layers: int
+    width: int
+    vocabulary: int
+    context_length: int
+    cache_numbers: int
+
+    def full_training_bytes(self) -> int:
+        """Weights, gradients and moments when all is trained; activations come on top and follow the batch."""
+        return self.parameters * _TRAINED
+
+    def adapter_training_bytes(self, weight_bytes: int) -> int:
+        """The frozen base at `weight_bytes` a number, and the adapters with gradient and moments; activations on top."""
+        return self.parameters * weight_bytes + self.adapter_parameters * _TRAINED
+
+    def generation_bytes(self, weight_bytes: int, tokens: int) -> int:
+        """Weights, and keys and values of so many tokens side by side."""
+        return (self.parameters + self.cache_numbers * tokens) * weight_bytes
+
+
+def model_size(config: Any) -> ModelSize:
+    """The size of the causal model that `config`, a transformers configuration, describes.
+
+    Raises:
+        ValueError, KeyError: there is no causal language model of this kind.
+    """
+    with torch.device("meta"):
+        skeleton: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    text = config.get_text_config()
+    head = skeleton.get_output_embeddings()
+    linear = [part for part in skeleton.modules() if isinstance(part, nn.Linear) and part is not head]
+    layers, width = int(getattr(text, "num_hidden_layers", 0) or 0), int(getattr(text, "hidden_size", 0) or 0)
+    heads = int(getattr(text, "num_attention_heads", 0) or 1)
+    key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    head_width = int(getattr(text, "head_dim", None) or width // heads)
+    return ModelSize(
+        architecture=str(config.model_type),
+        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        adapter_parameters=LORA_RANK * sum(part.in_features + part.out_features for part in linear),
+        layers=layers,
+        width=width,
+        vocabulary=int(skeleton.get_input_embeddings().weight.shape[0]),
+        context_length=int(getattr(text, "max_position_embeddings", 0) or 0),
+        cache_numbers=2 * layers * key_heads * head_width,
+    )
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that a process may still take: what the machine has, or what its control group leaves; None where neither says."""
+    found = [amount for amount in (_of_machine(), _of_group()) if amount is not None]
+    return min(found) if found else None
+
+
+def _of_machine(file: Path = Path("/proc/meminfo")) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return None if limit == "max" else int(limit) - used + int(cached.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None

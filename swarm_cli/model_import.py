@@ -1,0 +1,129 @@
+"""`swarm model import`: from a GGUF file, a package, a folder or the hub to a folder that every part of a node loads, and tried."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from shared.model.import_plan import ImportPlan
+    from shared.model.importing import ReadModel
+
+SIDE_BY_SIDE_TOKENS = 10_000
+
+
+def import_model(source: str, out: Path, *, revision: str = "", dtype: str | None = None) -> Path:
+    """Write the model's folder to `out`, say what it is on standard error, and return `out`.
+
+    It is tried before it gets its name: `out` appears whole and working, or not at all.
+
+    Raises:
+        CommandError: it cannot be imported, or the trainer and the engine disagree about it.
+    """
+    from shared.model.import_plan import check_room, plan_import
+    from shared.model.import_refused import ImportRefused
+    from shared.model.import_source import find_source
+    from shared.model.importing import read_model, write_model
+    from shared.new_folder import appearing_whole, refuse_filled
+
+    try:
+        refuse_filled(out, "the model")
+        plan = plan_import(find_source(source, revision), dtype)
+        check_room(plan, out)
+        note(f"reading {plan.source.origin}")
+        with appearing_whole(out) as staging:
+            read = read_model(plan)
+            write_model(plan, read, staging)
+            _tell(plan, read, sum(file.stat().st_size for file in staging.iterdir()))
+            # Its copy of the weights is not needed to try the folder.
+            del read
+            note(f"{'parity':<16} {_tried(staging, out)}")
+    except (ImportRefused, FileExistsError) as error:
+        raise CommandError(f"nothing was imported: {error}") from None
+    except OSError as error:
+        raise CommandError(f"nothing was imported: {_disk_trouble(error, out)}") from None
+    return out
+
+
+def _tried(folder: Path, out: Path) -> str:
+    from swarm_cli.parity import TOLERANCE_NATS, ParityError, engine_parity
+
+    try:
+        parity = engine_parity(str(folder))
+    except ParityError as error:
+        cause = str(error).replace(str(folder), str(out))
+        raise CommandError(f"nothing was imported: the model was read, but cannot be used here: {cause}") from None
+    if parity.problem:
+        raise CommandError(f"nothing was imported: {parity.problem}")
+    measured = f"{parity.largest_nats:.1e} nats on {parity.tokens} sampled tokens"
+    return f"trainer and engine agree to {measured} (float32; {TOLERANCE_NATS:g} allowed)"
+
+
+def _tell(plan: ImportPlan, read: ReadModel, folder_bytes: int) -> None:
+    from shared.model.model_size import LORA_RANK
+
+    size = plan.size
+    trained = [_gigabytes(size.full_training_bytes()), *(_gigabytes(size.adapter_training_bytes(width)) for width in (4, 2))]
+    sampling = [_gigabytes(size.generation_bytes(width, SIDE_BY_SIDE_TOKENS)) for width in (4, 2)]
+    halved = "; --dtype bfloat16 halves it" if plan.dtype == "float32" else ""
+    lines = [
+        ("parameters", f"{size.parameters:,} ({size.architecture}, {size.layers} layers of {size.width})"),
+        ("weights", f"{plan.dtype}, a folder of {_gigabytes(folder_bytes)}{halved}"),
+        ("vocabulary", f"{size.vocabulary:,} tokens{_added(read.tokenizer)}"),
+        ("context", f"{size.context_length:,} tokens" if size.context_length else "not limited by the configuration"),
+        ("chat template", _chat(read.tokenizer)),
+        ("first token", _beginning(read.tokenizer)),
+        (
+            "memory to train",
+            f"all weights {trained[0]}; LoRA of rank {LORA_RANK} {trained[1]} over a float32 base, {trained[2]} over bfloat16; "
+            "activations on top",
+        ),
+        ("to generate", f"{sampling[0]} in float32, {sampling[1]} in bfloat16, with {SIDE_BY_SIDE_TOKENS:,} tokens side by side"),
+    ]
+    for name, text in lines:
+        note(f"{name:<16} {text}")
+    for text in read.notes:
+        note(f"{'note':<16} {text}")
+
+
+def _chat(tokenizer: Any) -> str:
+    from shared.model.chat_template import default_system_prompt, takes_system_prompt
+
+    if not tokenizer.chat_template:
+        return "none: questions are plain text, after model.system_prompt where one is set"
+    if not takes_system_prompt(tokenizer):
+        return "yes, without a system turn: leave model.system_prompt empty"
+    own = "; writes one of its own where model.system_prompt is empty" if default_system_prompt(tokenizer) else ""
+    return f"yes, with a system turn{own}"
+
+
+def _beginning(tokenizer: Any) -> str:
+    from shared.model.prompts import render_prompt
+
+    first = render_prompt(tokenizer, "x")[:1]
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return "the tokenizer has no BOS token; prompts begin without one"
+    begins = "begin" if first == [bos] else "do not begin"
+    return f"BOS is {tokenizer.bos_token}; prompts {begins} with it"
+
+
+def _added(tokenizer: Any) -> str:
+    added = len(tokenizer.added_tokens_decoder)
+    return f", {added} of them added or control tokens" if added else ""
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def _disk_trouble(error: OSError, out: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {out.absolute().parent} is full: make room there or choose another folder"
+    if error.errno == errno.EFBIG:
+        return f"a file of the model is larger than {out.absolute().parent} or this process's limits allow: choose another folder"
+    return f"{error}: check the folder and its rights, or choose another one"
