@@ -180,6 +180,8 @@ class BatchItem(Message, frozen=True, kw_only=True):
     age_s: Seconds
     weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
     """Its weight in the draw over the mean weight of the pool; None for own groups and where the strategy knows no weights."""
+    replayed: bool = False
+    """A local group that was in an earlier batch (`sampler.replay`); its staleness may be above `sampler.max_staleness`."""
 
 
 class Preference(Message, frozen=True, kw_only=True):
@@ -212,6 +214,8 @@ class Batch(Message, frozen=True, kw_only=True):
     """After this batch. `state.own` is what the draw knew of the own pass rates; `state.steering` steers the next batch."""
     preference: Preference | None = None
     """None: every group of the batch is trained on."""
+    pool_replay: Count = 0
+    """Groups of earlier batches that could have been replayed."""
 
 
 class PolicyPointer(Message, frozen=True, kw_only=True):

@@ -9,19 +9,27 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire import Count, Message, Reward, ShortText
+from shared.wire import Count, DatasetName, Message, Reward, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events weigh less."""
 Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
+MAX_REPLAYABLE = 65_536
+"""Own groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in each batch."""
+MAX_DATASETS = 1024
+"""Datasets whose held-out pass rates are followed."""
 
 
 class SourceRecord(Message, frozen=True, kw_only=True):
-    """How the own policy lately did on one source of tasks, named by `services.sampler.pool.task_source`."""
+    """How the own policy lately did on one source of tasks, named by `services.sampler.pool.task_source`.
+
+    failed_groups: how many of the newest own groups, one after the other, had no completion that passes.
+    """
 
     source: ShortText
     completions: Discounted
     passes: Discounted
+    failed_groups: Count = 0
 
 
 class OwnRecord(Message, frozen=True, kw_only=True):
@@ -74,6 +82,15 @@ class Level(Message, frozen=True, kw_only=True):
     best: Reward
 
 
+class DatasetLevel(Message, frozen=True, kw_only=True):
+    """Held-out results on one dataset: the newest pass rate, of `n` questions, and the best mean of two that is remembered."""
+
+    dataset: DatasetName
+    n: Count
+    rate: Reward
+    best: Reward
+
+
 class SharingState(Message, frozen=True, kw_only=True):
     """Memory of the controller that moves J (`services.sampler.sharing`), which is also where its words are explained."""
 
@@ -93,6 +110,7 @@ class SharingState(Message, frozen=True, kw_only=True):
     reward: Level | None = None
     held_out: Level | None = None
     held_out_version: Count | None = None
+    datasets: Annotated[list[DatasetLevel], Meta(max_length=MAX_DATASETS)] = []
     why: ShortText = ""
 
 
@@ -101,6 +119,13 @@ class SteeringState(Message, frozen=True, kw_only=True):
 
     bandit: BanditState | None = None
     sharing: SharingState | None = None
+
+
+class TrainedGroups(Message, frozen=True, kw_only=True):
+    """Positions of local groups whose first batch was `batch` and that later ones may replay (`services.sampler.replay`)."""
+
+    batch: Count
+    seqs: Annotated[list[Count], Meta(max_length=MAX_REPLAYABLE)]
 
 
 class SamplerState(Message, frozen=True, kw_only=True):
@@ -117,3 +142,5 @@ class SamplerState(Message, frozen=True, kw_only=True):
     dropped_local: Count = 0
     own: OwnRecord = OwnRecord()
     steering: SteeringState = SteeringState()
+    replayable: Annotated[list[TrainedGroups], Meta(max_length=MAX_REPLAYABLE)] = []
+    """Of the settled positions, those that the next batch may take once more (`sampler.replay`)."""

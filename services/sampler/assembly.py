@@ -11,6 +11,7 @@ A batch waits for three things in turn: the trainer to come near, I local groups
   those: the generator is paced by I, so they may never come. No policy makes an empty batch.
 * **Newcomers**: senders that have not earned a whole share yet have a part of the external groups together, or what the
   established ones leave (`newcomers`).
+* **Replay**: own groups of earlier batches come on top of I and J (`replay`). Nothing waits for them, and they alone make no batch.
 * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of within
   `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for the
   slowest of the others: the batch has fewer external groups, and local ones instead where the policy is `fill_local`.
@@ -36,6 +37,7 @@ from typing import Literal
 from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry
+from services.sampler.replay import replayed
 from services.sampler.steering import InForce
 from services.sampler.strategies import Strategy, available, candidates, local_order, node_cap
 from shared.messages import Preference, TrainerPosition
@@ -57,6 +59,7 @@ class Rules:
     """What a batch is made of. `local` is I, `external` is J, where nothing moves them.
 
     oversample: how many times J external groups a batch has for a strategy that leaves the choice to the trainer.
+    replay: own groups of earlier batches that a batch has once more, at most.
     """
 
     local: int
@@ -72,6 +75,7 @@ class Rules:
     newcomer_share: float = 1.0
     max_staleness: int = 1
     oversample: float = 1.0
+    replay: int = 0
 
     @property
     def unmoved(self) -> InForce:
@@ -96,7 +100,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The groups of the next batch in training order, local before external, and how they were chosen."""
+    """The groups of the next batch in training order, local, external, replayed, and how they were chosen."""
 
     number: int
     local: tuple[PoolEntry, ...]
@@ -114,6 +118,10 @@ class BatchPlan:
     weights: Mapping[int, float]
     """Of the external entries, by position: weight in the draw over the pool's mean weight; empty where there are none."""
     preference: Preference | None
+    replayed: tuple[PoolEntry, ...] = ()
+    """Local groups of earlier batches that this one has once more; no part of `local`."""
+    pool_replay: int = 0
+    """How many there were to draw those from."""
 
 
 class Assembly:
@@ -133,6 +141,7 @@ class Assembly:
         heard_of: Mapping[str, float] = MappingProxyType({}),
         knowledge: Knowledge = _NOTHING_KNOWN,
         in_force: InForce | None = None,
+        replayable: Iterable[PoolEntry] = (),
     ) -> Wait | BatchPlan:
         """Wait, or build batch `number`.
 
@@ -145,6 +154,7 @@ class Assembly:
             heard_of: Other nodes and when the newest usable group of each arrived (`SamplerMemory.heard_of`).
             knowledge: What the strategy may use besides the entries.
             in_force: I, J and the strategy of this batch; None: as configured.
+            replayable: Local entries of earlier batches that this one may have again (`SamplerMemory.replayable`).
         """
         rules = self.rules
         own = sorted(local, key=local_order)
@@ -171,6 +181,7 @@ class Assembly:
         seed = batch_seed(rules.node_seed, rules.node_id, number)
         chosen, preference = self._draw(fresh, force, cap, random.Random(seed), knowledge)
         kept = set(map(id, fresh))
+        again = list(replayable)
         return BatchPlan(
             number=number,
             local=tuple(filled),
@@ -184,6 +195,8 @@ class Assembly:
             in_force=force,
             weights=_relative_weights(fresh, chosen, force, knowledge),
             preference=preference,
+            replayed=tuple(replayed(again, rules.replay, seed)),
+            pool_replay=len(again),
         )
 
     def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:

@@ -13,11 +13,13 @@ import hashlib
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 from msgspec.structs import replace
 
+from shared.messages import EvalReport, TaskScore
 from shared.sampler_state import ArmRecord, ArmRun, BanditState
 
 DISCOUNT = 0.9
@@ -30,11 +32,17 @@ _MOST_RUNS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A held-out result: of policy `version`, the share of `n` tasks that pass."""
+    """A held-out result: of policy `version`, the share of `n` tasks that pass, and the same by dataset where that is known."""
 
     version: int
     pass_rate: float
     n: int
+    per_task: Mapping[str, TaskScore] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, report: EvalReport) -> Self:
+        """What steering takes from a report."""
+        return cls(version=report.policy_version, pass_rate=report.pass_rate, n=report.n, per_task=report.per_task)
 
 
 def start(arms: Sequence[str], seed: str) -> BanditState:

@@ -16,6 +16,7 @@ _LONGEST_S = 1e9
 
 def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: SamplerState, now: float) -> Batch:
     """The batch message. `payloads` holds the scored group at each of the plan's positions; `state` is the memory after it."""
+    again = {entry.seq for entry in plan.replayed}
     return Batch(
         number=plan.number,
         created_at=now,
@@ -25,8 +26,9 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
                 staleness=entry.staleness(plan.number) if entry.origin == "local" else None,
                 age_s=min(entry.age_s(now), _LONGEST_S),
                 weight=plan.weights.get(entry.seq) if entry.origin == "external" else None,
+                replayed=entry.seq in again,
             )
-            for entry in (*plan.local, *plan.external)
+            for entry in (*plan.local, *plan.external, *plan.replayed)
         ],
         strategy=_explained(plan),
         seed=plan.seed,
@@ -34,6 +36,7 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
         wanted_external=plan.in_force.external,
         pool_local=plan.pool_local,
         pool_external=plan.pool_external,
+        pool_replay=plan.pool_replay,
         shortage=plan.shortage,
         state=state,
         preference=plan.preference,

@@ -41,10 +41,20 @@ class Figures:
         self._sources = Counter(
             "swarm_sample_source_total", "Groups that went into batches, by source.", ["source"], registry=registry
         )
+        self._replayed = Counter(
+            "swarm_sampler_replayed_groups_total",
+            "Own groups of earlier batches that a batch had again (sampler.replay); no other metric of the sampler counts them.",
+            registry=registry,
+        )
         self._dropped = Counter(
             "swarm_sampler_dropped_groups_total", "Groups that no batch will take.", ["origin", "reason"], registry=registry
         )
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
+        self._replayable = Gauge(
+            "swarm_sampler_replayable_groups",
+            "Own groups of earlier batches that the next one may have again.",
+            registry=registry,
+        )
         self._wanted = Gauge(
             "swarm_sampler_groups_wanted", "I (local) and J (external) of the next batch.", ["origin"], registry=registry
         )
@@ -101,6 +111,7 @@ class Figures:
                 self._age.labels(origin).observe(entry.age_s(now_s))
         for entry in plan.local:
             self._lag.observe(entry.staleness(plan.number))
+        self._replayed.inc(len(plan.replayed))
         self._largest_share.set(max(collections.Counter(entry.node for entry in plan.external).values(), default=0))
         self._build.observe(seconds)
 
@@ -126,6 +137,7 @@ class Figures:
         memory.drops.clear()
         self._pool.labels("local").set(len(memory.local))
         self._pool.labels("external").set(len(memory.external))
+        self._replayable.set(len(memory.replayable))
         self._status.set("batches", memory.next_number - 1)
         self._status.set("pool_local", len(memory.local))
         self._status.set("pool_external", len(memory.external))

@@ -11,7 +11,7 @@ from services.sampler.pool import PoolEntry
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`plan` without the groups that it has no room for; `too_large` lists those that alone have more than there is for a batch."""
+    """`plan` without the groups that it has no room for; `too_large` lists the new ones that alone are larger than that."""
 
     plan: BatchPlan
     left_out: int
@@ -21,8 +21,8 @@ class Fitted:
 def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted:
     """What of a plan fits into `room_bytes`.
 
-    The largest groups wait, others' before this node's own: nobody can make a node leave out its own groups by sending large ones,
-    and of those there are, most are trained on.
+    Replayed groups are left out first, which were trained on before. Then the largest groups wait, others' before this node's own:
+    nobody can make a node leave out its own groups by sending large ones, and of those there are, most are trained on.
 
     Args:
         plan: As drawn.
@@ -31,9 +31,9 @@ def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted
     """
     entries = (*plan.local, *plan.external)
     too_large = tuple(entry for entry in entries if sizes[entry.seq] > room_bytes)
-    total = sum(sizes[entry.seq] for entry in entries)
+    total = sum(sizes[entry.seq] for entry in (*entries, *plan.replayed))
     waiting: set[int] = set()
-    for group in (plan.external, plan.local):
+    for group in (plan.replayed, plan.external, plan.local):
         for entry in sorted(group, key=lambda entry: (-sizes[entry.seq], entry.seq)):
             if total <= room_bytes:
                 break
@@ -43,5 +43,6 @@ def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted
         plan,
         local=tuple(entry for entry in plan.local if entry.seq not in waiting),
         external=tuple(entry for entry in plan.external if entry.seq not in waiting),
+        replayed=tuple(entry for entry in plan.replayed if entry.seq not in waiting),
     )
     return Fitted(smaller, len(waiting), too_large)

@@ -20,16 +20,27 @@ HALF_LIFE_COMPLETIONS = 128.0
 """A completion counts half when this many newer ones of its source are there: 16 groups of 8. A pass rate of 0.1 is then known to
 within 0.02, and has forgotten a policy of 50 groups ago."""
 
+RECENT_GROUPS = 4
+"""How many own groups of a source must have failed, one after the other, for it to count as one that the policy fails on. Of groups
+of 8, a policy that passes one time in ten fails four in a row 3 times in a hundred; one that passes one time in fifty, every other
+time, and has next to nothing to learn from there."""
+
 MAX_SOURCES = 1024
 """More sources than any node draws from; the one observed first is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """Discounted counts of the own completions on one source of tasks."""
+    """Discounted counts of the own completions on one source of tasks, and how many of the newest own groups failed in a row."""
 
     passes: float = 0.0
     completions: float = 0.0
+    failed_groups: int = 0
+
+    @property
+    def all_fail(self) -> bool:
+        """Whether no completion of the last `RECENT_GROUPS` own groups passed; a source with fewer own groups is not known to."""
+        return self.failed_groups >= RECENT_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +58,12 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
     """The record after one more own scored group of `source` with these rewards (at least one)."""
     keep = 0.5 ** (len(rewards) / HALF_LIFE_COMPLETIONS)
     before = next((of for of in record.sources if of.source == source), SourceRecord(source=source, completions=0.0, passes=0.0))
+    passes = sum(reward >= PASS_REWARD for reward in rewards)
     after = SourceRecord(
         source=source,
         completions=before.completions * keep + len(rewards),
-        passes=before.passes * keep + sum(reward >= PASS_REWARD for reward in rewards),
+        passes=before.passes * keep + passes,
+        failed_groups=0 if passes else before.failed_groups + 1,
     )
     mean = sum(rewards) / len(rewards)
     return msgspec.structs.replace(
@@ -65,4 +78,4 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
 
 def knowledge_of(record: OwnRecord) -> Knowledge:
     """The record as strategies read it."""
-    return Knowledge(sources={of.source: PassRecord(of.passes, of.completions) for of in record.sources})
+    return Knowledge(sources={of.source: PassRecord(of.passes, of.completions, of.failed_groups) for of in record.sources})

@@ -6,7 +6,8 @@ would have built. This is why time plays no part here (ageing out is decided wit
 that came first.
 
 Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`: the generator's admission adds them up,
-and a group in neither would take a place from it for ever.
+and a group in neither would take a place from it for ever. A group that is replayed was consumed with its first batch and is not
+counted again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from services.sampler.knowledge import observed
 from services.sampler.pool import Pool, PoolEntry, pool_entry, task_source
+from services.sampler.replay import ReplayPool, oldest_replayable
 from shared.messages import SamplerState, ScoredGroup
 from shared.sampler_state import SteeringState
 from shared.wire import Origin
@@ -42,6 +44,7 @@ class Limits:
 
     newcomer_share: part of the external pool that is newcomers' when it is full.
     in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I with the largest I there may be.
+    replay_batches: how many batches back a local group may first have been trained on to be trained on again; 0: none is.
     """
 
     max_staleness: int
@@ -49,6 +52,7 @@ class Limits:
     pool_external: int
     newcomer_share: float
     in_flight_local: int
+    replay_batches: int = 0
 
 
 class SamplerMemory:
@@ -65,6 +69,8 @@ class SamplerMemory:
         self._seen: OrderedDict[str, int] = OrderedDict()
         self.local = Pool(limits.pool_local)
         self.external = Pool(limits.pool_external, limits.newcomer_share)
+        self.replayable = ReplayPool(limits.replay_batches, self._known.replayable, next_number)
+        """Local groups of earlier batches that the next one may have again; none of them is in a pool."""
         self.next_number = next_number
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local
@@ -73,7 +79,7 @@ class SamplerMemory:
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups given up since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self.cursor = max(0, min(self._known.floor_seq, self._known.scored_seq - DUPLICATE_POSITIONS))
+        self.cursor = _unneeded_seq(self._known)
         """Position of the last message that was taken in, or is not needed."""
 
     def observe(self, seq: int, scored: ScoredGroup | None) -> None:
@@ -87,12 +93,15 @@ class SamplerMemory:
         duplicate = self._remember(scored.group_id, seq)
         if scored.origin == "external":
             self._hear(seq, scored)
+        usable = scored.failure is None and len(scored.rewards) == len(scored.group.completions)
         if self._settled_before(seq):
+            if usable and self.replayable.awaits(seq):
+                self.replayable.read_again(pool_entry(seq, scored))
             return
         if duplicate and seq > self._known.scored_seq:
             self.drops[(scored.origin, "duplicate")] += 1
             return
-        if scored.failure is not None or len(scored.rewards) != len(scored.group.completions):
+        if not usable:
             self._drop(scored.origin, "failed")
             return
         if scored.origin == "local" and scored.rewards and seq > self._known.scored_seq:
@@ -118,15 +127,18 @@ class SamplerMemory:
             entry = pool.remove(seq)
             if entry is not None:
                 self._drop(entry.origin, reason)
+        self.replayable.forget(seq)
 
     def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
         """Remove a batch's groups and those that grew too old; returns the state that travels in this batch.
 
-        `steering` is what decides the next one.
+        `chosen` lacks the replayed ones, of which nothing changes. `steering` is what decides the next one.
         """
-        for entry in chosen:
+        entries = list(chosen)
+        for entry in entries:
             (self.local if entry.origin == "local" else self.external).remove(entry.seq)
             self.consumed_local += entry.origin == "local"
+        self.replayable.trained((entry for entry in entries if entry.origin == "local"), self.next_number)
         for entry in aged:
             if self.external.remove(entry.seq) is not None:
                 self._drop("external", "aged")
@@ -135,6 +147,7 @@ class SamplerMemory:
     def advance(self) -> None:
         """The batch is in the log: count on, and let go the local groups that no later batch may take."""
         self.next_number += 1
+        self.replayable.advance(self.next_number)
         for entry in self.local:
             if entry.staleness(self.next_number) > self._limits.max_staleness:
                 self.local.remove(entry.seq)
@@ -154,11 +167,13 @@ class SamplerMemory:
             dropped_local=self.dropped_local,
             own=self.own,
             steering=steering,
+            replayable=self.replayable.state(self.next_number + 1),
         )
 
     def purgeable_seq(self, published: SamplerState) -> int:
-        """Up to where the stream may be forgotten, given the newest published state: settled, and no longer needed to know ids."""
-        return max(0, min(published.floor_seq, published.scored_seq - DUPLICATE_POSITIONS))
+        """Up to where the stream may be forgotten, given the newest published state: settled, not to be replayed, and no longer
+        needed to know ids."""
+        return _unneeded_seq(published)
 
     def _admit(self, entry: PoolEntry) -> None:
         if entry.origin == "external":
@@ -197,7 +212,8 @@ class SamplerMemory:
         """Note a group id; returns whether it was known."""
         while self._seen and next(iter(self._seen.values())) < seq - DUPLICATE_POSITIONS:
             self._seen.popitem(last=False)
-        known = group_id in self._seen or self.local.holds_group(group_id) or self.external.holds_group(group_id)
+        held = (self.local, self.external, self.replayable)
+        known = group_id in self._seen or any(pool.holds_group(group_id) for pool in held)
         self._seen[group_id] = seq
         self._seen.move_to_end(group_id)
         return known
@@ -215,8 +231,15 @@ class SamplerMemory:
             self.dropped_local += min(lost, self._limits.in_flight_local)
 
 
+def _unneeded_seq(state: SamplerState) -> int:
+    """Up to which position a sampler that starts from `state` reads nothing."""
+    oldest = oldest_replayable(state.replayable)
+    settled = state.floor_seq if oldest is None else min(state.floor_seq, oldest - 1)
+    return max(0, min(settled, state.scored_seq - DUPLICATE_POSITIONS))
+
+
 def state_for_new_stream(state: SamplerState, in_flight_local: int) -> SamplerState:
     """The state to go on with when the scored stream was made anew: its positions mean nothing, what was out is lost."""
     return msgspec.structs.replace(
-        state, scored_seq=0, floor_seq=0, settled=[], dropped_local=state.dropped_local + in_flight_local
+        state, scored_seq=0, floor_seq=0, settled=[], replayable=[], dropped_local=state.dropped_local + in_flight_local
     )

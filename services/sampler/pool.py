@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shared.evaluation import PASS_REWARD
 from shared.messages import ScoredGroup, TaskRef
 from shared.wire import Origin
 
@@ -40,6 +41,8 @@ class PoolEntry:
     """Whether its rewards differ, so that it has an advantage."""
     reward_std: float
     """Standard deviation of its rewards (the population's)."""
+    has_pass: bool
+    """Whether a completion of it passes, by this node's scorer."""
     completions: int
     token_count: int
     established: bool = True
@@ -75,6 +78,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         mean_reward=sum(rewards) / len(rewards),
         informative=has_spread(rewards),
         reward_std=_deviation(rewards),
+        has_pass=max(rewards) >= PASS_REWARD,
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
         established=scored.established,

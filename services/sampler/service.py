@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.sampler.assembly import Assembly, BatchPlan, Wait, WaitFor
@@ -19,6 +19,7 @@ from services.sampler.fitting import fitted
 from services.sampler.knowledge import knowledge_of
 from services.sampler.logs import BatchLog, ScoredLog
 from services.sampler.memory import SamplerMemory, state_for_new_stream
+from services.sampler.pool import PoolEntry
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from shared.config import NodeConfig
@@ -119,7 +120,7 @@ class SamplerService:
         except MessageError as error:
             self._context.log.error("evaluation_unreadable", reason=str(error), remedy="update the older side")
             return
-        self._evaluation = Evaluation(version=report.policy_version, pass_rate=report.pass_rate, n=report.n)
+        self._evaluation = Evaluation.of(report)
 
     async def _go_on(self) -> None:
         failures = 0
@@ -201,6 +202,7 @@ class SamplerService:
                 memory.heard_of,
                 knowledge_of(memory.own),
                 in_force(self._steering_rules, loaded.steering),
+                memory.replayable,
             )
             if isinstance(decision, BatchPlan):
                 if await self._append(decision, loaded):
@@ -224,11 +226,12 @@ class SamplerService:
     async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
         """Append the planned batch; False when it must be planned anew because a payload is gone."""
         started = time.monotonic()
-        payloads = await self._scored.payloads((*plan.local, *plan.external))
+        payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.replayed))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
         if len(present) < len(payloads):
             for gone in payloads.keys() - present.keys():
                 loaded.memory.lose(gone)
+            self._tell_of_gone([entry for entry in plan.replayed if entry.seq not in present])
             return False
         smaller = self._fitting(plan, present, loaded)
         if smaller is None:
@@ -255,6 +258,7 @@ class SamplerService:
             policy_version=plan.number - 1,
             local=len(plan.local),
             external=len(plan.external),
+            replayed=len(plan.replayed),
             shortage=plan.shortage,
             stream_seq=seq,
             seconds=round(time.monotonic() - started, 4),
@@ -279,6 +283,15 @@ class SamplerService:
                 remedy=f"raise max_msg_size of {self._batches.stream}, or lower generator.completions and generator.max_new_tokens",
             )
         return None if fits.too_large else fits.plan
+
+    def _tell_of_gone(self, replayable: Sequence[PoolEntry]) -> None:
+        for entry in replayable:
+            self._context.log.info(
+                "replayable_group_gone",
+                rollout_id=rollout_id_of(entry.group_id),
+                stream_seq=entry.seq,
+                consequence="not replayed; it was trained on before",
+            )
 
     def _make_room(self, batch: Batch, error: TooLarge) -> None:
         """Note what the log takes: its limit less what a batch has besides groups, or half of what it refused."""

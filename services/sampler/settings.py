@@ -27,6 +27,7 @@ def rules_of(config: NodeConfig) -> Rules:
         newcomer_share=sampler.newcomer_share,
         max_staleness=sampler.max_staleness,
         oversample=sampler.oversample,
+        replay=sampler.replay,
     )
 
 
@@ -63,4 +64,5 @@ def limits_of(config: NodeConfig) -> Limits:
         pool_external=max(sampler.pool_external, sampler.external, 1),
         newcomer_share=sampler.newcomer_share,
         in_flight_local=in_flight,
+        replay_batches=sampler.replay_batches if sampler.replay else 0,
     )

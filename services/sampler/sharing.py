@@ -7,10 +7,11 @@ Once in `period_batches` batches it looks at what the period showed and sets J f
   its maximum; between the two it is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
   half of itself at most.
 * **Harm.** The own groups' mean reward and the held-out pass rate, each smoothed, must not lie below the best of late by more than
-  `_STANDARD_ERRORS` standard errors. While one does and external groups are trained on, in a slow decline or in an oscillation, the
-  ceiling of J is halved every period, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut
-  doubles the patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise
-  slower without ever making it a fall.
+  `_STANDARD_ERRORS` standard errors, and no dataset may be forgotten while others rise (`forgetting`). While one does and external
+  groups are trained on, in a slow decline or in an oscillation, the ceiling of J is halved every period, for held-out results every
+  period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut doubles the
+  patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise slower without
+  ever making it a fall, and what happens between two evaluations.
 * **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
   mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from services.sampler.bandit import Evaluation
+from services.sampler.forgetting import after_evaluation
 from shared.sampler_state import Level, OwnRecord, SharingState
 
 _SMOOTHING = 0.5
@@ -89,7 +91,7 @@ def after_batch(
         return state
     state, reward_fell = _look_at_reward(state, own)
     state, held_out_fell = _look_at_held_out(state, evaluation)
-    state = _with_ceiling(state, rules, batch.left, reward_fell=reward_fell, held_out_fell=held_out_fell)
+    state = _with_ceiling(state, rules, batch.left, fell="own reward" if reward_fell else held_out_fell)
     state = _with_need(state, rules, own)
     return replace(
         state,
@@ -114,16 +116,21 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     return replace(state, reward=level), fell
 
 
-def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, bool]:
+def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, str | None]:
+    """Count an evaluation that is new; also says which of its pass rates fell, if one did."""
     if (
         evaluation is None
         or evaluation.n == 0
         or evaluation.version <= (-1 if state.held_out_version is None else state.held_out_version)
     ):
-        return state, False
+        return state, None
     rate = evaluation.pass_rate
     level, fell = _level(state.held_out, rate, math.sqrt(max(rate * (1.0 - rate), 1.0 / evaluation.n) / evaluation.n))
-    return replace(state, held_out=level, held_out_version=evaluation.version), fell
+    datasets, forgotten = after_evaluation(state.datasets, evaluation.per_task)
+    state = replace(state, held_out=level, held_out_version=evaluation.version, datasets=datasets)
+    if forgotten is not None:
+        return state, f"held-out pass rate of {forgotten}"
+    return state, "held-out pass rate" if fell else None
 
 
 def _level(before: Level | None, value: float, error: float) -> tuple[Level, bool]:
@@ -134,12 +141,11 @@ def _level(before: Level | None, value: float, error: float) -> tuple[Level, boo
     return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 
 
-def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, reward_fell: bool, held_out_fell: bool) -> SharingState:
+def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, fell: str | None) -> SharingState:
     external, taken = state.external, state.external_taken
-    if (reward_fell or held_out_fell) and taken:
-        which = "own reward" if reward_fell else "held-out pass rate"
+    if fell is not None and taken:
         patience = min(2 * state.patience, _MOST_PATIENCE)
-        return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{which} fell: J halved")
+        return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{fell} fell: J halved")
     if 2 * taken < state.external_wanted:
         return replace(state, ceiling=external // 2, calm=0, why="too few external groups came: J halved")
     if taken and state.age_sum_s / taken > _OLD * rules.max_age_s:

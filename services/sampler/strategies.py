@@ -20,6 +20,9 @@ from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
 from services.sampler.weighted import draw_weighted
 
+_LAST = 2.0**-60
+"""A weight that nobody will ever see chosen while there is an entry of weight 1."""
+
 Weigh = Callable[[Sequence[PoolEntry], int, Knowledge], list[float]]
 Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[PoolEntry]]
 
@@ -84,15 +87,22 @@ def _spread(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> 
     return [entry.reward_std for entry in entries]
 
 
-def _freshness(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """Half the weight for every J newer groups: a scale that needs no clock and fits a slow swarm as well as a fast one.
+def _rescue(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    """Groups with a success on a source that the own policy fails on come first, all alike; then the others, all alike.
 
-    Not below 2**-60, which nobody will ever see chosen while there is anything else.
+    The success-gated sharing of Mutual RL (arXiv 2605.07244), by task source instead of by question. Where nothing is to be
+    rescued all weights are the same, which is the uniform draw.
     """
+    failing = {source for source in {entry.source for entry in entries} if knowledge.of_source(source).all_fail}
+    return [1.0 if entry.has_pass and entry.source in failing else _LAST for entry in entries]
+
+
+def _freshness(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    """Half the weight for every J newer groups: a scale that needs no clock and fits a slow swarm as well as a fast one."""
     newest_first = sorted(range(len(entries)), key=lambda i: (-min(entries[i].created_at, entries[i].received_at), -entries[i].seq))
     weights = [0.0] * len(entries)
     for newer, index in enumerate(newest_first):
-        weights[index] = 2.0 ** -min(60.0, newer / max(1, wanted))
+        weights[index] = max(_LAST, 2.0 ** (-newer / max(1, wanted)))
     return weights
 
 
@@ -126,12 +136,14 @@ UNIFORM = Strategy("uniform", keeps=_has_advantage, draw=_draw_uniformly)
 LEARNABILITY = _weighted("learnability", _learnability)
 SPREAD = _weighted("spread", _spread)
 FRESHNESS = _weighted("freshness", _freshness)
+RESCUE = _weighted("rescue", _rescue)
 BALANCED = Strategy("balanced", keeps=_has_advantage, draw=draw_balanced)
 LIKELIHOOD_NEAR = Strategy("likelihood_near", keeps=_has_advantage, draw=_draw_uniformly, prefers="near")
 LIKELIHOOD_FAR = Strategy("likelihood_far", keeps=_has_advantage, draw=_draw_uniformly, prefers="far")
 
 STRATEGIES = {
-    strategy.name: strategy for strategy in (UNIFORM, LEARNABILITY, SPREAD, FRESHNESS, BALANCED, LIKELIHOOD_NEAR, LIKELIHOOD_FAR)
+    strategy.name: strategy
+    for strategy in (UNIFORM, LEARNABILITY, SPREAD, FRESHNESS, BALANCED, RESCUE, LIKELIHOOD_NEAR, LIKELIHOOD_FAR)
 }
 
 

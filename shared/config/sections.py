@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from shared.config.sampler_section import SamplerSection, Strategy
 from shared.config.section import Section
 from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.hub_models import COMMIT, how_to_pin
@@ -27,6 +28,7 @@ __all__ = [
     "PolicyStoreSection",
     "SamplerSection",
     "Section",
+    "Strategy",
     "TaskSpec",
     "TrainerSection",
     "VerifierSection",
@@ -158,7 +160,8 @@ class TaskSpec(Section):
     verifier: str = Field(
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="Who judges answers: reasoning_gym, exact, math (with the extra `math`), or a `swarm.verifiers` entry point.",
+        description="Who judges answers: reasoning_gym, exact, final_number, math (with the extra `math`), or a `swarm.verifiers` "
+        "entry point.",
     )
 
     @property
@@ -305,69 +308,6 @@ class VerifierSection(Section):
         if self.accept == "auto":
             return "dataset" if self.trust == "roster" else "same"
         return self.accept
-
-
-Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced", "likelihood_near", "likelihood_far"]
-
-
-class SamplerSection(Section):
-    """Which groups become a batch."""
-
-    local: int = Field(2, ge=0, le=65_536, description="I: own groups a batch.")
-    external: int = Field(
-        6, ge=0, le=65_536, description="J: other nodes' groups a batch, the most where `adapt` moves it; 0: ordinary RL."
-    )
-    strategy: Literal[Strategy, "bandit"] = Field(
-        "uniform", description="How external groups are drawn, see docs/sampling.md; uniform is the paper's."
-    )
-    bandit_arms: list[Strategy] = Field(
-        ["uniform", "learnability", "spread", "freshness", "balanced"],
-        min_length=1,
-        max_length=16,
-        description="What strategy bandit mixes, by the held-out gain that each brings.",
-    )
-    oversample: float = Field(
-        3.0, ge=1, le=64, description="External groups sent to the trainer for each it keeps, with strategies likelihood_*."
-    )
-    adapt: Literal["off", "adaptive"] = Field("adaptive", description="adaptive: J moves between 0 and `external`, I + J stays.")
-    adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
-    adapt_informative: tuple[float, float] = Field(
-        (0.6, 0.95), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
-    )
-    shortage: Literal["wait", "fill_local", "short"] = Field(
-        "fill_local",
-        description="Too few external groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
-    )
-    shortage_wait_s: float = Field(5.0, ge=0, le=3600, description="Patience before `shortage` decides.")
-    max_staleness: int = Field(1, ge=0, le=1024, description="Optimiser steps between sampling and use; also paces the generator.")
-    max_external_age_s: float = Field(600.0, gt=0, description="Older foreign groups leave the pool.")
-    pool_local: int = Field(1024, ge=1, le=1_000_000, description="Own groups kept waiting at most.")
-    pool_external: int = Field(1024, ge=1, le=1_000_000, description="Foreign groups kept waiting at most.")
-    prefetch: int = Field(1, ge=1, le=64, description="Batches built ahead of the trainer.")
-    max_share_per_node: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="One node's part of a batch's external groups at most, or an equal part if that is more; "
-        "no cap while only one other node is there. 1: off.",
-    )
-
-    newcomer_share: float = Field(
-        0.25,
-        gt=0,
-        le=1,
-        description="Part of a batch's external groups, or one, that newcomers together have at most while established nodes "
-        "have enough; else more. 1: off.",
-    )
-
-    @model_validator(mode="after")
-    def _can_move(self) -> SamplerSection:
-        few, enough = self.adapt_informative
-        if not 0.0 <= few < enough <= 1.0:
-            raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
-        if len(set(self.bandit_arms)) < len(self.bandit_arms):
-            raise ValueError(f"bandit_arms {self.bandit_arms} names a strategy twice")
-        return self
 
 
 class PolicyStoreSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -74,7 +75,8 @@ class TrainerSection(Section):
     unknown_behaviour_logprob: float | None = Field(
         None,
         le=0,
-        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1.",
+        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1. For "
+        "negative advantages alone where foreign_weight_positive is one.",
     )
     foreign_weight_level: Literal["token", "geometric_mean", "sequence"] = Field(
         "token",
@@ -82,16 +84,29 @@ class TrainerSection(Section):
         "tokens' ratios. The last two also weigh text of another tokenizer whose author shares logprobs.",
     )
     foreign_weight_positive: Literal["capped", "at_most_one", "one"] = Field(
-        "capped", description="What becomes of that weight for positive advantages: min(w, importance_cap), min(w, 1), or 1."
+        "one",
+        description="What becomes of that weight for positive advantages: min(w, importance_cap), min(w, 1), or 1. A weight below "
+        "1 takes away what a better author has to teach.",
     )
     foreign_weight_negative: Literal["capped", "at_most_one", "one"] = Field(
-        "capped", description="The same for negative advantages. TOPR: positive one, negative at_most_one."
+        "at_most_one",
+        description="The same for negative advantages: what the own policy would hardly say need not be pushed down.",
     )
     foreign_negative_divergence: float | None = Field(
         None,
         ge=0,
         description="Drop foreign answers with a negative advantage whose author gave their tokens on average this much more "
         "log-probability than the own policy, e.g. 0.5. Unset: none.",
+    )
+    foreign_capability_window: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Multiply foreign advantages by how often their author's groups passed here next to this node's own, over this "
+        "many earlier batches (HACPO: 5, of 128 questions each); 0: off.",
+    )
+    foreign_capability_bounds: tuple[float, float] = Field(
+        (0.1, 10.0), description="Least and largest such factor. max_foreign_advantage bounds what it makes of an advantage."
     )
     drop_foreign_negatives: bool = Field(
         False, description="Drop all foreign answers with a negative advantage; they stay in their group's baseline."
@@ -168,6 +183,12 @@ class TrainerSection(Section):
         600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
     )
     lora: LoraSection = Field(default_factory=LoraSection)
+    publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Of published weights, LoRA adapters merged in; auto: model.dtype. bfloat16 drops changes of less than 0.2 to "
+        "0.4 % of a weight (swarm_trainer_delta_lost_ratio), float16 an eighth of that. Helps only generators with the same "
+        "model.dtype or float32: others round again. See docs/models.md.",
+    )
 
     @model_validator(mode="after")
     def _bounds(self) -> TrainerSection:
@@ -179,6 +200,9 @@ class TrainerSection(Section):
             raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
         if self.sequence_mask and not 0 <= self.sequence_mask[0] < self.sequence_mask[1]:
             raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < high")
+        low, high = self.foreign_capability_bounds
+        if not 0 < low <= 1 <= high < math.inf:
+            raise ValueError(f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high")
         if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
             raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -70,36 +71,60 @@ async def test_a_group_that_fits_into_no_batch_is_given_up_and_its_place_returne
         await node.stop()
 
 
-def a_plan(local: list[int], external: list[int]) -> tuple[BatchPlan, dict[int, int]]:
+async def test_replayed_groups_are_the_first_to_be_left_out_of_a_batch_that_is_too_large(nats_url: str) -> None:
+    async with a_node(nats_url, external=0, max_staleness=8, replay=2) as node:
+        await small_log(node, LIMIT_BYTES)
+        node.start()
+        await node.publish(0, 1, text_chars=10_000)
+        await node.batches(1)
+        await node.train_to(1)
+        await node.publish(2, 3, text_chars=10_000)
+        second = (await node.batches(2))[1]
+        assert [item.scored.group.draw for item in second.items] == [2, 3] and second.pool_replay == 2
+        await node.train_to(2)
+        await node.publish(4, 5, text_chars=50)
+        third = (await node.batches(3))[2]
+        assert [item.scored.group.draw for item in third.items if not item.replayed] == [4, 5]
+        assert sum(item.replayed for item in third.items) == 2, "there is room again"
+        assert third.state.dropped_local == 0
+        await node.stop()
+
+
+def a_plan(local: list[int], external: list[int], again: Sequence[int] = ()) -> tuple[BatchPlan, dict[int, int]]:
     """A plan over groups of these sizes, and the sizes by position."""
     count = len(local)
     entries = [pool_entry(seq + 1, scored_group(seq)) for seq in range(count)]
     others = [pool_entry(count + seq + 1, scored_group(seq, node="beta", origin="external")) for seq in range(len(external))]
-    config = configured("alpha", local=len(local), external=len(external))
+    first = 1 + count + len(external)
+    old = [pool_entry(first + seq, scored_group(1000 + seq)) for seq in range(len(again))]
+    config = configured("alpha", local=len(local), external=len(external), replay=len(again))
     plan = Assembly(rules_of(config)).decide(
-        entries, others, 1, TrainerPosition(batch_number=0, step=0, policy_version=0, consumed_local=0), 1000.0
+        entries, others, 1, TrainerPosition(batch_number=0, step=0, policy_version=0, consumed_local=0), 1000.0, replayable=old
     )
     assert isinstance(plan, BatchPlan)
-    return plan, dict(enumerate((*local, *external), start=1))
+    return plan, dict(enumerate((*local, *external, *again), start=1))
 
 
 @given(
     st.lists(st.integers(1, 1000), min_size=1, max_size=6),
     st.lists(st.integers(1, 1000), min_size=1, max_size=6),
+    st.lists(st.integers(1, 1000), max_size=6),
     st.integers(1, 4000),
 )
 def test_what_fits_is_bounded_keeps_own_groups_first_and_gives_up_only_what_never_fits(
-    local: list[int], external: list[int], room_bytes: int
+    local: list[int], external: list[int], again: list[int], room_bytes: int
 ) -> None:
-    plan, sizes = a_plan(local, external)
+    plan, sizes = a_plan(local, external, again)
     fits = fitted(plan, sizes, room_bytes)
-    kept = (*fits.plan.local, *fits.plan.external)
+    kept = (*fits.plan.local, *fits.plan.external, *fits.plan.replayed)
     assert sum(sizes[entry.seq] for entry in kept) <= room_bytes
     assert {entry.seq for entry in fits.too_large} == {
         entry.seq for entry in (*plan.local, *plan.external) if sizes[entry.seq] > room_bytes
     }
-    assert len(kept) + fits.left_out == len(plan.local) + len(plan.external)
+    assert len(kept) + fits.left_out == len(plan.local) + len(plan.external) + len(plan.replayed)
+    if len(fits.plan.external) < len(plan.external):
+        assert not fits.plan.replayed
     if len(fits.plan.local) < len(plan.local):
         assert not fits.plan.external
     if not fits.too_large:
-        assert kept, "a batch is never empty"
+        assert fits.plan.local or fits.plan.external, "a batch is never empty"

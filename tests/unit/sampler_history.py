@@ -30,7 +30,7 @@ def rules(**changes: object) -> Rules:
     return replace(RULES, **changes)  # type: ignore[arg-type]
 
 
-def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_external: int = 64) -> Limits:
+def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_external: int = 64, replay_batches: int = 0) -> Limits:
     in_flight = (max_staleness + 1) * of.local
     return Limits(
         max_staleness=max_staleness,
@@ -38,6 +38,7 @@ def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_externa
         pool_external=max(pool_external, of.external, 1),
         newcomer_share=of.newcomer_share,
         in_flight_local=in_flight,
+        replay_batches=replay_batches if of.replay else 0,
     )
 
 
@@ -94,6 +95,7 @@ class History:
             memory.heard_of,
             knowledge_of(memory.own),
             in_force(self.steering_rules, self.steering) if self.moved else None,
+            memory.replayable,
         )
 
     def step(self) -> Wait | BatchPlan:
@@ -111,6 +113,7 @@ class History:
                 evaluation=self.evaluation,
             )
             state = self.memory.take(chosen, decision.aged, self.steering)
-            self.batches.append(compose(decision, {e.seq: self.stream[e.seq] for e in chosen}, state, self.now))
+            payloads = {e.seq: self.stream[e.seq] for e in (*chosen, *decision.replayed)}
+            self.batches.append(compose(decision, payloads, state, self.now))
             self.memory.advance()
         return decision

@@ -39,6 +39,7 @@ class World:
     foreign: float = 1.0
     trains: float = 0.5
     crashes: float = 0.0
+    replay: int = 0
     drops: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -50,6 +51,7 @@ class World:
             prefetch=self.prefetch,
             max_staleness=self.max_staleness,
             shortage_wait_s=self.shortage_wait_s,
+            replay=self.replay,
         )
         self.groups = self.local + self.external
         sharing = SharingRules(
@@ -60,7 +62,8 @@ class World:
             max_age_s=600.0,
         )
         self.steering_rules = SteeringRules(local=self.local, external=self.external, strategy="uniform", sharing=sharing)
-        bounds = limits(rules(local=self.groups), self.max_staleness, pool_local=1, pool_external=64)
+        most = rules(local=self.groups, replay=self.replay)
+        bounds = limits(most, self.max_staleness, pool_local=1, pool_external=64, replay_batches=3)
         self.history = History(chosen, bounds, self.steering_rules)
         self.claimed = 0
         self.in_flight: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ from tests.unit.sampler_history import History, limits, rules
 Event = tuple[str, int]
 
 KINDS = {
-    "local": 12, "failed": 1, "external": 8, "boring": 2, "again": 2,
+    "local": 12, "dull": 2, "failed": 1, "external": 8, "boring": 2, "again": 2,
     "build": 10, "trained": 8, "later": 2, "much_later": 1, "purge": 1,
 }  # fmt: skip
 
@@ -47,10 +47,11 @@ pools = st.integers(1, 6)
 def replay(history: History, happened: list[Event], after_each: Callable[[int], None] = lambda index: None) -> None:
     published: list[ScoredGroup] = []
     for index, (kind, amount) in enumerate(happened):
-        if kind in ("local", "failed"):
+        if kind in ("local", "dull", "failed"):
             version = max(0, history.trained - amount)
             failure = "timeout" if kind == "failed" else None
-            published.append(scored_group(index, version=version, created_at=history.now, failure=failure))
+            rewards = (0.5, 0.5) if kind == "dull" else (0.0, 1.0)
+            published.append(scored_group(index, version=version, rewards=rewards, created_at=history.now, failure=failure))
             history.publish(published[-1])
         elif kind in ("external", "boring"):
             rewards = (0.5, 0.5) if kind == "boring" else (0.0, 1.0)

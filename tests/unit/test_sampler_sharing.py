@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from services.sampler import sharing
 from services.sampler.bandit import Evaluation
 from services.sampler.knowledge import observed
 from services.sampler.sharing import SharingRules, Taken
-from shared.messages import decode, encode
+from shared.messages import TaskScore, decode, encode
 from shared.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 
@@ -42,8 +43,11 @@ class Node:
             self.state = sharing.after_batch(self.state, self.rules, self.own, batch, self.evaluation)
         return self.state.external
 
-    def evaluate(self, version: int, rate: float, n: int = 200) -> None:
-        self.evaluation = Evaluation(version=version, pass_rate=rate, n=n)
+    def evaluate(self, version: int, rate: float, n: int = 200, **datasets: float) -> None:
+        """A held-out result; `datasets`: pass rates of as many questions each."""
+        each = n // max(1, len(datasets))
+        per_task = {name: TaskScore(n=each, pass_rate=rate, mean_reward=rate) for name, rate in datasets.items()}
+        self.evaluation = Evaluation(version=version, pass_rate=rate, n=n, per_task=per_task)
 
 
 def few(informative: int, of: int = 16) -> list[list[float]]:
@@ -105,6 +109,48 @@ def test_one_unlucky_evaluation_within_noise_changes_nothing() -> None:
         node.evaluate(4 * turn, 0.30 if turn % 2 else 0.27)  # one standard error apart, with 200 tasks
         node.period(*few(1))
     assert node.state.external == 6
+
+
+def test_a_dataset_that_is_forgotten_while_the_rate_over_all_rises_ends_sharing() -> None:
+    node = Node()
+    seen = []
+    for turn, matrix in enumerate((0.1, 0.9, 0.95, 0.95, 0.7, 0.5, 0.4)):
+        others = 0.2 + 0.1 * turn
+        node.evaluate(4 * turn, (matrix + 2 * others) / 3, n=300, matrix=matrix, gcd=others, lcm=others)
+        seen.append(node.period(*few(1)))
+    assert seen == [6, 6, 6, 6, 3, 1, 0]
+    assert node.state.why == "held-out pass rate of matrix fell: J halved"
+    assert node.state.patience == 16
+
+
+def test_an_evaluation_is_counted_once_however_many_periods_know_it() -> None:
+    node = Node()
+    for turn, rate in enumerate((0.9, 0.9, 0.4)):
+        node.evaluate(turn, rate, a=rate, b=rate)
+        node.period(*few(1))
+    assert node.state.external == 3
+    levels = node.state.datasets
+    assert [node.period(*few(1)) for _ in range(3)] == [3, 3, 3]
+    assert node.state.datasets == levels
+
+
+def test_results_without_datasets_and_states_of_before_them_go_on_as_they_did() -> None:
+    node = Node()
+    for turn in range(3):
+        node.evaluate(turn, 0.5)
+        node.period(*few(1))
+    assert node.state.datasets == []
+    former = msgspec.to_builtins(node.state)
+    del former["datasets"]
+    node.state = decode(msgspec.msgpack.encode(former), SharingState)
+    assert (node.state.held_out_version, node.state.datasets) == (2, [])
+    node.evaluate(3, 0.5, a=0.4, b=0.6)
+    assert node.period(*few(1)) == 6
+    assert decode(encode(node.state), SharingState) == node.state
+    assert [(level.dataset, level.n, level.rate, level.best) for level in node.state.datasets] == [
+        ("a", 100, 0.4, 0.4),
+        ("b", 100, 0.6, 0.6),
+    ]
 
 
 def test_a_fall_without_sharing_is_not_blamed_on_it() -> None:

@@ -50,6 +50,31 @@ def test_a_weighted_draw_can_be_explained_from_the_batch() -> None:
     assert record.passes / record.completions == pytest.approx(0.25, abs=0.01)
 
 
+def test_what_the_own_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_an_older_version() -> None:
+    def failing(crash_after: int | None) -> History:
+        chosen = rules(strategy=STRATEGIES["rescue"], external=1)
+        made = History(chosen, limits(chosen))
+        for draw in range(12):
+            # The first half fails with partial credit, which is no pass; then one passes, and four more fail.
+            made.publish(scored_group(draw, rewards=(0.0, 1.0) if draw == 5 else (0.0, 0.5), version=draw // 2))
+            made.publish(scored_group(draw, node="beta", origin="external"))
+            if draw % 2:
+                made.step()
+                made.trained = len(made.batches)
+            if draw == crash_after:
+                made.crash()
+        return made
+
+    whole = failing(None)
+    streaks = [batch.state.own.sources[0].failed_groups for batch in whole.batches]
+    assert streaks == [2, 4, 0, 2, 4, 6]
+    for crash_after in (3, 4, 8):
+        assert [encode(batch) for batch in failing(crash_after).batches] == [encode(batch) for batch in whole.batches]
+    fields = msgpack.unpackb(encode(whole.batches[1]))
+    del fields["state"]["own"]["sources"][0]["failed_groups"]
+    assert decode(msgpack.packb(fields), Batch).state.own.sources[0].failed_groups == 0
+
+
 @pytest.mark.parametrize("name", ["likelihood_near", "likelihood_far"])
 def test_where_likelihood_decides_the_batch_carries_candidates_and_says_what_to_keep(name: str) -> None:
     made = history(name, ("beta", "gamma", "delta") * 8, external=4, oversample=3.0, max_share_per_node=0.5)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.sampler.knowledge import Knowledge, PassRecord
+from services.sampler.knowledge import RECENT_GROUPS, Knowledge, PassRecord
 from services.sampler.pool import PoolEntry, pool_entry, task_source
 from services.sampler.steering import BANDIT
 from services.sampler.strategies import STRATEGIES, UNIFORM, available, candidates
@@ -22,13 +22,15 @@ from tests.unit.sampler_groups import scored_group
 
 Chances = dict[frozenset[int], float]
 
-KNOWN = Knowledge(sources={"easy": PassRecord(90.0, 100.0), "middle": PassRecord(50.0, 100.0), "hard": PassRecord(0.0, 200.0)})
+KNOWN = Knowledge(sources={"easy": PassRecord(90.0, 100.0), "middle": PassRecord(50.0, 100.0), "hard": PassRecord(0.0, 200.0, 25)})
 SOURCES = ("easy", "middle", "hard", "unseen")
 
 
-def entry(seq: int, node: str = "n0", source: str = "unseen", std: float = 0.5, created_at: float = 1000.0) -> PoolEntry:
+def entry(
+    seq: int, node: str = "n0", source: str = "unseen", std: float = 0.5, created_at: float = 1000.0, *, has_pass: bool = True
+) -> PoolEntry:
     made = pool_entry(seq, scored_group(seq, node=node, origin="external"))
-    return replace(made, source=source, reward_std=std, created_at=created_at, received_at=created_at)
+    return replace(made, source=source, reward_std=std, created_at=created_at, received_at=created_at, has_pass=has_pass)
 
 
 POOL = [
@@ -61,16 +63,20 @@ def test_the_configuration_knows_the_strategies_that_there_are() -> None:
 
 
 pools = st.lists(
-    st.tuples(st.integers(0, 4), st.sampled_from(SOURCES), st.sampled_from([1e-6, 0.1, 0.5]), st.floats(0, 2000)), max_size=25
+    st.tuples(st.integers(0, 4), st.sampled_from(SOURCES), st.sampled_from([1e-6, 0.1, 0.5]), st.floats(0, 2000), st.booleans()),
+    max_size=25,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(STRATEGIES)), pools, st.integers(0, 10), st.integers(1, 10), st.integers())
 def test_a_draw_has_as_many_different_groups_as_there_may_be_and_depends_on_the_seed_alone(
-    name: str, groups: list[tuple[int, str, float, float]], wanted: int, cap: int, seed: int
+    name: str, groups: list[tuple[int, str, float, float, bool]], wanted: int, cap: int, seed: int
 ) -> None:
-    pool = [entry(seq, f"n{node}", source, std, at) for seq, (node, source, std, at) in enumerate(groups, start=1)]
+    pool = [
+        entry(seq, f"n{node}", source, std, at, has_pass=passes)
+        for seq, (node, source, std, at, passes) in enumerate(groups, start=1)
+    ]
     strategy = STRATEGIES[name]
     chosen = strategy.draw(pool, wanted, cap, random.Random(seed), KNOWN)
     assert len({e.seq for e in chosen}) == len(chosen) == available(pool, wanted, cap)
@@ -145,6 +151,8 @@ LAW: dict[str, Callable[[int, int], Chances]] = {
     # Newest first: 1, 3, 5, 4, 2.
     "freshness": lambda j, cap: one_after_the_other({s: 2.0 ** (-i / j) for i, s in enumerate((1, 3, 5, 4, 2))}, j, cap),
     "balanced": evenly,
+    # Only group 3 has a success where the own policy fails.
+    "rescue": lambda j, cap: one_after_the_other({e.seq: 1.0 if e.seq == 3 else 1e-30 for e in POOL}, j, cap),
 }
 
 # 99.9 % quantiles of chi-square by degrees of freedom.
@@ -191,6 +199,36 @@ def test_freshness_goes_by_the_earlier_of_a_groups_two_times() -> None:
     assert weigh([liar, entry(2, created_at=950.0)], 1, KNOWN) == [0.5, 1.0]
     many: Sequence[float] = weigh([entry(seq, created_at=float(seq)) for seq in range(1, 500)], 2, KNOWN)
     assert min(many) == 2.0**-60
+
+
+def rescued(failed_groups: int, *, has_pass: bool = True) -> bool:
+    """Whether the one group of the source stands before a hundred others, at any seed."""
+    known = Knowledge(sources={"hard": PassRecord(0.0, 200.0, failed_groups), "easy": PassRecord(90.0, 100.0)})
+    pool = [*(entry(seq, source="easy") for seq in range(1, 101)), entry(101, source="hard", has_pass=has_pass)]
+    drawn = [STRATEGIES["rescue"].draw(pool, 2, 2, random.Random(seed), known) for seed in range(20)]
+    assert all(len(chosen) == 2 for chosen in drawn)
+    return all(chosen[0].seq == 101 for chosen in drawn)
+
+
+def test_a_success_where_the_own_policy_fails_comes_first_and_nothing_else_does() -> None:
+    assert rescued(RECENT_GROUPS)
+    assert not rescued(RECENT_GROUPS - 1), "too few own groups failed to say so"
+    assert not rescued(RECENT_GROUPS, has_pass=False), "a group without a success shows no way out"
+
+
+def test_where_there_is_nothing_to_rescue_all_informative_groups_are_alike() -> None:
+    weigh = STRATEGIES["rescue"].weigh
+    assert weigh is not None
+    for known in (Knowledge(), Knowledge(sources={"easy": PassRecord(0.0, 8.0, RECENT_GROUPS - 1)})):
+        assert len(set(weigh(POOL, 2, known))) == 1
+    none_passes = [replace(each, has_pass=False) for each in POOL]
+    assert len(set(weigh(none_passes, 2, KNOWN))) == 1
+
+
+def test_a_node_that_floods_a_source_the_own_policy_fails_on_has_its_share_and_no_more() -> None:
+    pool = [*(entry(seq, "flood", "hard") for seq in range(1, 101)), *(entry(seq, f"n{seq}", "easy") for seq in range(101, 104))]
+    chosen = STRATEGIES["rescue"].draw(pool, 4, 2, random.Random(1), KNOWN)
+    assert Counter(e.node == "flood" for e in chosen) == {True: 2, False: 2}
 
 
 @pytest.mark.parametrize(("pool", "expected"), [(0, 4), (4, 4), (7, 4), (10, 6), (16, 12), (100, 12)])
