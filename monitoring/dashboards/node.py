@@ -149,8 +149,8 @@ _FLOW = Row(
     panels=(
         Panel(
             title="Groups through the services",
-            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches, taken "
-            "in by the trainer. "
+            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches (again: "
+            "sampler.replay), taken in by the trainer. "
             "Where the figures part is where groups pile up or are lost.",
             unit=PER_SECOND,
             minimum=0,
@@ -159,6 +159,7 @@ _FLOW = Row(
                 series(f"sum by (node) (rate(swarm_rollouts_generated_total{{{NODE}}}[$__rate_interval]))", "sampled"),
                 series(f"sum by (origin) (rate(swarm_groups_scored_total{{{NODE}}}[$__rate_interval]))", "scored {{origin}}"),
                 series(f"sum by (source) (rate(swarm_sample_source_total{{{NODE}}}[$__rate_interval]))", "batched {{source}}"),
+                series(f"sum by (node) (rate(swarm_sampler_replayed_groups_total{{{NODE}}}[$__rate_interval]))", "batched again"),
                 series(f"sum by (origin) (rate(swarm_trainer_groups_total{{{NODE}}}[$__rate_interval]))", "trained {{origin}}"),
             ),
         ),
@@ -326,7 +327,8 @@ _FRESHNESS = Row(
         ),
         Panel(
             title="Staleness of own groups when used",
-            description="Optimiser steps between sampling and use, as the sampler chose; never above sampler.max_staleness.",
+            description="Optimiser steps between sampling and use, as the sampler chose; never above sampler.max_staleness. "
+            "Without replayed groups (sampler.replay), which are older.",
             unit="short",
             minimum=0,
             queries=(

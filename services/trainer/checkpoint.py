@@ -214,7 +214,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     payloads = {name: _read_checked(folder / name, sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
     try:
         rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
-        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"])
+        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], rest.get("earlier_groups", []))
     except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
     return Checkpoint(folder, position, model, state)
@@ -222,7 +222,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> None:
     rest = io.BytesIO()
-    torch.save({"optimizer": state.optimizer, "random": state.random}, rest)
+    torch.save({"optimizer": state.optimizer, "random": state.random, "earlier_groups": state.earlier_groups}, rest)
     payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
     for name, payload in payloads.items():
         _write_file(folder / name, payload)

@@ -58,6 +58,13 @@ class TrainerGauges:
         published = "Absent until this process has published or confirmed one."
         self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
         self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest published policy. {published}")
+        self.delta_lost = late(
+            "swarm_trainer_delta_lost_ratio",
+            "Share of what LoRA adapters add that the newest policy lost when it was rounded to the dtype it is published in: "
+            "1 - <kept, delta> / <delta, delta> over all adapted weights, kept = rounded(base + delta) - base. 0: nothing, 1: all, "
+            "it is the base policy. What generators lose that round again, to their own model.dtype, is not in it. Absent without "
+            "adapters, and until this process has published or confirmed a policy.",
+        )
         self.loss = last("swarm_trainer_loss", "Loss")
         self.grad_norm = last("swarm_trainer_grad_norm", "Gradient norm before clipping")
         self.grad_norm_local = last("swarm_trainer_grad_norm_local", "Norm of what local groups gave to the gradient")
@@ -83,6 +90,10 @@ class TrainerGauges:
         )
         self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in optimiser steps of a local group")
         self.groups = counter("swarm_trainer_groups_total", "Groups taken in, by origin.", "origin", ("local", "external"))
+        self.replayed = counter(
+            "swarm_trainer_replayed_groups_total",
+            "Local groups of earlier batches taken in again (sampler.replay); what is told of local groups leaves them out.",
+        )
         self.zero_advantage = counter("swarm_trainer_zero_advantage_groups_total", "Groups taken in whose rewards do not differ.")
         self.skipped = counter(
             "swarm_trainer_skipped_groups_total", "Groups left out because they cannot be trained on.", "reason", _SKIPPED
@@ -156,6 +167,7 @@ class TrainerGauges:
         self.tokens.inc(record.tokens)
         self.groups.labels("local").inc(record.groups_local)
         self.groups.labels("external").inc(record.groups_external)
+        self.replayed.inc(record.groups_replayed)
         for reason, count in record.skipped.items():
             self.skipped.labels(reason).inc(count)
         for origin, reward in (("local", record.reward_local), ("external", record.reward_external)):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.trainer.advantages import AdvantageConfig, batch_advantages
 from services.trainer.budget import Cost, over_budget
+from services.trainer.capability import CapabilityRules, Window, capability_factors, share_of
 from services.trainer.group_tokens import GroupTokens, SkippedGroup, TokenRules, answers_present, foreign_tokens, local_tokens
 from services.trainer.influence import token_shares
 from services.trainer.rows import TokenGroup
@@ -22,8 +23,10 @@ from shared.messages import Batch, ScoredGroup
 class IntakeRules(TokenRules):
     """What the trainer takes in, besides what its tokenizer and model can.
 
-    max_foreign_advantage: bound of a foreign completion's advantage. usual_tokens: prompt excluded, the most that a local group can
-    hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch (`services.trainer.budget`).
+    capability: what a foreign completion's advantage is multiplied by, by its author (`services.trainer.capability`).
+    max_foreign_advantage: bound of a foreign completion's advantage, so multiplied. usual_tokens: prompt excluded, the most that a
+    local group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch
+    (`services.trainer.budget`).
     foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.influence`).
     drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives: foreign ones with a negative advantage. Both
     stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or `negative`.
@@ -31,6 +34,7 @@ class IntakeRules(TokenRules):
 
     external_weight: float = 1.0
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
+    capability: CapabilityRules = field(default_factory=CapabilityRules)
     max_foreign_advantage: float = math.inf
     usual_tokens: int = 0
     foreign_cost_factor: float = math.inf
@@ -43,10 +47,12 @@ class IntakeRules(TokenRules):
 class Intake:
     """The groups to train on and what became of the rest.
 
-    authors: node and group id of each of `groups`. local, external: groups taken in.
+    authors: node and group id of each of `groups`. local, external, replayed: groups taken in; a replayed one, a local group of an
+    earlier batch, is not among the local ones.
     with_behaviour: those whose behaviour logprobs are known. reencoded: those of which some text was encoded here.
     zero_advantage: those without spread in their rewards. skipped: groups left out, by reason. over_budget_of: foreign groups left
-    out for their cost, by node. rewards_local, rewards_external: of every completion of the groups taken in.
+    out for their cost, by node. capability_of: what the advantages of foreign groups were multiplied by, by node, where that is not
+    1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken in.
     """
 
     groups: list[TokenGroup]
@@ -60,16 +66,25 @@ class Intake:
     rewards_local: list[float]
     rewards_external: list[float]
     over_budget_of: Counter[str] = field(default_factory=Counter)
+    capability_of: dict[str, float] = field(default_factory=dict)
+    replayed: int = 0
+    rewards_replayed: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
     scored: ScoredGroup
     tokens: GroupTokens
+    replayed: bool
 
     @property
     def is_local(self) -> bool:
         return self.scored.origin == "local"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is local and in no earlier batch."""
+        return self.is_local and not self.replayed
 
     @property
     def cost(self) -> Cost:
@@ -78,20 +93,24 @@ class _Taken:
         return Cost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
 
 
-def take_in(batch: Batch, rules: IntakeRules) -> Intake:
-    """Turn a batch into token groups with advantages; groups come in the batch's order."""
+def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> Intake:
+    """Turn a batch into token groups with advantages; groups come in the batch's order.
+
+    earlier: what is known of the batches before it; None: nothing.
+    """
+    factors = capability_factors(earlier or [], rules.capability)
     readable: list[_Taken] = []
     skipped: Counter[str] = Counter()
     for item in batch.items:
         try:
-            readable.append(_Taken(item.scored, _tokens_of(item.scored, rules)))
+            readable.append(_Taken(item.scored, _tokens_of(item.scored, rules), item.replayed))
         except SkippedGroup as bad:
             skipped[bad.reason] += 1
     dropped = over_budget([each.cost for each in readable], rules.usual_tokens, rules.foreign_cost_factor)
     skipped.update(dropped.values())
     taken, advantages, groups = [], [], []
     affordable = [each for index, each in enumerate(readable) if index not in dropped]
-    for each, of_group in zip(affordable, _advantages(affordable, rules), strict=True):
+    for each, of_group in zip(affordable, _advantages(affordable, rules, factors), strict=True):
         try:
             groups.append(_token_group(each, of_group, rules))
         except SkippedGroup as empty:
@@ -103,20 +122,30 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
     return Intake(
         groups=[group if share == 1.0 else replace(group, share=share) for group, share in zip(groups, shares, strict=True)],
         authors=[(each.scored.group.node, each.scored.group_id) for each in taken],
-        local=sum(each.is_local for each in taken),
+        local=sum(each.is_fresh for each in taken),
         external=sum(not each.is_local for each in taken),
         with_behaviour=sum(all(logprobs is not None for logprobs in each.tokens.behaviour_logprobs) for each in taken),
         reencoded=sum(each.tokens.reencoded for each in taken),
         zero_advantage=sum(not any(of_group) for of_group in advantages),
         skipped=skipped,
-        rewards_local=[reward for each in taken if each.is_local for reward in each.scored.rewards],
+        rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
         rewards_external=[reward for each in taken if not each.is_local for reward in each.scored.rewards],
+        replayed=sum(each.replayed for each in taken),
+        rewards_replayed=[reward for each in taken if each.replayed for reward in each.scored.rewards],
         over_budget_of=Counter(readable[index].scored.group.node for index in dropped),
+        capability_of={
+            each.scored.group.node: factors[share_of(each.scored)]
+            for each in taken
+            if not each.is_local and share_of(each.scored) in factors
+        },
     )
 
 
-def _advantages(taken: Sequence[_Taken], rules: IntakeRules) -> list[list[float]]:
-    """One number per completion; of a foreign group, answers without tokens have 0 and are no part of the others' baseline."""
+def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[str, float]) -> list[list[float]]:
+    """One number per completion; of a foreign group, answers without tokens have 0 and are no part of the others' baseline.
+
+    factors: on those of foreign groups, by author; 1 where there is none.
+    """
     counted = [
         list(range(len(each.scored.rewards))) if each.is_local else answers_present(each.tokens.completions) for each in taken
     ]
@@ -127,8 +156,9 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules) -> list[list[float]
     advantages = []
     for each, indices, of_group in zip(taken, counted, found, strict=True):
         whole = [0.0] * len(each.scored.rewards)
+        factor = 1.0 if each.is_local else factors.get(share_of(each.scored), 1.0)
         for index, advantage in zip(indices, of_group, strict=True):
-            whole[index] = advantage if each.is_local else max(-bound, min(bound, advantage))
+            whole[index] = advantage if each.is_local else max(-bound, min(bound, factor * advantage))
         advantages.append(whole)
     return advantages
 
@@ -152,6 +182,7 @@ def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) 
         behaviour_logprobs=[tokens.behaviour_logprobs[index] for index in kept],
         advantages=[advantages[index] for index in kept],
         is_local=each.is_local,
+        replayed=each.replayed,
         weight=1.0 if each.is_local else rules.external_weight,
         text_logprobs=[tokens.text_logprobs[index] for index in kept] if tokens.text_logprobs else (),
     )

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.capability import Window, after_batch, newest
 from services.trainer.head_probe import separate_head
 from services.trainer.intake import Intake, take_in
 from services.trainer.own_policy import OwnPolicyRules, drop_absurd
@@ -32,17 +33,22 @@ from services.trainer.update import BatchLogprobs, batch_logprobs, without_dropp
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.messages import Batch
-from shared.model.loading import end_token_id, end_token_ids, vocabulary_size
+from shared.model.adapter_merge import DeltaRounding, RoundingTally
+from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size
 from shared.model.weights import load_trainable, policy_tensors, trainable_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers."""
+    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers.
+
+    earlier_groups: what is known of the authors in earlier batches (`services.trainer.capability`).
+    """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     random: dict[str, Tensor]
+    earlier_groups: Window = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,9 @@ class Learner:
         self._config = trainer
         self._parallel = parallel
         self._device, self.dtype = policy.device, policy.dtype
+        wanted = trainer.publish_dtype
+        self.published_dtype = policy.dtype if wanted == "auto" else DTYPES[wanted]
+        self.delta_rounding: DeltaRounding | None = None
         self.model: Any = policy.model
         self.tokenizer = policy.tokenizer
         self.rules = intake_rules(
@@ -101,21 +110,29 @@ class Learner:
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
+        self._earlier_groups: Window = []
 
     def step(self, batch: Batch) -> StepRecord:
         """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill in."""
         started = time.perf_counter()
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
-        taken = take_in(preferred.batch, self.rules)
+        taken = take_in(preferred.batch, self.rules, self._earlier_groups)
         intake, absurd = drop_absurd(self.model, taken, self.update_config, self._own_policy, batch.seed, self._parallel)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake)
+        self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
         return _record(preferred, intake, absurd, updates, rate, intake_s)
 
     def policy(self) -> dict[str, Tensor]:
-        """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in the published dtype."""
-        return policy_tensors(self.model, self.dtype, self._parallel.whole)
+        """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in `published_dtype`.
+
+        Afterwards `delta_rounding` says what that dtype loses of what the adapters add (None without adapters).
+        """
+        tally = RoundingTally()
+        tensors = policy_tensors(self.model, self.published_dtype, self._parallel.whole, tally)
+        self.delta_rounding = tally.rounding(self._parallel.number)
+        return tensors
 
     def state(self) -> LearnerState:
         """Everything that the next step depends on, besides the configuration."""
@@ -124,7 +141,7 @@ class Learner:
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         whole = self._parallel.whole
         optimizer = whole_optimizer_state(self._optimizer.state_dict(), whole)
-        return LearnerState(trainable_tensors(self.model, whole), optimizer, random)
+        return LearnerState(trainable_tensors(self.model, whole), optimizer, random, self._earlier_groups)
 
     def restore(self, state: LearnerState) -> None:
         """Go on from `state`.
@@ -137,6 +154,7 @@ class Learner:
         load_trainable(self.model, state.weights, part)
         numbered = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._optimizer.load_state_dict(split_optimizer_state(state.optimizer, numbered, part))
+        self._earlier_groups = newest(state.earlier_groups, self.rules.capability)
         torch.set_rng_state(state.random["cpu"])
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
@@ -231,8 +249,15 @@ def _record(
     def mean(name: str) -> float:
         return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
 
-    staleness = [item.staleness for item in batch.items if item.scored.origin == "local" and item.staleness is not None]
-    taken = max(1, intake.local + intake.external)
+    staleness, of_replayed = (
+        [
+            item.staleness
+            for item in batch.items
+            if item.scored.origin == "local" and item.staleness is not None and item.replayed == replayed
+        ]
+        for replayed in (False, True)
+    )
+    taken = max(1, intake.local + intake.external + intake.replayed)
     most_scaled = max((update.gradient.scales for update in updates), key=len)
     bounded = Counter(intake.authors[number][0] for number in most_scaled)
     return StepRecord(
@@ -264,6 +289,7 @@ def _record(
         answers_absurd=sum(absurd.values()),
         absurd_of=dict(sorted(absurd.items())),
         over_budget_of=dict(sorted(intake.over_budget_of.items())),
+        capability_of=dict(sorted(intake.capability_of.items())),
         grad_norm_local=_mean([norm for update in updates if (norm := update.gradient.local_norm) is not None]),
         grad_norm_foreign=_mean([norm for update in updates if (norm := update.gradient.foreign_norm) is not None]),
         groups_bounded=sum(bounded.values()),
@@ -273,6 +299,9 @@ def _record(
         logprob_left_out=preferred.logprob_left_out,
         staleness_mean=_mean([float(value) for value in staleness]),
         staleness_max=max(staleness, default=None),
+        groups_replayed=intake.replayed,
+        reward_replayed=_mean(intake.rewards_replayed),
+        staleness_replayed=_mean([float(value) for value in of_replayed]),
         tokens=sum(sum(group.completion_lengths) for group in intake.groups),
         behaviour_share=intake.with_behaviour / taken,
         reencoded_share=intake.reencoded / taken,

@@ -81,11 +81,14 @@ def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
 
 
 def local_means(groups: Sequence[TokenGroup]) -> list[float]:
-    """Mean logprob per token of every local answer whose logprobs are known, as the policy that sampled it found it."""
+    """Mean logprob per token of every local answer whose logprobs are known, as the policy that sampled it found it.
+
+    Replayed answers are left out: an older policy found its own words less likely, which would let more of others' text in.
+    """
     return [
         math.fsum(logprobs) / len(logprobs)
         for group in groups
-        if group.is_local
+        if group.is_local and not group.replayed
         for logprobs in group.behaviour_logprobs
         if logprobs
     ]

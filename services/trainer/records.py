@@ -45,6 +45,9 @@ class StepRecord:
     this node's reward for the other nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
     policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
     the groups that took part, and over the updates. `staleness_*` counts optimiser steps, over local groups; None without one.
+    `groups_replayed` local groups of earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
+    `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions, `staleness_replayed` their mean
+    staleness. In `grad_norm_local`, which is about whose text it is, they are local.
     `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node.
     Where the sampler left the choice to the trainer (`services.trainer.preference`), `groups_left_out` candidates were not trained
     on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the others'.
@@ -52,7 +55,8 @@ class StepRecord:
     `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups give to the gradient before any bound,
     means over the updates; None without such groups. `groups_bounded` foreign groups were held to the bound of a group's gradient
     (`trainer.foreign_norm_factor`), most in any update, `bounded_of` says by node; `over_budget_of` says whose groups among
-    `skipped` were left out for their cost.
+    `skipped` were left out for their cost. `capability_of` says by node what foreign advantages were multiplied by, where
+    enough is known of it (`trainer.foreign_capability_window`).
     """
 
     step: int
@@ -83,6 +87,7 @@ class StepRecord:
     answers_absurd: int = 0
     absurd_of: dict[str, int] = field(default_factory=dict)
     over_budget_of: dict[str, int] = field(default_factory=dict)
+    capability_of: dict[str, float] = field(default_factory=dict)
     grad_norm_local: float | None = None
     grad_norm_foreign: float | None = None
     groups_bounded: int = 0
@@ -92,6 +97,9 @@ class StepRecord:
     logprob_left_out: float | None = None
     staleness_mean: float | None
     staleness_max: int | None
+    groups_replayed: int = 0
+    reward_replayed: float | None = None
+    staleness_replayed: float | None = None
     tokens: int
     behaviour_share: float
     reencoded_share: float
@@ -170,7 +178,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that TensorBoard shows."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "batch_number", "time", "skipped", "absurd_of", "over_budget_of", "bounded_of"}:
+        if name in {"step", "batch_number", "time", "skipped", "absurd_of", "over_budget_of", "capability_of", "bounded_of"}:
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

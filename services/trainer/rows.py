@@ -34,6 +34,7 @@ class TokenGroup:
     is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
     share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.influence`).
     text_logprobs: per completion, what its author's policy gave a text encoded again here; None: not known. Empty: none is.
+    replayed: a local group that an earlier step trained on (`sampler.replay`).
     Raises ValueError when lengths disagree.
     """
 
@@ -45,6 +46,7 @@ class TokenGroup:
     weight: float = 1.0
     share: float = 1.0
     text_logprobs: Sequence[TextLogprob | None] = ()
+    replayed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a group whose parts do not fit each other."""

@@ -18,6 +18,7 @@ import torch
 
 from services.trainer.batch_log import BatchLog
 from services.trainer.checkpoint import CheckpointError, CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.delta_report import DeltaReport
 from services.trainer.export import CHECKPOINTS
 from services.trainer.findings import Findings
 from services.trainer.gauges import TrainerGauges
@@ -94,6 +95,7 @@ class _Training:
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
         self._findings = Findings(node)
+        self._delta_report = DeltaReport(gauges.delta_lost, context.log)
         self._metrics: MetricsLog
 
     @classmethod
@@ -277,6 +279,9 @@ class _Training:
         if decision == "confirm" and changed:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
         self._gauges.published(self._publisher.pointer)
+        self._delta_report.published(
+            self._learner.delta_rounding, version=version, dtype=_dtype_name(self._learner.published_dtype)
+        )
         self._context.status.set("policy_version", version)
 
     async def _write_policy(self, file: Path) -> None:
@@ -384,10 +389,14 @@ def _trained_model(config: NodeConfig, learner: Learner) -> TrainedModel:
     lora, path = config.trainer.lora, Path(config.model.path)
     return TrainedModel(
         model_path=str(path.absolute()) if path.is_dir() else config.model.path,
-        dtype=str(learner.dtype).removeprefix("torch."),
+        dtype=_dtype_name(learner.dtype),
         lora_rank=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         lora_target_modules=lora.target_modules,
         model_revision=config.model.revision,
     )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

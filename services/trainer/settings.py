@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from services.trainer.advantages import AdvantageConfig, AdvantageKind
+from services.trainer.capability import CapabilityRules
 from services.trainer.foreign_weights import ForeignRules
 from services.trainer.importance import ImportanceConfig
 from services.trainer.influence import InfluenceRules
@@ -88,6 +89,11 @@ def intake_rules(
         max_foreign_tokens=config.max_foreign_tokens,
         external_weight=trainer.external_weight,
         advantages=_advantage_config(config),
+        capability=CapabilityRules(
+            window_batches=trainer.foreign_capability_window,
+            low=trainer.foreign_capability_bounds[0],
+            high=trainer.foreign_capability_bounds[1],
+        ),
         max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
         usual_tokens=generator.completions * generator.max_new_tokens,
         foreign_cost_factor=trainer.foreign_cost_factor or math.inf,

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, compare
+from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, Text, compare
 from shared.messages import RolloutGroup, Task
 
 __all__ = ["CopyMemory", "Likeness", "Print"]
@@ -74,7 +75,11 @@ class CopyMemory:
     def print_of(self, group: RolloutGroup) -> Print:
         """The group's print under this memory's salt."""
         task, question = self._ids(group.task)
-        return Print(task, question, self._printer.texts([completion.text for completion in group.completions]))
+        return Print(task, question, self.texts_of([completion.text for completion in group.completions]))
+
+    def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
+        """Prints of one group's answers, in order."""
+        return self._printer.texts(answers)
 
     def look(
         self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.head_probe import probed
 from services.trainer.learner import LearnerState
 from services.trainer.objectives import ObjectiveConfig
@@ -32,7 +31,7 @@ from shared.config.sections import ModelSection
 from shared.messages import Batch
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.runtime import FatalError
-from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, tiny_policy
+from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
@@ -221,18 +220,6 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
 # Checkpoints: those of one process and of several are the same.
 
 
-def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
-    """Saved as a checkpoint and read again."""
-    store = CheckpointStore(folder, keep=1, keep_best=False)
-    described = TrainedModel(
-        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
-    )
-    store.save(state, TrainedPosition(batch_number=2, stream_seq=2), described)
-    checkpoint, _ = store.newest()
-    assert checkpoint is not None
-    return checkpoint.state
-
-
 @pytest.mark.parametrize("trainer", [{}, {"lora": {"rank": 2}}], ids=["whole", "adapters"])
 def test_training_goes_on_from_one_process_to_two_and_back(
     model: Path, batches: list[Batch], trainer: dict[str, Any], tmp_path: Path
@@ -258,6 +245,23 @@ def test_two_processes_that_are_started_again_end_with_the_same_bits_dropout_inc
     first = train_together(config, batches[:2], folder=tmp_path / "first")
     last = train_together(config, batches[2:], through_a_file(first.state, tmp_path / "saved"), folder=tmp_path / "last")
     assert same_bits(last.state, whole.state)
+
+
+@pytest.mark.parametrize("publish_dtype", ["auto", "float32"])
+def test_three_processes_merge_adapters_and_measure_what_rounding_loses_as_one_does(
+    model: Path, batches: list[Batch], publish_dtype: str, tmp_path: Path
+) -> None:
+    trainer = {"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4}, "publish_dtype": publish_dtype}
+    config = node_config(model, model.parent, model_section={"dtype": "bfloat16"}, trainer=trainer)
+    trained = train_alone(config, batches[:1])
+    expected = train_alone(config, [], trained.state)
+    found = train_together(config, [], through_a_file(trained.state, tmp_path / "saved"), ranks=3, folder=tmp_path / "ranks")
+    assert all(torch.equal(value, found.policy[name]) for name, value in expected.policy.items())
+    assert {value.dtype for value in found.policy.values()} == {torch.float32 if publish_dtype == "float32" else torch.bfloat16}
+    assert expected.rounding is not None and found.rounding is not None
+    assert found.rounding.lost_ratio == pytest.approx(expected.rounding.lost_ratio, abs=1e-5)
+    assert found.rounding.unmoved_ratio == expected.rounding.unmoved_ratio
+    assert (found.rounding.lost_ratio > 0.5) == (publish_dtype == "auto")
 
 
 # Refusals.
@@ -316,7 +320,7 @@ def mapped(state: LearnerState, change: Callable[[object], object]) -> object:
             return {key: walk(inner) for key, inner in value.items()}
         return [walk(inner) for inner in value] if isinstance(value, list) else change(value)
 
-    return [walk(part) for part in (state.weights, state.optimizer, state.random)]
+    return [walk(part) for part in (state.weights, state.optimizer, state.random, state.earlier_groups)]
 
 
 def test_the_tied_embeddings_of_the_tiny_policy_stay_tied_when_sharded(model: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore
+from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.export import CHECKPOINTS
+from services.trainer.learner import LearnerState
 from services.trainer.service import TrainerService
 from shared.config import NodeConfig, load_config
 from shared.messages import (
@@ -256,6 +257,18 @@ async def policy_pointer(transport: Transport, node: str = NODE) -> PolicyPointe
 def checkpoints(config: NodeConfig) -> CheckpointStore:
     trainer = config.trainer
     return CheckpointStore(config.node.run_dir / CHECKPOINTS, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best)
+
+
+def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
+    """Saved as a checkpoint and read again."""
+    store = CheckpointStore(folder, keep=1, keep_best=False)
+    described = TrainedModel(
+        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
+    )
+    store.save(state, TrainedPosition(batch_number=2, stream_seq=2), described)
+    checkpoint, _ = store.newest()
+    assert checkpoint is not None
+    return checkpoint.state
 
 
 def final_state(config: NodeConfig) -> dict[str, str]:

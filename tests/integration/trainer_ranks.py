@@ -24,6 +24,7 @@ from services.trainer.parallel.shard import Sharded
 from services.trainer.records import StepRecord
 from shared.config import NodeConfig
 from shared.messages import Batch
+from shared.model.adapter_merge import DeltaRounding
 from tests.integration.trainer_process import forks
 
 DEADLINE_S = 100.0
@@ -36,6 +37,7 @@ class Trained:
     state: LearnerState
     policy: dict[str, torch.Tensor]
     records: list[StepRecord] = field(default_factory=list)
+    rounding: DeltaRounding | None = None
 
 
 def train(learner: Learner, batches: Sequence[Batch], start_from: LearnerState | None = None) -> Trained:
@@ -43,7 +45,7 @@ def train(learner: Learner, batches: Sequence[Batch], start_from: LearnerState |
     if start_from is not None:
         learner.restore(start_from)
     records = [learner.step(batch) for batch in batches]
-    return Trained(learner.state(), learner.policy(), records)
+    return Trained(learner.state(), learner.policy(), records, learner.delta_rounding)
 
 
 def train_alone(config: NodeConfig, batches: Sequence[Batch], start_from: LearnerState | None = None) -> Trained:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from services.trainer import head_probe
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.forward import SeparateHead, completion_logprobs
 from services.trainer.intake import take_in
 from services.trainer.learner import Learner
@@ -23,7 +22,7 @@ from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.messages import Batch
 from shared.model.loading import load_tokenizer
-from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, tiny_policy
+from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +66,10 @@ def test_a_restored_learner_goes_on_as_if_nothing_had_happened(model: Path, tmp_
     random_after_whole = torch.get_rng_state()
 
     first = trained(Learner(config), 1, 2)
-    store = CheckpointStore(tmp_path, keep=1, keep_best=False)
-    described = TrainedModel(
-        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
-    )
-    store.save(first.state(), TrainedPosition(batch_number=2, stream_seq=2), described)
-    checkpoint, _ = store.newest()
-    assert checkpoint is not None
+    state = through_a_file(first.state(), tmp_path)
     second = Learner(config)
     torch.manual_seed(999)
-    second.restore(checkpoint.state)
+    second.restore(state)
     trained(second, 3, 5)
     assert same_policy(whole, second)
     assert torch.equal(random_after_whole, torch.get_rng_state())

@@ -43,7 +43,7 @@ def test_with_several_updates_the_own_logprobs_at_intake_are_the_old_policy_and_
 
 def test_a_token_weighs_less_than_one_where_the_own_policy_finds_it_less_likely_than_assumed(model: Path) -> None:
     # The tiny policy is random: every token has about 1 / 300.
-    trained = learner(model, learning_rate=1e-3, unknown_behaviour_logprob=-5.0)
+    trained = learner(model, learning_rate=1e-3, unknown_behaviour_logprob=-5.0, foreign_weight_positive="capped")
     batch = foreign_text(trained)
     groups = take_in(batch, trained.rules).groups
     logprobs = torch.cat([of for group in batch_logprobs(trained.model, groups, trained.update_config) for of in group])

@@ -219,6 +219,10 @@ def other_tokenizers_batch(of: Learner, logprob: float = -1.5) -> Any:
     return batch_of(1, [msgspec.structs.replace(scored, group=group)])
 
 
+def test_what_ships_is_one_sided_by_token(model: Path) -> None:
+    assert learner(model).update_config.importance.foreign == ForeignRules(positive="one", negative="at_most_one")
+
+
 def test_a_text_of_another_tokenizer_is_weighed_by_its_authors_mean_logprob(model: Path) -> None:
     trained = learner(model, foreign_weight_level="geometric_mean", foreign_weight_positive="at_most_one", learning_rate=1e-9)
     batch = other_tokenizers_batch(trained)

@@ -1,0 +1,105 @@
+"""What an author's text is worth next to this node's: how often its groups pass here, over earlier batches. Pure.
+
+HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by clip(P_j / P_k, 0.1, 10), with P
+the mean accuracy over the last five batches of questions that all agents answer. Nodes of a swarm answer questions of their own
+and share only some of their groups, so three things differ:
+
+* **Like is compared with like.** A foreign group without spread in its rewards is never drawn, and local groups are trained on
+  whatever their rewards are: with all of them counted, others would look abler on hard sources and less able on easy ones than
+  they are. Only groups in which some completions pass and some fail count, on both sides. That moves both means towards a half:
+  among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the same side of it. Of groups of
+  two it says nothing.
+* **By source.** Each of the author's groups is compared with what this node's groups of its task source pass on average, so that
+  nobody looks able because its tasks are easy. Sources that one side alone has say nothing.
+* **Earlier batches alone.** A factor does not depend on the rewards of the group that it multiplies: groups that turned out well
+  would otherwise count for more because they did.
+
+Rewards are this node's scorer's; nothing that a sender says of itself plays a part. It may still choose which groups it sends: at
+the most that gives it a P of 1, so a factor of 1 / P_own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.evaluation import PASS_REWARD
+from shared.messages import Batch, ScoredGroup
+
+LEAST_GROUPS = 4
+"""As many groups must be known of the author and of this node, on sources that both have; with fewer the factor is 1. The mean of
+four is off by an eighth where one alone is off by a quarter."""
+
+Seen = tuple[str | None, str, float]
+"""A group of an earlier batch: its author (`share_of`; None: this node), its task source, the part of it that passed."""
+
+Window = list[list[Seen]]
+"""A list a batch, oldest first: plain values, as a checkpoint holds them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapabilityRules:
+    """window_batches: how many earlier batches count; 0: every factor is 1. low, high: bounds of a factor."""
+
+    window_batches: int = 0
+    low: float = 0.1
+    high: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse bounds between which no factor of 1 lies."""
+        if self.window_batches < 0:
+            raise ValueError(f"window_batches is {self.window_batches}: it must be 0 or more")
+        if not 0.0 < self.low <= 1.0 <= self.high < math.inf:
+            raise ValueError(f"bounds are {self.low} and {self.high}: need 0 < low <= 1 <= high")
+
+
+def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, float]:
+    """By author: clip(P_author / P_own, low, high). Whoever is not known well enough is not there, which means 1.
+
+    Example: the author's groups of one source passed 3/4 on average and this node's of that source 1/4: the factor is 3.
+    """
+    own: dict[str, list[float]] = {}
+    theirs: dict[str, list[tuple[str, float]]] = {}
+    for author, source, passed in (seen for batch in window for seen in batch):
+        if author is None:
+            own.setdefault(source, []).append(passed)
+        else:
+            theirs.setdefault(author, []).append((source, passed))
+    factors: dict[str, float] = {}
+    for author, groups in theirs.items():
+        compared = [(source, passed) for source, passed in groups if source in own]
+        if min(len(compared), sum(len(own[source]) for source in {source for source, _ in compared})) < LEAST_GROUPS:
+            continue
+        of_author = math.fsum(passed for _, passed in compared)
+        of_own = math.fsum(math.fsum(own[source]) / len(own[source]) for source, _ in compared)
+        factors[author] = min(max(of_author / of_own, rules.low), rules.high)
+    return factors
+
+
+def after_batch(window: Window, batch: Batch, rules: CapabilityRules) -> Window:
+    """The window once `batch` was trained on, for the batch after it."""
+    return newest([*window, _news(batch)], rules)
+
+
+def _news(batch: Batch) -> list[Seen]:
+    """What the batch tells of authors; a replayed group was told of with its first batch."""
+    return [seen for item in batch.items if not item.replayed and (seen := _seen(item.scored)) is not None]
+
+
+def newest(window: Window, rules: CapabilityRules) -> Window:
+    """What the rules still look at of a window that may have been kept under others."""
+    return window[len(window) - min(len(window), rules.window_batches) :]
+
+
+def share_of(scored: ScoredGroup) -> str:
+    """Under which name a foreign group's author is known: the one that its share of a batch goes by."""
+    return scored.share or scored.group.node
+
+
+def _seen(scored: ScoredGroup) -> Seen | None:
+    """None where it cannot be compared: not scored, or all its completions pass, or none."""
+    passes, completions = sum(reward >= PASS_REWARD for reward in scored.rewards), len(scored.rewards)
+    if scored.failure is not None or completions != len(scored.group.completions) or not 0 < passes < completions:
+        return None
+    ref = scored.group.task.ref
+    return None if scored.origin == "local" else share_of(scored), f"{ref.dataset} {ref.config}", passes / completions
