@@ -15,7 +15,15 @@ from shared.config.load import explain
 _BARE = {
     "sampler": {"adapt": "off"},
     "verifier": {"foreign_partial_credit": True},
-    "trainer": {"policy_check_fraction": 0.0, "count_uninformative": False},
+    "trainer": {
+        "policy_check_fraction": 0.0,
+        "count_uninformative": False,
+        "foreign_norm_factor": 0.0,
+        "foreign_share_factor": 0.0,
+        "foreign_cost_factor": 0.0,
+        "foreign_weight_positive": "capped",
+        "foreign_weight_negative": "capped",
+    },
 }
 """What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as it is, unless an arm asks for
 a controller or a defence; whatever a node's defaults have become since."""
@@ -47,6 +55,7 @@ class PlannedRun:
     round_s: float
     nodes: tuple[PlannedNode, ...]
     attack: Attack
+    delay_rounds: tuple[int, int] = (0, 0)
 
 
 def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str] = simulated_name) -> PlannedRun:
@@ -75,6 +84,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
         round_s=spec.round_s,
         nodes=tuple(nodes),
         attack=arm.attack,
+        delay_rounds=arm.delay_rounds,
     )
 
 

@@ -15,6 +15,7 @@ from lab.stacked_learner import StackedLearner, StepOutcome
 from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
+from services.trainer.capability import after_batch
 from services.trainer.intake import Intake, take_in
 from services.trainer.preference import candidates_of, prefer_by
 from services.trainer.rows import TokenGroup
@@ -105,24 +106,37 @@ class Cohort:
             asked = rows if first is None else [first]
             flat = self.learner.flat if asked == list(range(len(self.nodes))) else self.learner.flat[asked]
             params = SamplingParams(temperature=temperature, max_new_tokens=longest)
-            most = max(len(self.nodes[row].desk.held_out_prompts) for row in asked)
-            of_asked: list[list[str]] = [[] for _ in asked]
-            for begin in range(0, most, _EVALUATED_AT_ONCE):
-                part = slice(begin, begin + _EVALUATED_AT_ONCE)
-                prompts = [[task.prompt_ids for task in self.nodes[row].desk.held_out_prompts[part]] for row in asked]
-                for place, sampled in enumerate(self._sample(flat, prompts, 1, params, generator)):
-                    of_asked[place] += [_text(self.nodes[asked[place]], answer.token_ids) for (answer,) in sampled]
+            of_asked = self._answers_of([self.nodes[row] for row in asked], flat, params, generator)
             for place, row in enumerate(rows):
                 texts[row] = of_asked[place] if first is None else of_asked[0]
         return texts
 
+    def _answers_of(
+        self, nodes: Sequence[SimNode], flat: torch.Tensor, params: SamplingParams, generator: torch.Generator
+    ) -> list[list[str]]:
+        """Each node's answers to its own questions, in their order. Prompts of like length are answered together."""
+        asked = [node.desk.held_out_prompts for node in nodes]
+        orders = [sorted(range(len(of_node)), key=[len(task.prompt_ids) for task in of_node].__getitem__) for of_node in asked]
+        answers = [[""] * len(of_node) for of_node in asked]
+        for begin in range(0, max(map(len, asked)), _EVALUATED_AT_ONCE):
+            parts = [order[begin : begin + _EVALUATED_AT_ONCE] for order in orders]
+            prompts = [[of_node[number].prompt_ids for number in part] for of_node, part in zip(asked, parts, strict=True)]
+            sampled = self._sample(flat, prompts, 1, params, generator)
+            for node, of_node, part, found in zip(nodes, answers, parts, sampled, strict=True):
+                for number, (answer,) in zip(part, found, strict=True):
+                    of_node[number] = _text(node, answer.token_ids)
+        return answers
+
     def train(self, batches: Sequence[Batch | None]) -> list[StepOutcome | None]:
         """One step of every node that has a batch."""
-        batches = self._preferred(batches)
+        chosen = self._preferred(batches)
         intakes: list[Intake | None] = [
-            take_in(batch, node.intake_rules) if batch is not None else None
-            for node, batch in zip(self.nodes, batches, strict=True)
+            take_in(batch, node.intake_rules, node.earlier_groups) if batch is not None else None
+            for node, batch in zip(self.nodes, chosen, strict=True)
         ]
+        for node, batch in zip(self.nodes, batches, strict=True):
+            if batch is not None:
+                node.earlier_groups = after_batch(node.earlier_groups, batch, node.intake_rules.capability)
         return self.learner.step(
             intakes,
             [batch.number if batch is not None else 0 for batch in batches],

@@ -14,35 +14,48 @@ _GAIN = "gain_screened"
 def compare_arms(
     manifest: Mapping[str, Any], runs: Mapping[str, Mapping[int, Measures]], baseline_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By cumulative gain, screened, the arms that were to be confirmed first. p is that of the signs of paired differences; those
-    to be confirmed are corrected after Holm, the others have none.
+    """By cumulative gain, screened: the stated comparisons first, then each other arm with its baseline.
+
+    p is that of the signs of paired differences; those of stated comparisons are corrected after Holm, the others have none.
 
     `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
     """
-    confirm = manifest["spec"].get("confirm", [])
     same_questions = manifest["spec"].get("held_out", "one") == "one"
+    stated = [_pair(pair, baseline_of) for pair in manifest["spec"].get("confirm", [])]
+    others = [pair for pair in baseline_of.items() if pair not in stated]
     found: list[dict[str, Any]] = []
-    for arm in sorted(runs, key=lambda arm: arm not in confirm):
-        baseline = baseline_of[arm]
-        stated = arm in confirm
+    for arm, baseline in [*stated, *others]:
+        if arm == baseline or arm not in runs or baseline not in runs:
+            continue
         differences = paired_differences(_gains(runs[arm]), _gains(runs[baseline]))
-        if arm == baseline or len(differences) < 2:
+        if len(differences) < 2:
             continue
         questions = [_by_question(runs[name]) for name in (arm, baseline)]
+        was_stated = (arm, baseline) in stated
         found.append(
             {
                 "arm": arm,
                 "baseline": baseline,
-                "stated": stated,
+                "stated": was_stated,
                 "seeds": len(differences),
                 "difference": estimate(differences),
                 "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if all(questions) else None,
                 "ratio": _ratio(runs[arm], runs[baseline]),
-                "p": sign_flip_p(differences) if stated else None,
+                "p": sign_flip_p(differences) if was_stated else None,
             }
         )
-    corrected = holm({str(each["arm"]): float(each["p"]) for each in found if each["stated"]})
-    return [{**each, "p_corrected": corrected.get(str(each["arm"]))} for each in found]
+    corrected = holm({_name(each): float(each["p"]) for each in found if each["stated"]})
+    return [{**each, "p_corrected": corrected.get(_name(each))} for each in found]
+
+
+def _pair(stated: str, baseline_of: Mapping[str, str]) -> tuple[str, str]:
+    """ARM/OTHER, or ARM with its baseline (itself where it has no runs)."""
+    arm, _, other = stated.partition("/")
+    return arm, other or baseline_of.get(arm, arm)
+
+
+def _name(compared: Mapping[str, Any]) -> str:
+    return f"{compared['arm']}/{compared['baseline']}"
 
 
 def comparisons_text(comparisons: Sequence[Mapping[str, Any]]) -> str:

@@ -92,8 +92,8 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         "local_total": nodes * sum(y for _, y in local),
         "local_mean": _mean([y for _, y in local]),
         "completions": float(sum(line["generated"] for line in steps)),
-        "trained_groups": float(sum(line.get("groups_local", 0) + line.get("groups_external", 0) for line in steps)),
-        "informative_groups": float(sum(line.get("informative_local", 0) + line.get("informative_external", 0) for line in steps)),
+        "trained_groups": _summed(steps, "groups_local", "groups_external", "groups_replayed"),
+        "informative_groups": _summed(steps, "informative_local", "informative_external", "informative_replayed"),
         "seconds": sum(sum(line["seconds"].values()) for line in lines if line["kind"] == "round"),
     }
     if any("groups_hostile" in line for line in steps):
@@ -117,6 +117,10 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         health={name: series for name in _HEALTH if (series := _by_round(steps, name))},
         numbers=numbers,
     )
+
+
+def _summed(steps: Sequence[dict[str, Any]], *counts: str) -> float:
+    return float(sum(line.get(count, 0) for line in steps for count in counts))
 
 
 def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[Point]:

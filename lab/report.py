@@ -132,6 +132,8 @@ def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[st
             place += len(names)
             if group.get("role", "honest") == "honest":
                 kinds[names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] = names
+        evaluated = set.intersection(*(set(run.held_out_of_node) for run in by_seed.values()))
+        kinds = {kind: names for kind, names in kinds.items() if evaluated.issuperset(names)}
         if len(kinds) > 1:
             found[arm] = kinds
     return found

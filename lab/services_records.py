@@ -2,7 +2,7 @@
 
 A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows beyond those (every fresh
 answer, refusals by reason) is not in them. `local_reward` is therefore that of the own groups in the batch, which are all own
-groups of a node without a filter.
+groups of a node without a filter; replayed ones (`sampler.replay`) were generated for an earlier batch and are counted there.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ def check_services_run(run: PlannedRun) -> None:
     Raises:
         SpecError: naming it.
     """
+    if run.delay_rounds != (0, 0):
+        raise SpecError(f"arm {run.arm}: delay_rounds is known to the driver simulate only: real groups take their time")
     for node in run.nodes:
         if node.role != "honest" or node.local != type(node.local)():
             raise SpecError(
-                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate knows"
+                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate knows "
+                "(own old groups: sampler.replay in the place of local.reuse)"
             )
         if node.config.eval.every_versions != run.nodes[0].config.eval.every_versions:
             raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all the same")
@@ -66,9 +69,11 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
 
 def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dict[str, Any]:
     local, external = line["groups_local"], line["groups_external"]
-    parts = [(local, line["reward_local"]), (external, line["reward_external"])]
+    replayed, replayed_reward = line.get("groups_replayed", 0), line.get("reward_replayed")
+    parts = [(local, line["reward_local"]), (external, line["reward_external"]), (replayed, replayed_reward)]
     known = [(groups, reward) for groups, reward in parts if groups and reward is not None]
     total = sum(groups for groups, _ in known)
+    again = {"groups_replayed": replayed, "replayed_reward": replayed_reward} if replayed else {}
     return {
         "round": number,
         "node": node,
@@ -80,6 +85,7 @@ def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dic
         "ratio_mean": line["importance_ratio"],
         "ratio_max": line["importance_ratio_max"],
         **{name: line[name] for name in _COPIED},
+        **again,
     }
 
 

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import nkeys
 
@@ -19,6 +20,7 @@ from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
 from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.intake import BURST_S
+from services.verifier.prints import Printer, Text
 from services.verifier.replay import ReplayMemory
 from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
@@ -73,6 +75,28 @@ def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> S
     return SwarmMessage(group.node, subjects.rollouts(group.node), encode(signed))
 
 
+_SALT = b"lab"
+_MOST_PRINTS = 4096
+
+
+class _SharedPrints(CopyMemory):
+    """A memory of copies whose prints are made once for all nodes of this process."""
+
+    def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
+        """As `Printer.texts`."""
+        return _texts_of(tuple(answers))
+
+
+@cache
+def _printer() -> Printer:
+    return Printer(_SALT)
+
+
+@lru_cache(_MOST_PRINTS)
+def _texts_of(answers: tuple[str, ...]) -> tuple[Text, ...]:
+    return _printer().texts(answers)
+
+
 class SimBorder:
     """What one node takes in."""
 
@@ -102,7 +126,7 @@ class SimBorder:
             trust,
             ReplayMemory(verifier.replay_memory),
             desk.held_out,
-            CopyMemory(salt=b"lab"),
+            _SharedPrints(_SALT),
         )
         self._queue: FairQueue[tuple[int, SwarmMessage]] = FairQueue(
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share

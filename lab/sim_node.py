@@ -27,6 +27,7 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import SamplerMemory
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
+from services.trainer.capability import Window
 from services.trainer.settings import intake_rules
 from shared.keys import SigningKey
 from shared.messages import (
@@ -87,6 +88,8 @@ class SimNode:
         self._earlier: list[tuple[int, OwnGroup]] = []
         self.version = 0
         self.evaluation: Evaluation | None = None
+        self.earlier_groups: Window = []
+        """What its trainer knows of the authors in earlier batches."""
 
     @property
     def in_force(self) -> InForce:
@@ -146,6 +149,7 @@ class SimNode:
             self._memory.heard_of,
             knowledge_of(self._memory.own),
             self.in_force,
+            self._memory.replayable,
         )
         if not isinstance(plan, BatchPlan):
             return None
@@ -158,7 +162,7 @@ class SimNode:
             evaluation=self.evaluation,
         )
         chosen = (*plan.local, *plan.external)
-        payloads = {entry.seq: self._payloads[entry.seq] for entry in chosen}
+        payloads = {entry.seq: self._payloads[entry.seq] for entry in (*chosen, *plan.replayed)}
         state = self._memory.take(chosen, plan.aged, self._steering)
         batch = compose(plan, payloads, state, now_s)
         self._memory.advance()
@@ -196,7 +200,8 @@ class SimNode:
 
     def _forget(self) -> None:
         """Let go the payloads that no pool refers to any more."""
-        held = {entry.seq for pool in (self._memory.local, self._memory.external) for entry in pool}
+        memory = self._memory
+        held = {entry.seq for pool in (memory.local, memory.external, memory.replayable) for entry in pool}
         if len(self._payloads) > 2 * len(held) + 256:
             self._payloads = {seq: self._payloads[seq] for seq in held}
 

@@ -73,6 +73,7 @@ class Simulation:
             if node.role == "low_quality":
                 node.params = SamplingParams(temperature=run.attack.temperature, max_new_tokens=node.params.max_new_tokens)
         self._hostile = HostileNodes(run, self.cohorts, self._shared)
+        self._under_way: dict[int, list[SwarmMessage]] = {}
         self.batches: dict[str, Batch | None] = {}
         """Every honest node's batch of the newest round, for tests."""
 
@@ -92,7 +93,7 @@ class Simulation:
         made = self._make(number, now_s)
         seconds["generate"] = time.perf_counter() - started
         own = {node.name: made.get(node.name, []) for node in self.nodes}
-        messages = [message for node in self.nodes for message in self._shared_by(node, own[node.name], number)]
+        messages = self._arriving([m for node in self.nodes for m in self._shared_by(node, own[node.name], number)], number)
         self._hostile.hear(own)
         refused: dict[str, Counter[str]] = {}
         batches: dict[str, Batch | None] = {}
@@ -173,14 +174,24 @@ class Simulation:
         groups = [each.group for each in own if is_shared(node.config.verifier.share, each.rewards)]
         return [swarm_message(group, node.key, node.config) for group in groups]
 
+    def _arriving(self, sent: Sequence[SwarmMessage], number: int) -> list[SwarmMessage]:
+        """What others see this round, of what was sent in this and earlier ones."""
+        least, most = self.run_plan.delay_rounds
+        rng = random.Random(f"delay {self.run_plan.seed} {number}")
+        for message in sent:
+            self._under_way.setdefault(number + rng.randint(least, most), []).append(message)
+        return self._under_way.pop(number, [])
+
     def _evaluate(self, number: int, records: RecordWriter) -> None:
         started = time.perf_counter()
         for cohort in self.cohorts:
-            if not cohort.nodes or not cohort.nodes[0].desk.held_out_prompts:
+            if not any(node.desk.held_out_prompts for node in cohort.nodes):
                 continue
             answers = cohort.answers(call_seed("evaluate", self.run_plan.seed, number))
             for node, texts in zip(cohort.nodes, answers, strict=True):
                 asked = node.desk.held_out_prompts
+                if not asked:  # eval.tasks = 0
+                    continue
                 rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, texts, strict=True)]
                 results = [(each.task.ref.dataset, reward) for each, reward in zip(asked, rewards, strict=True)]
                 report = summarise(
@@ -190,7 +201,7 @@ class Simulation:
                     created_at=START_S + number * self.run_plan.round_s,
                     seconds=0.0,
                 )
-                node.evaluation = Evaluation(version=node.version, pass_rate=report.pass_rate, n=report.n)
+                node.evaluation = Evaluation.of(report)
                 records.write(
                     "eval",
                     round=number,

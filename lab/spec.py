@@ -115,7 +115,17 @@ class Arm(_Table):
     local: LocalRule = LocalRule()
     attack: Attack = Attack()
     baseline: str = Field("", description="The arm that this one is compared with; empty: the spec's.")
+    delay_rounds: tuple[int, int] = Field(
+        (0, 0), description="Others see a shared group so many rounds after it was made: at least, at most, drawn for each group."
+    )
     overrides: Overrides = Field(default_factory=dict)
+
+    @field_validator("delay_rounds")
+    @classmethod
+    def _forward(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 0 <= value[0] <= value[1]:
+            raise ValueError("give the least and the most rounds of delay, such as [1, 20]")
+        return value
 
     @field_validator("nodes", mode="before")
     @classmethod
@@ -143,8 +153,8 @@ class Spec(_Table):
     )
     confirm: list[str] = Field(
         default_factory=list,
-        description="Arms whose comparison with their baseline was stated before any run: reports correct these for their number, "
-        "and call all others exploratory.",
+        description="Comparisons that were stated before any run, ARM (with its baseline) or ARM/OTHER: reports correct these for "
+        "their number, and call all others exploratory.",
     )
     held_out: Literal["one", "per seed"] = Field(
         "one", description="per seed: each seed is evaluated on questions of its own, so that the interval over seeds covers both."
@@ -207,7 +217,7 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
         spec = Spec(**head, arms=complete, source=dict(source))
     except ValidationError as error:
         raise SpecError("\n".join(f"  {line}" for line in _lines(error))) from None
-    named = [("baseline", spec.baseline), *(("confirm", arm) for arm in spec.confirm)]
+    named = [("baseline", spec.baseline), *(("confirm", arm) for pair in spec.confirm for arm in pair.split("/", 1))]
     for field, arm in [*named, *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
         if arm and arm not in spec.arms:
             raise SpecError(f"  {field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,6 +48,14 @@ class StepOutcome:
     def absurd(self) -> int:
         """All absurd answers."""
         return self.absurd_of.total()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some groups of one node's step, by number."""
+
+    node: int
+    groups: Sequence[int]
 
 
 class StackedLearner:
@@ -127,79 +135,85 @@ class StackedLearner:
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
     ) -> tuple[Tensor, list[UpdateStats], list[int]]:
-        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics, foreign groups scaled down."""
+        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics, foreign groups scaled down.
+
+        A gradient is linear in the scales, so that the foreign groups which are measured alone are not computed again.
+        """
         nodes = range(len(groups))
-        local = [[number for number in wanted[node] if groups[node][number].is_local] for node in nodes]
-        foreign = [[number for number in wanted[node] if not groups[node][number].is_local] for node in nodes]
-
-        def of(
-            part: Sequence[Sequence[int]], scales: Sequence[dict[int, float]] | None = None
-        ) -> tuple[Tensor, list[GradientPart]]:
-            return self._accumulate(groups, part, proximal, reference, scales)
-
-        local_gradient, local_parts = of(local)
-        gradient, parts = of(foreign)
-        local_norms, foreign_norms = _norms(local_gradient), _norms(gradient)
-        pulling = [sum(groups[node][number].is_informative for number in local[node]) for node in nodes]
-        suspects = [
-            out_of_proportion(self._influence[node], local_norms[node], pulling[node], foreign_norms[node], len(foreign[node]))
-            for node in nodes
+        foreign = [
+            [number for number in wanted[node] if not groups[node][number].is_local] if rules.is_on else []
+            for node, rules in enumerate(self._influence)
         ]
-        scales: list[dict[int, float]] = [{} for _ in nodes]
-        if any(suspects):
-            alone: list[list[float]] = [[] for _ in nodes]
-            for place in range(max(len(foreign[node]) for node in nodes if suspects[node])):
-                one = [foreign[node][place : place + 1] if suspects[node] else [] for node in nodes]
-                for node, norm in enumerate(_norms(of(one)[0])):
-                    alone[node] += [norm] if one[node] else []
-            for node in nodes:
-                if suspects[node]:
-                    found = foreign_scales(self._influence[node], local_norms[node], pulling[node], alone[node])
-                    scales[node] = {number: scale for number, scale in zip(foreign[node], found, strict=True) if scale < 1.0}
-        if any(scales):
-            gradient, parts = of(foreign, scales)
+        # Where nothing is bounded all groups are one part.
+        local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
+        pulling = [sum(groups[node][number].is_informative for number in local[node]) for node in nodes]
+
+        def of(parts: Sequence[_Part]) -> tuple[Tensor, list[GradientPart]]:
+            return self._accumulate(groups, parts, proximal, reference)
+
+        gradient, found = of([_Part(node, local[node]) for node in nodes])
+        local_norms = _norms(gradient)
+
+        def out(node: int, foreign_norm: float) -> bool:
+            return out_of_proportion(self._influence[node], local_norms[node], pulling[node], foreign_norm, len(foreign[node]))
+
+        together = [node for node in nodes if foreign[node] and not out(node, 0.0)]
+        suspects = [node for node in nodes if foreign[node] and node not in together]
+        of_together, sums = of([_Part(node, foreign[node]) for node in together])
+        for node, norm, part_gradient, part in zip(together, _norms(of_together), of_together, sums, strict=True):
+            if out(node, norm):
+                suspects.append(node)
+            else:
+                gradient[node] += part_gradient
+                found[node] += part
+        alone, sums = of([_Part(node, [number]) for node in suspects for number in foreign[node]])
+        each = zip(_norms(alone), alone, sums, strict=True)
+        scaled = [0] * len(groups)
+        for node in suspects:
+            measured = [next(each) for _ in foreign[node]]
+            scales = foreign_scales(self._influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
+            scaled[node] = sum(scale < 1.0 for scale in scales)
+            for scale, (_, part_gradient, part) in zip(scales, measured, strict=True):
+                if scale:
+                    gradient[node] += scale * part_gradient
+                    part.sums.loss.mul_(scale)
+                    found[node] += part
         stats = [
-            (local_parts[node] + parts[node]).stats(groups[node], config) if wanted[node] else UpdateStats.nothing()
+            found[node].stats(groups[node], config) if wanted[node] else UpdateStats.nothing()
             for node, config in enumerate(self._update_configs)
         ]
-        return local_gradient + gradient, stats, [len(of_node) for of_node in scales]
+        return gradient, stats, scaled
 
     def _accumulate(
         self,
         groups: Sequence[Sequence[TokenGroup]],
-        wanted: Sequence[Sequence[int]],
+        parts: Sequence[_Part],
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
-        scales: Sequence[dict[int, float]] | None = None,
     ) -> tuple[Tensor, list[GradientPart]]:
-        """The gradients (N, parameters) of the `wanted` groups of each node's step, and their statistics.
-
-        scales: factors on the losses of some groups, by number. A group whose scale is 0 is left out.
-        """
-        if scales is not None:
-            wanted = [[number for number in of_node if scales[node].get(number) != 0.0] for node, of_node in enumerate(wanted)]
-        nothing = GradientPart(LossSums.zero(self.flat.device))
-        if not any(wanted):
-            return torch.zeros_like(self.flat), [nothing] * len(groups)
-        trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, self.flat).items()}
-        stacked = stack_groups(groups, wanted, self.flat.device)
-        scored = group_logprobs(self.model, trained, stacked, [config.temperature for config in self._update_configs])
+        """The gradients (parts, parameters) of parts of nodes' steps, in one pass, and their statistics."""
+        gradients = self.flat.new_zeros(len(parts), self.flat.shape[1])
+        found = [GradientPart(LossSums.zero(self.flat.device)) for _ in parts]
+        rows = [row for row, part in enumerate(parts) if part.groups]
+        if not rows:
+            return gradients, found
+        nodes = [parts[row].node for row in rows]
+        flat = self.flat if nodes == list(range(len(self.flat))) else self.flat[nodes]
+        trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, flat).items()}
+        stacked = stack_groups([groups[node] for node in nodes], [parts[row].groups for row in rows], self.flat.device)
+        scored = group_logprobs(self.model, trained, stacked, [self._update_configs[node].temperature for node in nodes])
         total = torch.zeros((), dtype=torch.float64, device=self.flat.device)
-        parts = []
-        for node, config in enumerate(self._update_configs):
-            rows, numbers = stacked.rows[node], wanted[node]
-            if not numbers:
-                parts.append(nothing)
-                continue
+        for place, (row, node) in enumerate(zip(rows, nodes, strict=True)):
+            config = self._update_configs[node]
             normaliser = step_normaliser(groups[node], config, proximal[node])
-            weighed = list(groups[node])
-            for number, scale in (scales[node] if scales is not None else {}).items():
-                weighed[number] = replace(weighed[number], weight=weighed[number].weight * scale)
-            loss, sums = scored_loss(weighed, rows, scored[node], config, normaliser, proximal[node], reference[node])
+            loss, sums = scored_loss(
+                groups[node], stacked.rows[place], scored[place], config, normaliser, proximal[node], reference[node]
+            )
             total = total + loss
-            parts.append(GradientPart(sums, 1, stacked.padded_tokens // len(groups)))
-        gradients = torch.autograd.grad(total, list(trained.values()))
-        return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1), parts
+            found[row] = GradientPart(sums, 1, stacked.padded_tokens // len(rows))
+        of_leaves = torch.autograd.grad(total, list(trained.values()))
+        gradients[rows] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
+        return gradients, found
 
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool

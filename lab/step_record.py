@@ -25,10 +25,12 @@ def step_record(
 ) -> dict[str, Any]:
     """The fields of a `step` line.
 
-    trained_reward: metric (a), the mean reward of every completion in the batch, local and external, zero advantage included.
+    trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage included.
     local_reward: metric (b), of all completions that the node sampled this round, whatever became of them. staleness: optimiser
     steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the external
-    groups trained on, those under one of the names in `hostile`.
+    groups trained on, those under one of the names in `hostile`. *_replayed, replayed_reward: of `sampler.replay`, where there are
+    any; they are in no figure of local groups. capability: what foreign advantages were multiplied by, by node,
+    where enough is known of it.
     """
     fresh = [reward for group in own for reward in group.rewards]
     record: dict[str, Any] = {
@@ -45,8 +47,8 @@ def step_record(
     if batch is None or outcome is None:
         return record | {"trained_reward": None, "updated": False}
     intake = outcome.intake
-    trained = [*intake.rewards_local, *intake.rewards_external]
-    local = [item for item in batch.items if item.scored.origin == "local"]
+    trained = [*intake.rewards_local, *intake.rewards_external, *intake.rewards_replayed]
+    local = [item for item in batch.items if item.scored.origin == "local" and not item.replayed]
     external = [item for item in batch.items if item.scored.origin == "external"]
     record |= {
         "trained_reward": _mean(trained),
@@ -63,12 +65,21 @@ def step_record(
         "tokens": sum(sum(group.completion_lengths) for group in intake.groups),
         "updated": outcome.moved,
     }
+    if intake.replayed:
+        again = [item for item in batch.items if item.replayed]
+        record |= {
+            "groups_replayed": intake.replayed,
+            "replayed_reward": _mean(intake.rewards_replayed),
+            "informative_replayed": sum(has_spread(item.scored.rewards) for item in again),
+        }
     if hostile:
         record["groups_hostile"] = sum(author in hostile for author, _ in intake.authors)
     if outcome.absurd:
         record["absurd"] = outcome.absurd
     if outcome.bounded:
         record["bounded"] = outcome.bounded
+    if intake.capability_of:
+        record["capability"] = dict(sorted(intake.capability_of.items()))
     if intake.skipped:
         record["skipped"] = dict(sorted(intake.skipped.items()))
     if not outcome.stats:

@@ -34,7 +34,9 @@ async def test_what_a_simulated_node_was_told_becomes_the_same_batches_in_the_se
     folder: Path, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tiny_spec(
-        folder, rounds=ROUNDS, sampler={"strategy": "learnability", "max_external_age_s": 100.0, "shortage_wait_s": 0.0}
+        folder,
+        rounds=ROUNDS,
+        sampler={"strategy": "learnability", "max_external_age_s": 100.0, "shortage_wait_s": 0.0, "replay": 2},
     )
     torch.set_num_threads(1)
     simulation = Simulation(plan_run(spec, "base", 5, lambda place: f"lab-{node_name(place)}"))
@@ -75,10 +77,10 @@ async def test_what_a_simulated_node_was_told_becomes_the_same_batches_in_the_se
             assert [item.scored.group_id for item in batch.items] == [item.scored.group_id for item in expected.items]
             assert (batch.seed, batch.strategy, batch.state) == (expected.seed, expected.strategy, expected.state)
             assert [item.weight for item in batch.items] == [item.weight for item in expected.items]
+            assert [item.replayed for item in batch.items] == [item.replayed for item in expected.items]
         await transport.close()
-    assert sum(
-        item.scored.origin == "external" for batches in chosen.values() for batch in batches if batch for item in batch.items
-    )
+    items = [item for batches in chosen.values() for batch in batches if batch for item in batch.items]
+    assert any(item.scored.origin == "external" for item in items) and any(item.replayed for item in items)
 
 
 def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path, tmp_path: Path) -> None:
@@ -112,6 +114,28 @@ def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path
     deviation = statistics.stdev(late)
     assert reward(real.records, 9, 16) == pytest.approx(statistics.fmean(late), abs=4 * deviation)
     assert reward(real.records, 9, 16) > statistics.fmean(early) < statistics.fmean(late) - 2 * deviation
+
+
+def test_real_services_replay_as_many_groups_as_a_simulation_and_count_what_they_generate(folder: Path, tmp_path: Path) -> None:
+    """A node alone, so that a comparison of sharing with own old groups can be made on real processes."""
+    spec = tiny_spec(
+        folder,
+        nodes=1,
+        rounds=6,
+        tasks=[{"dataset": "gcd", "config": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 30}}],
+        generator={"groups_per_call": 2, "threads": 1},
+        eval={"tasks": 10, "every_versions": 100},
+        sampler={"local": 3, "external": 0, "max_staleness": 0, "replay": 2},
+        trainer={"learning_rate": 3e-3, "threads": 1, "checkpoint_every": 6},
+    )
+    real = run_folder(tmp_path, "base", 1)
+    make_services_runs(spec, [real])
+    steps = [line for line in read_records(real.records) if line["kind"] == "step"]
+    assert [line["round"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert all((line["groups_local"], line["generated"], line["staleness"]) == (3, 3 * 16, 0) for line in steps)
+    again = [line.get("groups_replayed", 0) for line in steps]
+    assert again[0] == 0 and again[-1] == 2 and again == sorted(again)
+    assert all(0 < line["replayed_reward"] < 1 for line in steps if line.get("groups_replayed"))
 
 
 def reward(file: Path, first: int, last: int) -> float:

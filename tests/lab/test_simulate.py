@@ -10,6 +10,7 @@ import torch
 from lab.arms import plan_run
 from lab.records import RecordWriter, read_records
 from lab.simulate import Simulation
+from lab.spec import SpecError
 from lab.task_desk import Shared
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 
@@ -69,6 +70,25 @@ def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_
     assert len({line["pass_rate"] for line in evaluations if line["round"] == 0}) == 1
 
 
+def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_dataset(
+    folder: Path, tmp_path: Path, shared: Shared
+) -> None:
+    steering = {"adapt": "adaptive", "adapt_period": 1}
+    simulation = simulate(folder, tmp_path / "r.gz", shared, rounds=3, sampler=steering)
+    written = {line["node"]: line["tasks"] for line in of_kind(tmp_path / "r.gz", "eval") if line["round"] == 3}
+    followed = {line["node"]: line["tasks"] for line in of_kind(tmp_path / "r.gz", "eval") if line["round"] == 2}
+    for node in simulation.honest:
+        assert node.evaluation is not None
+        known = {name: [s.n, s.pass_rate, s.mean_reward] for name, s in node.evaluation.per_task.items()}
+        assert known.keys() == written[node.name].keys()
+        assert all(figures == pytest.approx(written[node.name][name], abs=1e-6) for name, figures in known.items())
+        batch = simulation.batches[node.name]
+        assert batch is not None and batch.state.steering.sharing is not None
+        levels = {level.dataset: [level.n, level.rate] for level in batch.state.steering.sharing.datasets}
+        assert levels.keys() == followed[node.name].keys()
+        assert all(figures == pytest.approx(followed[node.name][name][:2], abs=1e-6) for name, figures in levels.items())
+
+
 def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Path, tmp_path: Path, shared: Shared) -> None:
     simulate(folder, tmp_path / "now.gz", shared, rounds=4, sampler={"external": 1})
     simulate(folder, tmp_path / "older.gz", shared, rounds=4, sampler={"external": 1, "max_external_age_s": 1000.0})
@@ -76,6 +96,26 @@ def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Pa
     assert max(line["pool_external"] for line in now) <= 4
     assert max(line["pool_external"] for line in older) > 4
     assert all((line["external_age_rounds"] or 0) < 1 for line in now)
+
+
+def test_groups_that_travel_for_rounds_are_seen_as_old_as_they_are(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    late = {"delay_rounds": [2, 4], "sampler": {"external": 3, "max_external_age_s": 1000.0}}
+    simulate(folder, tmp_path / "late.gz", shared, rounds=7, **late)
+    steps = of_kind(tmp_path / "late.gz", "step")
+    assert all(line["groups_external"] == 0 for line in steps if line["round"] <= 2)
+    ages = [line["external_age_rounds"] for line in steps if line["groups_external"]]
+    assert ages
+    assert min(ages) >= 2
+    with pytest.raises(SpecError, match="delay_rounds: give the least and the most"):
+        tiny_spec(folder, delay_rounds=[3, 2])
+
+
+def test_a_node_without_held_out_questions_is_not_evaluated_and_the_others_are(
+    folder: Path, tmp_path: Path, shared: Shared
+) -> None:
+    simulate(folder, tmp_path / "r.gz", shared, rounds=2, nodes=[{"count": 2}, {"eval": {"tasks": 0}}])
+    assert {line["node"] for line in of_kind(tmp_path / "r.gz", "eval")} == {"n00", "n01"}
+    assert {line["node"] for line in of_kind(tmp_path / "r.gz", "step")} == {"n00", "n01", "n02"}
 
 
 def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path: Path, shared: Shared) -> None:
@@ -101,6 +141,26 @@ def test_controls_filter_and_reuse_own_groups(folder: Path, tmp_path: Path, shar
         assert line["made"] == 3
         assert line["groups_local"] == 3 + min(2, made)
         made += line["made_informative"]
+
+
+def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    sampler = {"local": 3, "external": 0, "replay": 2, "replay_batches": 2}
+    simulation = simulate(folder, tmp_path / "replay.gz", shared, nodes=1, rounds=5, sampler=sampler)
+    informative: list[int] = []
+    for line in of_kind(tmp_path / "replay.gz", "step"):
+        replayed = line.get("groups_replayed", 0)
+        assert replayed == min(2, sum(informative[-2:])) == line.get("informative_replayed", 0)
+        assert (line["made"], line["groups_local"], line["staleness"]) == (3, 3, 0)
+        assert line["generated"] == 3 * 16 and line["informative_local"] == line["made_informative"]
+        parts = 3 * line["local_reward"] + replayed * line.get("replayed_reward", 0.0)
+        assert line["trained_reward"] == pytest.approx(parts / (3 + replayed), abs=1e-5)
+        informative.append(line["made_informative"])
+    assert sum(informative) > 2, "there was something to replay"
+    batch = simulation.batches["n00"]
+    assert batch is not None and {item.replayed for item in batch.items} == {False, True}
+    assert [item.staleness for item in batch.items if item.replayed] == [
+        4 - item.scored.group.policy_version for item in batch.items if item.replayed
+    ]
 
 
 @pytest.mark.parametrize("role", ["wrong", "duplicate", "flood", "low_quality"])
@@ -146,7 +206,7 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
     assert max(tokens) > 1e-4
 
 
-@pytest.mark.parametrize("strategy", ["learnability", "likelihood_near", "bandit"])
+@pytest.mark.parametrize("strategy", ["learnability", "rescue", "likelihood_near", "bandit"])
 def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     folder: Path, tmp_path: Path, shared: Shared, strategy: str
 ) -> None:
@@ -156,6 +216,23 @@ def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     assert all(line["groups_external"] <= 1 for line in late)
     assert any(line["groups_external"] == 1 for line in late)
     assert all(strategy in line["strategy"] for line in late)
+
+
+def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, tmp_path: Path, shared: Shared) -> None:
+    files = {name: tmp_path / f"{name}.gz" for name in ("on", "off")}
+    for name, file in files.items():
+        trainer = {"foreign_capability_window": 6 if name == "on" else 0}
+        # Groups in which some answers pass are one in ten here: many groups, and no other ones drawn of the other node.
+        rest = {"sampler": {"local": 16, "external": 8}, "verifier": {"foreign_partial_credit": False}}
+        simulate(folder, file, shared, rounds=8, nodes=2, trainer=trainer, **rest)
+    on, off = (of_kind(file, "step") for file in files.values())
+    assert not any("capability" in line for line in off)
+    weighed = [line for line in on if "capability" in line]
+    assert weighed and all(line["round"] > 2 for line in weighed)
+    assert all(0.1 <= factor <= 10.0 for line in weighed for factor in line["capability"].values())
+    first = weighed[0]["round"]
+    before = [[line for line in of if line["round"] < first] for of in (on, off)]
+    assert before[0] == before[1] and on != off
 
 
 def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(folder: Path, tmp_path: Path, shared: Shared) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.stacked_learner import StackedLearner
+from lab.stacked_learner import StackedLearner, _Part
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedQwen3
 from lab.stacked_params import Architecture, leaves, load_stack
@@ -80,7 +80,8 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
     learner = StackedLearner([config] * NODES, architecture, flat)
     groups = groups_of_nodes()
     wanted = [[number for number, group in enumerate(each) if group.is_informative] for each in groups]
-    gradients, parts = learner._accumulate(groups, wanted, [None] * NODES, [None] * NODES)
+    parts_of = [_Part(node, numbers) for node, numbers in enumerate(wanted)]
+    gradients, parts = learner._accumulate(groups, parts_of, [None] * NODES, [None] * NODES)
     for node in range(NODES):
         model = transformers_model(folder, architecture, flat[node])
         expected_stats = accumulate_gradients(model, groups[node], learner._update_configs[node])

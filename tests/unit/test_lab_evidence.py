@@ -125,6 +125,25 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
     assert "were not screened" in (tmp_path / "report" / "report.md").read_text()
 
 
+def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:
+    spec = parse_spec(source(confirm=["c/b", "b"]))
+    write_manifest(tmp_path, spec, "simulate")
+    for arm, last in {"a": "10000", "b": "11000", "c": "11100"}.items():
+        for seed in (1, 2):
+            folder = run_folder(tmp_path, arm, seed)
+            write_run(folder.records, {0: "00000", 1: last, 2: last})
+            folder.finish(3, 1.0, spec.digest(arm))
+    write_report(tmp_path, tmp_path / "report")
+    found = json.loads((tmp_path / "report" / "report.json").read_text())["comparisons"]
+    assert [(each["arm"], each["baseline"], each["stated"]) for each in found] == [
+        ("c", "b", True),
+        ("b", "a", True),
+        ("c", "a", False),
+    ]
+    assert [each["ratio"] for each in found] == pytest.approx([1.5, 2.0, 3.0])
+    assert [each["p_corrected"] for each in found] == [1.0, 1.0, None]
+
+
 def test_a_torn_list_of_floors_is_named(tmp_path: Path) -> None:
     assert read_floors(tmp_path) is None
     (tmp_path / "floors.json").write_text('[{"dataset": 1}]')
@@ -135,6 +154,8 @@ def test_a_torn_list_of_floors_is_named(tmp_path: Path) -> None:
 def test_a_spec_may_only_confirm_an_arm_that_it_has() -> None:
     with pytest.raises(SpecError, match="confirm: no arm is called 'd'"):
         parse_spec(source(confirm=["d"]))
+    with pytest.raises(SpecError, match="confirm: no arm is called 'e'"):
+        parse_spec(source(confirm=["a/e"]))
 
 
 def test_held_out_sets_of_other_draws_are_other_questions() -> None:

@@ -1,0 +1,49 @@
+"""What a run of real services is counted as, from the lines that its trainers write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lab.arms import plan_run
+from lab.services_records import _COPIED, _step, check_services_run
+from lab.spec import SpecError, parse_spec
+
+LINE = {
+    **dict.fromkeys(_COPIED, 0),
+    "groups_local": 4,
+    "groups_external": 2,
+    "reward_local": 0.25,
+    "reward_external": 0.5,
+    "staleness_mean": 1.0,
+    "importance_ratio": 1.0,
+    "importance_ratio_max": 1.0,
+}
+
+
+def test_replayed_groups_were_generated_for_an_earlier_step_and_are_counted_there() -> None:
+    again = _step("alpha", 3, {**LINE, "groups_replayed": 6, "reward_replayed": 1.0}, completions=8)
+    assert (again["generated"], again["groups_local"], again["groups_replayed"]) == (32, 4, 6)
+    assert (again["local_reward"], again["replayed_reward"], again["staleness"]) == (0.25, 1.0, 1.0)
+    assert again["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5 + 6 * 1.0) / 12)
+
+
+def test_lines_without_replay_or_of_an_older_trainer_are_read_as_before() -> None:
+    old = _step("alpha", 3, LINE, completions=8)
+    assert old == _step("alpha", 3, {**LINE, "groups_replayed": 0, "reward_replayed": None}, completions=8)
+    assert "groups_replayed" not in old and old["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5) / 6)
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ({"delay_rounds": [1, 3]}, "delay_rounds"),
+        ({"local": {"reuse": 2}}, "sampler.replay in the place of local.reuse"),
+        ({"nodes": [{"count": 1}, {"count": 1, "role": "wrong"}]}, "role wrong"),
+    ],
+)
+def test_what_only_a_simulation_can_do_is_refused_before_real_services_start(arm: dict[str, Any], said: str) -> None:
+    spec = parse_spec({"name": "x", "seeds": [1], "rounds": 3, "nodes": 1, "tasks": [{"dataset": "gcd"}], "arms": {"a": arm}})
+    with pytest.raises(SpecError, match=said):
+        check_services_run(plan_run(spec, "a", 1))
