@@ -53,7 +53,7 @@ threads = 1
 max_steps = {steps}
 """
 STEPS = 16
-CONDITIONAL = {"swarm_trainer_external_logprob_nats"}
+CONDITIONAL = {"swarm_trainer_external_logprob_nats", "swarm_trainer_delta_lost_ratio"}
 """Metrics that have a value only with a configuration that this swarm does not have."""
 OF_SOME_STEPS = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
 """Metrics that have a value only when the newest step had such groups, and their names in the steps' records."""
