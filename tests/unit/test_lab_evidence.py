@@ -40,6 +40,7 @@ def test_p_values_are_corrected_after_holm() -> None:
 
 
 @pytest.mark.parametrize("same_questions", [True, False])
+@pytest.mark.slow
 def test_the_bootstrap_holds_the_true_ratio_about_as_often_as_it_says(same_questions: bool) -> None:
     random = np.random.default_rng(7)
     held = 0

@@ -79,6 +79,7 @@ def load(hub: Path, revision: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=hub, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_name_that_moved_on_still_loads_the_commit_that_was_looked_at(hub: Path) -> None:
     """Weights, tokenizer, config and the engine's own reading of them, in a process that finds both commits."""
     for revision, value in ((PINNED, 0.25), (MOVED, 0.75)):
@@ -88,6 +89,7 @@ def test_a_name_that_moved_on_still_loads_the_commit_that_was_looked_at(hub: Pat
         assert weight == of_engine == value
 
 
+@pytest.mark.slow
 def test_a_name_without_its_commit_is_refused_by_everything_that_loads_a_model(hub: Path) -> None:
     answer = load(hub, "")
     assert answer.returncode != 0 and answer.stdout == "" and "model.revision is not set" in answer.stderr
@@ -101,6 +103,7 @@ def test_a_name_without_its_commit_is_refused_by_everything_that_loads_a_model(h
             hub_arguments(NAME, revision)
 
 
+@pytest.mark.slow
 def test_a_commit_that_only_names_another_model_is_refused(hub: Path) -> None:
     """Transformers would turn to the adapter's base, which is another repository, and say that its files are missing."""
     answer = load(hub, ADAPTER)

@@ -116,6 +116,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_two_replicas_lose_no_id_that_is_young_enough_to_matter(tmp_path: Path) -> None:
     file = tmp_path / "accepted.txt"
     inodes: set[int] = set()

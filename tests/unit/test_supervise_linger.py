@@ -31,6 +31,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_lingering_child_outlives_the_signal_to_the_group_and_then_ends(tmp_path: Path) -> None:
     supervisor, child = start(tmp_path / "pid", "--linger", "1.5")
     signalled = time.monotonic()

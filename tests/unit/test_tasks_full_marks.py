@@ -154,6 +154,7 @@ def test_a_decimal_does_not_use_the_integers_beside_its_point(dataset: str, numb
     assert SCORERS["countdown"]("999999+9", {"metadata": {"numbers": [9, 999999], "target": 1000000}}) < FULL_MARKS
 
 
+@pytest.mark.slow
 def test_an_empty_board_earns_something_only_where_it_is_right() -> None:
     for config in ({}, {"grid_size_x": 50, "grid_size_y": 50, "filled_cells": 300}):
         died = 0

@@ -73,10 +73,13 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("binary_matrix", 3000),
-        ("spiral_matrix", 3000),
+        ("binary_matrix", 150),
+        pytest.param("binary_matrix", 3000, marks=pytest.mark.slow),
+        ("spiral_matrix", 150),
+        pytest.param("spiral_matrix", 3000, marks=pytest.mark.slow),
         ("string_insertion", 3000),
-        ("n_queens", 1000),
+        ("n_queens", 50),
+        pytest.param("n_queens", 1000, marks=pytest.mark.slow),
         ("countdown", 60),
         pytest.param("countdown", 400, marks=pytest.mark.slow),
         ("simple_integration", 40),
@@ -244,6 +247,7 @@ def test_every_derived_answer_of_a_guarded_dataset_passes_its_guard_and_earns_fu
                 assert score_answer(made, f"thinking... <answer>{made.answer}</answer>") == 1.0, (name, made.answer)
 
 
+@pytest.mark.slow
 def test_the_same_reference_gives_the_same_task_in_another_process() -> None:
     names = ["chain_sum", "codeio", "list_functions", "isomorphic_strings", "polynomial_multiplication", "time_intervals"]
     program = (

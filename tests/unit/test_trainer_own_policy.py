@@ -142,6 +142,7 @@ def test_the_fraction_is_kept_and_which_groups_are_looked_at_follows_from_the_ba
     assert all(10 <= len(each) <= 30 for each in looked)
 
 
+@pytest.mark.slow
 def test_a_step_counts_them_and_two_learners_end_with_the_same_weights() -> None:
     first, second = learner(0.5), learner(0.5)
     record, again = first.step(swarm_batch()), second.step(swarm_batch())

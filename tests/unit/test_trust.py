@@ -43,6 +43,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         (f"beta {KEY.public_key}\ngamma {KEY.public_key}", "line 2: gamma has the key of beta"),
         (f"beta {KEY.public_key[:-1]}{'AB'[KEY.public_key.endswith('A')]}", "no public key"),
     ],
+    ids=["no key", "not a key", "not a name", "a name twice", "a key twice", "a letter of the key changed"],  # keys are made anew
 )
 def test_a_wrong_roster_is_refused_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(RosterError, match=problem):
