@@ -31,6 +31,8 @@ ROWS = {
     "verifier-service": ("benchmarks.verifier", 180),
     "policy-small": ("benchmarks.policy", 120),
     "policy-60mb": ("benchmarks.policy", 180),
+    "policy-delta": ("benchmarks.policy_delta", 240),
+    "policy-delta-link": ("benchmarks.policy_delta", 600),
     "waiting": ("benchmarks.waiting", 300),
 }
 TARGET = Path("docs/benchmarks.md")

@@ -26,19 +26,39 @@ from shared.hub_models import hub_arguments
 from shared.model.weights import policy_tensors, serialize, write_tensors
 from shared.policy_store import open_policy_store
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+
+
+def _move_the_first_parameter(model: Any) -> None:
+    next(model.parameters()).add_(1e-4)
 
 
 class TrainerToGenerator:
     """Trainer and generator as the services have them, on two connections to a real server, in one process."""
 
-    def __init__(self, config: NodeConfig, trainer_side: Any, generator_side: Any) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        trainer_side: Any,
+        generator_side: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        train: Callable[[Any], None] = _move_the_first_parameter,
+    ) -> None:
+        """`train` changes the model before the clock of a turn starts, so that every version has other bytes."""
         from transformers import AutoModelForCausalLM
 
+        self._dtype, self._train = dtype, train
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+            config.model.path, dtype=dtype, **hub_arguments(config.model.path, config.model.revision)
         )
-        store = open_policy_store(config.policy_store_uri, trainer_side, config.node.id)
+        store = open_policy_store(
+            config.policy_store_uri,
+            trainer_side,
+            config.node.id,
+            scratch=config.node.run_dir / "published",
+            anchor_every=config.policy_store.anchor_every,
+        )
         staging = config.node.run_dir / "publishing"
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
         self.engine = create_engine("transformers", config.model.path, revision=config.model.revision, device="cpu", threads=1)
@@ -53,9 +73,9 @@ class TrainerToGenerator:
         await asyncio.sleep(0.5)
 
     async def turn(self, version: int) -> float:
-        """Seconds. The weights are changed before the clock starts, so that every version has other bytes."""
+        """Seconds."""
         with torch.no_grad():
-            next(self._model.parameters()).add_(1e-4)
+            self._train(self._model)
         started = time.perf_counter()
         await self._publisher.publish(
             self._write, TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
@@ -79,11 +99,11 @@ class TrainerToGenerator:
 
     async def _write(self, file: Path) -> None:
         # As the trainer's service writes it.
-        await asyncio.to_thread(lambda: write_tensors(policy_tensors(self._model, torch.float32), file))
+        await asyncio.to_thread(lambda: write_tensors(policy_tensors(self._model, self._dtype), file))
 
     def policy_bytes(self) -> bytes:
         """What is published, for the plain file."""
-        return serialize(policy_tensors(self._model, torch.float32))
+        return serialize(policy_tensors(self._model, self._dtype))
 
 
 def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], Awaitable[float]]:
@@ -109,7 +129,7 @@ def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], A
 
 
 async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Result:
-    with tempfile.TemporaryDirectory(dir=_disk_folder()) as name:
+    with tempfile.TemporaryDirectory(dir=disk_folder()) as name:
         folder = Path(name)
         async with running_server(folder) as server:
             config = node_config(folder, server.url, model={"path": str(model_of(folder))})
@@ -179,7 +199,8 @@ def _model_of_60_mb(folder: Path) -> Path:
     return write_model_folder(folder / "model", Qwen2ForCausalLM(config).eval())
 
 
-def _disk_folder() -> Path:
+def disk_folder() -> Path:
+    """Where files are written that should be on a disk."""
     # The temporary folder may be a memory file system, where fsync costs nothing; runs are written below var/.
     folder = Path("var/bench")
     folder.mkdir(parents=True, exist_ok=True)

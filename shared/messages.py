@@ -51,6 +51,8 @@ SWARM_SCHEMA_VERSION = 2
 """Version of `SignedRollouts`; it also stands in the subjects of shared groups (`swarm.rollouts.v2...`). 2: names the swarm."""
 
 MAX_COMPLETIONS = 1024
+MAX_DELTAS = 255
+"""From one full copy of a policy to the next."""
 MAX_LOGPROB = 1e-3
 """A logarithm of a probability is not above 0; engines round."""
 MAX_TOKENS = 1_048_576
@@ -218,6 +220,22 @@ class Batch(Message, frozen=True, kw_only=True):
     """Groups of earlier batches that could have been replayed."""
 
 
+class PolicyFile(Message, frozen=True, kw_only=True):
+    """A file in the policy store, published for one version."""
+
+    version: Count
+    sha256: Sha256
+    size_bytes: Count
+    uri: Annotated[str, Meta(max_length=2048)]
+
+
+class PolicyDelta(Message, frozen=True, kw_only=True):
+    """What changed from the policy before to the one of `file.version`, whose sha256 is `makes`."""
+
+    file: PolicyFile
+    makes: Sha256
+
+
 class PolicyPointer(Message, frozen=True, kw_only=True):
     """Where the newest policy is. `version` counts optimiser steps; version 0 is the base policy."""
 
@@ -230,6 +248,9 @@ class PolicyPointer(Message, frozen=True, kw_only=True):
     consumed_local: Count
     """Local groups in all batches up to `batch_number` (`SamplerState.consumed_local` of that batch)."""
     created_at: UnixTime
+    anchor: PolicyFile | None = None
+    """None: `uri` is the policy. Else `deltas`, in order, make it of this full copy, and `uri` is the full copy's."""
+    deltas: Annotated[list[PolicyDelta], Meta(max_length=MAX_DELTAS)] = []
 
 
 class TrainerPosition(Message, frozen=True, kw_only=True):

@@ -58,6 +58,12 @@ class TrainerGauges:
         published = "Absent until this process has published or confirmed one."
         self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
         self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest published policy. {published}")
+        self.published_bytes = counter(
+            "swarm_policy_published_bytes_total",
+            "Bytes of published policies: full copies, and deltas, which say what changed (policy_store.anchor_every).",
+            "kind",
+            ("full", "delta"),
+        )
         self.delta_lost = late(
             "swarm_trainer_delta_lost_ratio",
             "Share of what LoRA adapters add that the newest policy lost when it was rounded to the dtype it is published in: "

@@ -43,6 +43,9 @@ class Publisher:
         self._keep = keep
         self._pruned_at: int | None = None
         self.pointer: PolicyPointer | None = None
+        self.sent_bytes = 0
+        self.sent_kind: Literal["full", "delta"] = "full"
+        """What the newest publication was, and its bytes."""
 
     async def read_pointer(self) -> None:
         """Learn which policy is out there. Raises MessageError when the pointer is of another schema version."""
@@ -60,20 +63,23 @@ class Publisher:
         file = self._staging / f"{version}.safetensors"
         try:
             await write(file)
-            sha256, size_bytes, uri = await self._store.publish(file, version)
+            stored = await self._store.publish(file, version)
         finally:
             file.unlink(missing_ok=True)
         pointer = PolicyPointer(
             version=version,
-            sha256=sha256,
-            size_bytes=size_bytes,
-            uri=uri,
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            uri=stored.uri,
             batch_number=position.batch_number,
             consumed_local=position.consumed_local,
             created_at=time.time(),
+            anchor=stored.anchor,
+            deltas=list(stored.deltas),
         )
+        self.sent_bytes, self.sent_kind = stored.sent_bytes, "delta" if stored.deltas else "full"
         old = self.pointer
-        if old is not None and (old.version, old.sha256, old.uri) == (version, sha256, uri):
+        if old is not None and (old.version, old.sha256, old.uri) == (version, stored.sha256, stored.uri):
             return False
         await self._transport.kv_put(self._bucket, POLICY_KEY, encode(pointer))
         self.pointer = pointer

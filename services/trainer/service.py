@@ -82,6 +82,8 @@ class _Training:
                 node,
                 replicas=config.nats.replicas,
                 create=config.nats.create_streams,
+                scratch=config.node.run_dir / "published",
+                anchor_every=config.policy_store.anchor_every,
             ),
             context.node,
             node=node,
@@ -279,6 +281,9 @@ class _Training:
         if decision == "confirm" and changed:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
         self._gauges.published(self._publisher.pointer)
+        sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes
+        self._gauges.published_bytes.labels(sent_kind).inc(sent_bytes)
+        self._log.info("policy_published", version=version, sent=sent_kind, sent_bytes=sent_bytes)
         self._delta_report.published(
             self._learner.delta_rounding, version=version, dtype=_dtype_name(self._learner.published_dtype)
         )

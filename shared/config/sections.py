@@ -314,7 +314,14 @@ class PolicyStoreSection(Section):
     """How policies get from the trainer to the generators."""
 
     uri: str = Field("", description="file:///shared/folder or nats:// (JetStream object storage); empty: the run's folder.")
-    keep: int = Field(3, ge=2, description="Newest policies kept.")
+    keep: int = Field(3, ge=2, description="Newest policies kept, with the full copies that they need.")
+    anchor_every: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Policies from one full copy to the next; in between travels what changed. 1: full copies alone; "
+        "0: 16 with nats://, 1 with file://, where a full copy is a rename.",
+    )
 
 
 class HttpSection(Section):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shared.messages import PolicyPointer
+from shared.messages import PolicyDelta, PolicyFile, PolicyPointer
 
 
 class PolicyStoreError(Exception):
@@ -19,6 +19,13 @@ class StoredPolicy(NamedTuple):
     sha256: str
     size_bytes: int
     uri: str
+    anchor: PolicyFile | None = None
+    deltas: tuple[PolicyDelta, ...] = ()
+
+    @property
+    def sent_bytes(self) -> int:
+        """What readers that have the policy before must fetch."""
+        return self.deltas[-1].file.size_bytes if self.deltas else self.size_bytes
 
 
 class PolicyStore(Protocol):
@@ -34,7 +41,7 @@ class PolicyStore(Protocol):
         """
         ...
 
-    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+    async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """A local file with exactly the bytes that `pointer` names: size and sha256 are checked before this returns.
 
         Args:

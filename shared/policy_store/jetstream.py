@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from shared.messages import PolicyPointer
+from shared.messages import PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import cause_of, draft_in, sha256_of
 from shared.streams import look_for_streams
@@ -98,7 +98,7 @@ class JetStreamStore:
             ) from error
         return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
 
-    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+    async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads there are removed but one."""
         label = policy_label(self._node, pointer.version)
         match = _URI.fullmatch(pointer.uri)
@@ -189,7 +189,9 @@ class JetStreamStore:
         )
         return ack.seq
 
-    async def _download(self, pointer: PolicyPointer, publication: str, first: int, last: int, target: Path, label: str) -> None:
+    async def _download(
+        self, pointer: PolicyPointer | PolicyFile, publication: str, first: int, last: int, target: Path, label: str
+    ) -> None:
         download = _Download(pointer.size_bytes)
         with draft_in(target.parent) as (stream, draft):
             async for messages in self._windows(first, last):

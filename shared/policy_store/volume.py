@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from shared.messages import PolicyPointer
+from shared.messages import PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import (
     DRAFT_PREFIX,
@@ -44,7 +44,7 @@ class VolumeStore:
         """Hash, sync and rename, or copy where the file lies on another volume; see `PolicyStore.publish`."""
         return await asyncio.to_thread(self._publish, weights_file, version)
 
-    async def fetch(self, pointer: PolicyPointer, into: Path) -> Path:
+    async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """The file in place, after reading and hashing all of it; `into` is not used."""
         return await asyncio.to_thread(self._verified, pointer)
 
@@ -71,7 +71,7 @@ class VolumeStore:
             raise PolicyStoreError(f"{label}: not published: {cause_of(error, self.folder)}") from error
         return StoredPolicy(sha256, size_bytes, self._weights(sha256).absolute().as_uri())
 
-    def _verified(self, pointer: PolicyPointer) -> Path:
+    def _verified(self, pointer: PolicyPointer | PolicyFile) -> Path:
         label = policy_label(self._node, pointer.version)
         file = self._weights(pointer.sha256)
         try:

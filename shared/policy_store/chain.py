@@ -1,0 +1,179 @@
+"""Policies as a full copy now and then (an anchor) and what changed from one to the next in between, over any policy store.
+
+A pointer names its anchor and all deltas since, so that a reader needs nothing else: it begins with the newest policy of the chain
+that it still has, or fetches the anchor, applies the rest, and uses the result only if its sha256 is what the pointer says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shared.messages import PolicyDelta, PolicyFile, PolicyPointer
+from shared.policy_store.base import PolicyStore, PolicyStoreError, StoredPolicy, policy_label
+from shared.policy_store.delta import Delta, DeltaError, write_delta
+from shared.policy_store.files import cause_of, draft_in, sha256_of
+
+_WORTH = 0.5
+"""A delta of more than this part of a full copy is not: the full copy is published."""
+_DELTAS = "deltas"
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The end of the chain: the policy published last, and how a reader gets to it."""
+
+    file: Path
+    sha256: str
+    anchor: PolicyFile
+    deltas: tuple[PolicyDelta, ...] = ()
+
+    @property
+    def version(self) -> int:
+        return self.deltas[-1].file.version if self.deltas else self.anchor.version
+
+
+class ChainStore:
+    """See `PolicyStore`. The writer keeps a copy of the policy it published last, the reader that of the one it fetched last."""
+
+    def __init__(self, store: PolicyStore, node: str, scratch: Path | None = None, anchor_every: int = 1) -> None:
+        """`scratch`: a folder of the writer's own; None for a reader. `anchor_every`: policies from one full copy to the next."""
+        self._store = store
+        self._node = node
+        self._scratch = scratch
+        self._anchor_every = anchor_every
+        self._newest: _Link | None = None
+        self._not_worth = 0
+        """Policies to publish before a delta is tried again, after one that was nearly as large as a full copy."""
+        self._anchors: dict[int, int] = {}
+        """The version of the anchor that each version published by this process needs."""
+
+    async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        """As a delta if there is a policy of this process to begin with and it is worth it; else as a full copy, a new anchor."""
+        stored = await self._publish_delta(weights_file, version)
+        if stored is None:
+            stored = await self._publish_anchor(weights_file, version)
+        self._anchors[version] = stored.anchor.version if stored.anchor else version
+        return stored
+
+    async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
+        """See `PolicyStore.fetch`; a policy that is made of others lies in `into`, under the name that a download has."""
+        if isinstance(pointer, PolicyFile) or pointer.anchor is None:
+            return await self._store.fetch(pointer, into)
+        target = into / f"{pointer.sha256}.safetensors"
+        label = policy_label(self._node, pointer.version)
+        try:
+            if target.exists() and await asyncio.to_thread(sha256_of, target) == pointer.sha256:
+                return target
+            into.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 (as short as any of its calls)
+            for known in range(len(pointer.deltas) - 1, 0, -1):
+                sha256 = pointer.deltas[known - 1].makes
+                base = into / f"{sha256}.safetensors"
+                if base.exists():
+                    with contextlib.suppress(PolicyStoreError):
+                        return await self._make(label, pointer, base, sha256, pointer.deltas[known:], target)
+                    base.unlink(missing_ok=True)  # not what its name says, or else the anchor's way says what is wrong
+                    break
+            base = await self._store.fetch(pointer.anchor, into)
+            return await self._make(label, pointer, base, pointer.anchor.sha256, pointer.deltas, target)
+        except OSError as error:
+            raise PolicyStoreError(f"{label}: not made: {cause_of(error, into)}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, into / _DELTAS, ignore_errors=True)
+
+    async def prune(self, keep: Collection[int]) -> None:
+        """Forget every version that no version in `keep` needs."""
+        needed = set(keep)
+        for version in keep:
+            needed.update(range(self._anchors.get(version, version), version))
+        await self._store.prune(needed)
+        self._anchors = {version: anchor for version, anchor in self._anchors.items() if version in needed}
+
+    async def _publish_anchor(self, weights_file: Path, version: int) -> StoredPolicy:
+        link = None
+        if self._scratch is not None and self._anchor_every > 1 and not self._not_worth:
+            link = await asyncio.to_thread(self._remember, weights_file)
+        stored = await self._store.publish(weights_file, version)
+        if link is not None:
+            file = PolicyFile(version=version, sha256=stored.sha256, size_bytes=stored.size_bytes, uri=stored.uri)
+            self._newest = _Link(link, stored.sha256, file, ())
+        return stored
+
+    async def _publish_delta(self, weights_file: Path, version: int) -> StoredPolicy | None:
+        """None where a full copy is due or better."""
+        newest, self._newest = self._newest, None
+        self._not_worth = max(0, self._not_worth - 1)
+        if newest is None or self._scratch is None or len(newest.deltas) + 1 >= self._anchor_every:
+            return None
+        if version <= newest.version:
+            return None
+        draft = self._scratch / f"{version}.delta"
+        try:
+            info = await asyncio.to_thread(write_delta, newest.file, newest.sha256, weights_file, draft)
+            if draft.stat().st_size > _WORTH * info.size_bytes:
+                self._not_worth = self._anchor_every
+                return None
+            sent = await self._store.publish(draft, version)
+            await asyncio.to_thread(self._remember, weights_file)
+        except DeltaError:
+            return None
+        except OSError as error:
+            label = policy_label(self._node, version)
+            raise PolicyStoreError(f"{label}: not published: {cause_of(error, self._scratch)}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        file = PolicyFile(version=version, sha256=sent.sha256, size_bytes=sent.size_bytes, uri=sent.uri)
+        deltas = (*newest.deltas, PolicyDelta(file=file, makes=info.makes))
+        self._newest = _Link(newest.file, info.makes, newest.anchor, deltas)
+        return StoredPolicy(info.makes, info.size_bytes, newest.anchor.uri, newest.anchor, deltas)
+
+    def _remember(self, weights_file: Path) -> Path:
+        """A copy of the policy for the next delta; a second name of the file where that can be: a volume store moves the first."""
+        assert self._scratch is not None
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        kept = self._scratch / "newest.safetensors"
+        kept.unlink(missing_ok=True)
+        try:
+            os.link(weights_file, kept)
+        except OSError:
+            shutil.copyfile(weights_file, kept)
+        return kept
+
+    async def _make(
+        self, label: str, pointer: PolicyPointer, base: Path, base_sha256: str, deltas: Sequence[PolicyDelta], target: Path
+    ) -> Path:
+        """Apply `deltas` to a copy of `base`, which gets its name when its sha256 is the pointer's."""
+        files = [await self._store.fetch(delta.file, target.parent / _DELTAS / str(delta.file.version)) for delta in deltas]
+        try:
+            await asyncio.to_thread(_apply, base, base_sha256, files, pointer.sha256, target)
+        except DeltaError as error:
+            raise PolicyStoreError(
+                f"{label}: not made from {base.name} and {len(deltas)} deltas: {error}: not loaded; wait for the next full "
+                "copy, or restart the trainer to publish one"
+            ) from None
+        return target
+
+
+def _apply(base: Path, base_sha256: str, deltas: Sequence[Path], sha256: str, target: Path) -> None:
+    with draft_in(target.parent) as (_, draft):
+        shutil.copyfile(base, draft)
+        contents = np.memmap(draft, np.uint8, "r+")
+        for file in deltas:
+            delta = Delta(file.read_bytes())
+            if delta.info.base != base_sha256:
+                raise DeltaError(f"{file.name} is for another base, {delta.info.base[:12]}.. instead of {base_sha256[:12]}..")
+            delta.apply(contents)
+            base_sha256 = delta.info.makes
+        if (found := hashlib.sha256(contents.data).hexdigest()) != sha256:
+            wrong = delta.damaged(contents)
+            which = f"{len(wrong)} tensors are wrong, {wrong[0]} for one" if wrong else "no tensor is, but what lies around them"
+            raise DeltaError(f"sha256 mismatch (expected {sha256[:12]}.., got {found[:12]}..): {which}")
+        os.replace(draft, target)  # not synced: after a power cut the hash tells, and the store still has what it is made of
