@@ -13,7 +13,7 @@ from shared.config import NodeConfig
 from shared.config.load import explain
 
 _BARE = {
-    "sampler": {"adapt": "off"},
+    "sampler": {"adapt": "off", "strategy": "uniform"},
     "verifier": {"foreign_partial_credit": True},
     "trainer": {
         "policy_check_fraction": 0.0,
@@ -23,6 +23,7 @@ _BARE = {
         "foreign_cost_factor": 0.0,
         "foreign_weight_positive": "capped",
         "foreign_weight_negative": "capped",
+        "drop_foreign_negatives": False,
     },
 }
 """What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as it is, unless an arm asks for

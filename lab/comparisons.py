@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.measures import Measures
+from lab.measures import Measures, gain_of_question
 from lab.statistics import bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
 
 _GAIN = "gain_screened"
@@ -14,23 +14,28 @@ _GAIN = "gain_screened"
 def compare_arms(
     manifest: Mapping[str, Any], runs: Mapping[str, Mapping[int, Measures]], baseline_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By cumulative gain, screened: the stated comparisons first, then each other arm with its baseline.
+    """By cumulative gain, screened, over whole runs or equal completions: the stated comparisons first, then each other arm's.
 
     p is that of the signs of paired differences; those of stated comparisons are corrected after Holm, the others have none.
 
     `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
     """
-    same_questions = manifest["spec"].get("held_out", "one") == "one"
-    stated = [_pair(pair, baseline_of) for pair in manifest["spec"].get("confirm", [])]
+    spec = manifest["spec"]
+    same_questions = spec.get("held_out", "one") == "one"
+    at_equal_completions = spec.get("compare") == "equal completions"
+    stated = [_pair(pair, baseline_of) for pair in spec.get("confirm", [])]
     others = [pair for pair in baseline_of.items() if pair not in stated]
     found: list[dict[str, Any]] = []
     for arm, baseline in [*stated, *others]:
         if arm == baseline or arm not in runs or baseline not in runs:
             continue
-        differences = paired_differences(_gains(runs[arm]), _gains(runs[baseline]))
+        questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
+        gains = [_means(of_arm) for of_arm in questions]
+        if not at_equal_completions:
+            gains = [_gains(runs[arm]), _gains(runs[baseline])]
+        differences = paired_differences(*gains)
         if len(differences) < 2:
             continue
-        questions = [_by_question(runs[name]) for name in (arm, baseline)]
         was_stated = (arm, baseline) in stated
         found.append(
             {
@@ -40,7 +45,7 @@ def compare_arms(
                 "seeds": len(differences),
                 "difference": estimate(differences),
                 "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if all(questions) else None,
-                "ratio": _ratio(runs[arm], runs[baseline]),
+                "ratio": _ratio(*gains),
                 "p": sign_flip_p(differences) if was_stated else None,
             }
         )
@@ -58,16 +63,16 @@ def _name(compared: Mapping[str, Any]) -> str:
     return f"{compared['arm']}/{compared['baseline']}"
 
 
-def comparisons_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown; empty where there is nothing to compare."""
+def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whole runs") -> str:
+    """Markdown; empty where there is nothing to compare. `over`: the spec's `compare`."""
     if not comparisons:
         return ""
     lines = [
         "## Comparisons\n",
-        "Cumulative gain, screened: the ratio of the means over seeds with its 95 % interval when seeds and questions are both "
-        "drawn again (hierarchical bootstrap); the paired difference with Student's interval over seeds; the two-sided p of the "
-        "differences' signs, and that corrected for the number of stated comparisons (Holm). What was not stated beforehand is "
-        "exploratory and has no p.\n",
+        f"Cumulative gain, screened, over {over}: the ratio of the means over seeds with its 95 % interval when seeds and "
+        "questions are both drawn again (hierarchical bootstrap); the paired difference with Student's interval over seeds; the "
+        "two-sided p of the differences' signs, and that corrected for the number of stated comparisons (Holm). What was not "
+        "stated beforehand is exploratory and has no p.\n",
         "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -87,14 +92,31 @@ def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
     return {seed: run.numbers[_GAIN] for seed, run in by_seed.items() if _GAIN in run.numbers}
 
 
-def _by_question(by_seed: Mapping[int, Measures]) -> dict[int, list[float]]:
-    return {seed: run.gain_of_question for seed, run in by_seed.items() if run.gain_of_question}
+def _by_question(
+    arm: Mapping[int, Measures], baseline: Mapping[int, Measures], at_equal_completions: bool
+) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+    """Of both arms, by seed, each question's gain; with `at_equal_completions` of the seeds that both have alone."""
+    found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
+    for of_arm, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
+        for seed, run in of_arm.items():
+            completions = None
+            if at_equal_completions:
+                if seed not in other:
+                    continue
+                completions = min(run.numbers["completions"], other[seed].numbers["completions"])
+            if gains := gain_of_question(run, completions):
+                into[seed] = gains
+    return found
 
 
-def _ratio(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> float | None:
-    seeds = _gains(arm).keys() & _gains(baseline).keys()
-    below = sum(_gains(baseline)[seed] for seed in seeds)
-    return sum(_gains(arm)[seed] for seed in seeds) / below if below > 0.0 else None
+def _means(by_seed: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {seed: sum(gains) / len(gains) for seed, gains in by_seed.items()}
+
+
+def _ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> float | None:
+    seeds = arm.keys() & baseline.keys()
+    below = sum(baseline[seed] for seed in seeds)
+    return sum(arm[seed] for seed in seeds) / below if below > 0.0 else None
 
 
 def _p(value: float | None) -> str:

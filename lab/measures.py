@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.statistics import area_under, oscillation
+from lab.statistics import area_under, oscillation, value_at
 
 Point = tuple[float, float]
 
@@ -27,9 +27,9 @@ class Measures:
     held_out_of_task: dict[str, list[Point]]
     held_out_screened: list[Point]
     """`held_out` without the datasets that are out (`lab.floors`)."""
-    gain_of_question: list[float]
-    """Cumulative gain on each held-out question that is not out, mean over nodes; empty for records that do not tell questions
-    apart. Its mean is `gain_screened`."""
+    answers: list[list[tuple[float, str]]]
+    """By node, the round of each evaluation and "1" or "0" for each question of a dataset that is not out; empty for records that
+    do not tell questions apart."""
     completions: list[Point]
     """Completions generated so far by all nodes, by round."""
     health: dict[str, list[Point]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         held_out_of_node=dict(of_node),
         held_out_of_task={name: [(x, _mean(ys)) for x, ys in sorted(by.items())] for name, by in sorted(of_task.items())},
         held_out_screened=screened,
-        gain_of_question=_gain_of_question(evaluations, out),
+        answers=_answers(evaluations, out),
         completions=_completions(steps),
         health={name: series for name in _HEALTH if (series := _by_round(steps, name))},
         numbers=numbers,
@@ -134,19 +134,48 @@ def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> li
     return [(x, _mean(ys)) for x, ys in sorted(by_round.items())]
 
 
-def _gain_of_question(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[float]:
+def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[list[tuple[float, str]]]:
     if not all("passed" in line for line in evaluations):
         return []
     series: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    kept: dict[str, list[int]] = {}
     for line in evaluations:
-        series[line["node"]].append((line["round"], line["passed"]))
         # Questions stand in the order of the datasets.
         names = [name for name, (n, _, _) in line["tasks"].items() for _ in range(n)]
-        kept[line["node"]] = [place for place, name in enumerate(names) if name not in out]
-    of_nodes = [[_gain([(x, float(bits[place])) for x, bits in series[node]]) for place in kept[node]] for node in series]
+        kept = "".join(bit for bit, name in zip(line["passed"], names, strict=True) if name not in out)
+        series[line["node"]].append((line["round"], kept))
+    return list(series.values())
+
+
+def gain_of_question(run: Measures, completions: float | None = None) -> list[float]:
+    """Cumulative gain on each held-out question that is not out, mean over nodes; empty where records do not tell questions apart.
+
+    `completions`: up to the round at which all nodes together had generated so many. None: over the run; its mean is then
+    `gain_screened`.
+    """
+    end = None if completions is None else round_of(run, completions)
+    of_nodes = [
+        [_gain(_until([(x, float(bits[place])) for x, bits in series], end)) for place in range(len(series[0][1]))]
+        for series in run.answers
+    ]
     # Nodes of different sources are asked different questions.
     return [_mean(gains) for gains in zip(*of_nodes, strict=True)] if len({len(gains) for gains in of_nodes}) == 1 else []
+
+
+def round_of(run: Measures, completions: float) -> float:
+    """The round, or the part of one, at which all nodes together had generated so many completions."""
+    return value_at([(count, number) for number, count in run.completions], completions)
+
+
+def gain_until(points: list[Point], end: float) -> float | None:
+    """Cumulative gain of a held-out series up to round `end`; None where there is no such part of it."""
+    points = _until(points, end)
+    return _gain(points) if len(points) > 1 and points[-1][0] > points[0][0] else None
+
+
+def _until(points: list[Point], end: float | None) -> list[Point]:
+    if end is None or not points:
+        return points
+    return [(x, y) for x, y in points if x < end] + [(end, value_at(points, end))]
 
 
 def cumulative_gain(run: Measures, nodes: Sequence[str]) -> float:

@@ -13,11 +13,11 @@ from lab.arms import simulated_name
 from lab.comparisons import compare_arms, comparisons_text
 from lab.floors import Floor, out_datasets, read_floors
 from lab.floors_table import floors_table
-from lab.measures import NUMBERS, Measures, cumulative_gain, measures
+from lab.measures import NUMBERS, Measures, cumulative_gain, gain_until, measures, round_of
 from lab.records import read_records
 from lab.runs import finished_runs, read_manifest
 from lab.spec import SpecError
-from lab.statistics import Estimate, area_under, estimate, paired_differences, paired_ratios, value_at
+from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
 
 Runs = Mapping[str, Mapping[int, Measures]]
 """arm -> seed -> measures, arms in the spec's order."""
@@ -205,13 +205,7 @@ def _compared(gains: dict[int, float], base: dict[int, float]) -> dict[str, Esti
 
 def _gain_until(run: Measures, completions: float) -> float | None:
     """Cumulative held-out gain up to the round at which `completions` were generated."""
-    if len(run.held_out) < 2:
-        return None
-    end = value_at([(count, number) for number, count in run.completions], completions)
-    points = [(x, y) for x, y in run.held_out if x < end] + [(end, value_at(run.held_out, end))]
-    if len(points) < 2 or end <= points[0][0]:
-        return None
-    return area_under(points) / (end - points[0][0]) - points[0][1]
+    return gain_until(run.held_out, round_of(run, completions)) if run.held_out else None
 
 
 def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
@@ -241,7 +235,7 @@ def _markdown(
         "## Results\n",
         _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
         *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
-        comparisons_text(summary["comparisons"]),
+        comparisons_text(summary["comparisons"], manifest["spec"].get("compare", "whole runs")),
         _hostile_table(arms),
         _kinds_table(arms),
         "## Held-out pass rate by dataset\n",

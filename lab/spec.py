@@ -19,7 +19,7 @@ from shared.config import TaskSpec
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
 
-_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "held_out"})
+_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
 """Keys that describe the experiment; all others are the arms'."""
 
 Role = Literal[
@@ -155,6 +155,10 @@ class Spec(_Table):
         default_factory=list,
         description="Comparisons that were stated before any run, ARM (with its baseline) or ARM/OTHER: reports correct these for "
         "their number, and call all others exploratory.",
+    )
+    compare: Literal["whole runs", "equal completions"] = Field(
+        "whole runs",
+        description="equal completions: two arms are compared up to where the one of both that generated less ended, seed by seed.",
     )
     held_out: Literal["one", "per seed"] = Field(
         "one", description="per seed: each seed is evaluated on questions of its own, so that the interval over seeds covers both."

@@ -23,7 +23,9 @@ class SamplerSection(Section):
         6, ge=0, le=65_536, description="J: other nodes' groups a batch, the most where `adapt` moves it; 0: ordinary RL."
     )
     strategy: Literal[Strategy, "bandit"] = Field(
-        "uniform", description="How external groups are drawn, see docs/sampling.md; uniform is the paper's."
+        "likelihood_near",
+        description="How external groups are drawn, see docs/sampling.md; uniform is the paper's. With likelihood_near, informed "
+        "hostile nodes cost nothing that was measured (docs/results.md).",
     )
     bandit_arms: list[Strategy] = Field(
         ["uniform", "learnability", "spread", "freshness", "balanced"],

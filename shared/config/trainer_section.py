@@ -109,7 +109,9 @@ class TrainerSection(Section):
         (0.1, 10.0), description="Least and largest such factor. max_foreign_advantage bounds what it makes of an advantage."
     )
     drop_foreign_negatives: bool = Field(
-        False, description="Drop all foreign answers with a negative advantage; they stay in their group's baseline."
+        True,
+        description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. What is learned of "
+        "others is then right by the own verifier.",
     )
     policy_check_fraction: float = Field(
         1.0,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.floors import Floor, out_datasets, read_floors, write_floors
-from lab.measures import measures
+from lab.measures import gain_of_question, measures
 from lab.records import RecordWriter, read_records
 from lab.report import write_report
 from lab.runs import run_folder, write_manifest
@@ -71,14 +71,14 @@ FLOORS = [
 ]
 
 
-def write_run(file: Path, passes: dict[int, str]) -> None:
+def write_run(file: Path, passes: dict[int, str], generated: int = 8) -> None:
     """One node, two questions of chain_sum and three of gcd; `passes` by round."""
     writer = RecordWriter(file)
     for number, passed in passes.items():
         bits = [int(digit) for digit in passed]
         parts = {"chain_sum": bits[:2], "gcd": bits[2:]}
         tasks = {name: [len(part), sum(part) / len(part), 0.0] for name, part in parts.items()}
-        writer.write("step", round=number, node="n00", trained_reward=0.1, local_reward=0.1, generated=8)
+        writer.write("step", round=number, node="n00", trained_reward=0.1, local_reward=0.1, generated=generated)
         writer.write("eval", round=number, node="n00", n=5, pass_rate=sum(bits) / 5, mean_reward=0.0, tasks=tasks, passed=passed)
     writer.close()
 
@@ -92,10 +92,10 @@ def test_a_gain_is_given_without_the_datasets_that_a_constant_passes(tmp_path: P
     write_run(tmp_path / "r.gz", {0: "00000", 1: "10111", 2: "11111"})
     found = measures(read_records(tmp_path / "r.gz"), out_datasets(FLOORS))
     assert found.numbers["gain_screened"] == pytest.approx((0.25 + 0.75) / 2)
-    assert found.gain_of_question == pytest.approx([0.75, 0.25])
+    assert gain_of_question(found) == pytest.approx([0.75, 0.25])
     everything = measures(read_records(tmp_path / "r.gz"))
     assert everything.numbers["gain_screened"] == pytest.approx(everything.numbers["gain"]) == pytest.approx(0.65)
-    assert np.mean(everything.gain_of_question) == pytest.approx(0.65)
+    assert np.mean(gain_of_question(everything)) == pytest.approx(0.65)
 
 
 def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -> None:
@@ -124,6 +124,32 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
     (tmp_path / "floors.json").unlink()
     write_report(tmp_path, tmp_path / "report")
     assert "were not screened" in (tmp_path / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("compare", "ratio"),
+    [
+        # Over its two rounds b passes 0, 0.5, 1, and a 0, 1, 1.
+        ("whole runs", 0.5 / 0.75),
+        # b has the 24 completions of a's three steps after one and a half of its own, in round 0.5, up to which it gained 0.125.
+        ("equal completions", 0.125 / 0.75),
+    ],
+)
+def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(compare: str, ratio: float, tmp_path: Path) -> None:
+    spec = parse_spec(source(confirm=["b"], compare=compare))
+    write_manifest(tmp_path, spec, "simulate")
+    for arm, generated, passes in (("a", 8, ("00", "11", "11")), ("b", 16, ("00", "10", "11"))):
+        for seed in (1, 2):
+            folder = run_folder(tmp_path, arm, seed)
+            write_run(folder.records, {place: bits + "000" for place, bits in enumerate(passes)}, generated)
+            folder.finish(3, 1.0, spec.digest(arm))
+    write_floors(tmp_path, FLOORS)
+    write_report(tmp_path, tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    (found,) = report["comparisons"]
+    assert found["ratio"] == pytest.approx(ratio)
+    assert found["ratio_interval"][0] <= ratio <= found["ratio_interval"][1]
+    assert f"screened, over {compare}: " in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_window_holds_the_newest_batches_and_of_them_the_groups_that_can_be_co
 
 
 def test_foreign_advantages_are_multiplied_before_they_are_bounded_and_local_ones_never(model: Path) -> None:
-    of = learner(model, foreign_capability_window=5, max_foreign_advantage=2.0)
+    of = learner(model, foreign_capability_window=5, max_foreign_advantage=2.0, drop_foreign_negatives=False)
     earlier: Window = [[(None, SOURCE, 0.25), ("beta", SOURCE, 0.5)]] * LEAST_GROUPS
     batch = batch_of(1, [group(of, 1, 1, "local"), group(of, 2, 1), group(of, 3, 1, share="somebody else")])
     plain, doubled = take_in(batch, of.rules), take_in(batch, of.rules, earlier)

@@ -43,7 +43,7 @@ FLOOR = -8.0
 def learner(fraction: float = 1.0) -> Learner:
     overrides = {
         "model": {"path": str(BASE), "device": "cpu"},
-        "trainer": {"policy_check_fraction": fraction},
+        "trainer": {"policy_check_fraction": fraction, "drop_foreign_negatives": False},
         # The absurd text is longer than what the demo lets in.
         "verifier": {"max_foreign_length": 8.0},
     }
