@@ -35,17 +35,21 @@ class InfluenceRules:
         return math.isfinite(self.factor)
 
 
-def token_shares(groups: Sequence[TokenGroup], factor: float) -> list[float]:
+def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[float]) -> list[float]:
     """For each group, the part of its tokens that counts: 1, or less for a foreign one far longer than the others.
 
-    Usual is the median of the groups' tokens, or the longest local group's where that is more.
+    Usual is the median of the groups' tokens, or the longest local group's where that is more. `kept` is the part of each group's
+    completions that is trained on: a group of which half is left out may have half as many.
     """
     lengths = [sum(group.completion_lengths) for group in groups]
     if not lengths:
         return []
     local = [length for length, group in zip(lengths, groups, strict=True) if group.is_local]
     allowed = factor * max(statistics.median_low(lengths), *local, 1)
-    return [1.0 if group.is_local or length <= allowed else allowed / length for length, group in zip(lengths, groups, strict=True)]
+    return [
+        1.0 if group.is_local or length <= part * allowed else part * allowed / length
+        for length, group, part in zip(lengths, groups, kept, strict=True)
+    ]
 
 
 def out_of_proportion(

@@ -118,7 +118,8 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
             continue
         taken.append(each)
         advantages.append(of_group)
-    shares = token_shares(groups, rules.foreign_share_factor)
+    kept = [len(group.completions) / len(of_group) for group, of_group in zip(groups, advantages, strict=True)]
+    shares = token_shares(groups, rules.foreign_share_factor, kept)
     return Intake(
         groups=[group if share == 1.0 else replace(group, share=share) for group, share in zip(groups, shares, strict=True)],
         authors=[(each.scored.group.node, each.scored.group_id) for each in taken],

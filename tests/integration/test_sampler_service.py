@@ -41,7 +41,8 @@ def still_clock() -> float:
 
 
 def configured(node: str, **sampler: Any) -> NodeConfig:
-    chosen = {"local": 2, "external": 2, "adapt": "off", "shortage_wait_s": 0.2, **sampler}
+    # uniform: what a batch holds is what is trained on, not candidates of which the trainer chooses.
+    chosen = {"local": 2, "external": 2, "strategy": "uniform", "adapt": "off", "shortage_wait_s": 0.2, **sampler}
     return NodeConfig(node={"id": node}, tasks=[{"dataset": "chain_sum"}], sampler=chosen)  # type: ignore[arg-type]
 
 

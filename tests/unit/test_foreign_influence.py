@@ -159,7 +159,7 @@ def test_eight_answers_of_thousands_of_characters_do_not_turn_the_step_where_ans
     assert min(len(each.text) for each in texts) > 1000
     hostile_group = msgspec.structs.replace(sampled_groups()[0], completions=texts, draw=10**6)
     beside = step_of(roomy, [*honest, scored(hostile_group, "external", [1.0, 0.0] * 4, node="mallory")])
-    assert beside.intake.groups[-1].share < 0.15 and list(beside.bounded.scales) == [len(honest)]
+    assert beside.intake.groups[-1].share < 0.1 and list(beside.bounded.scales) == [len(honest)]
     assert float(torch.cosine_similarity(alone.gradient, beside.gradient, dim=0)) >= 0.85
     assert 0.5 <= float(beside.gradient.norm() / alone.gradient.norm()) <= 2.0
 
@@ -320,9 +320,10 @@ def tokens(*lengths: int, local: bool) -> TokenGroup:
 
 def test_a_foreign_group_counts_for_no_more_tokens_than_a_few_usual_ones() -> None:
     groups = [tokens(5, 5, local=True), tokens(10, local=False), tokens(100, local=False), tokens(200, local=True)]
-    assert token_shares(groups[:3], 4.0) == [1.0, 1.0, 0.4]
-    assert token_shares(groups, 4.0) == [1.0, 1.0, 1.0, 1.0], "a local group as long says that this is usual"
-    assert token_shares([], 4.0) == []
+    assert token_shares(groups[:3], 4.0, [1.0] * 3) == [1.0, 1.0, 0.4]
+    assert token_shares(groups[:3], 4.0, [1.0, 1.0, 0.5]) == [1.0, 1.0, 0.2], "half of it is left out: half is usual"
+    assert token_shares(groups, 4.0, [1.0] * 4) == [1.0, 1.0, 1.0, 1.0], "a local group as long says that this is usual"
+    assert token_shares([], 4.0, []) == []
 
 
 def test_the_foreign_part_is_out_of_proportion_beyond_what_as_many_local_groups_would_give() -> None:
