@@ -28,7 +28,7 @@ from services.verifier.trust import Trust
 from shared import subjects
 from shared.config import NodeConfig
 from shared.keys import SigningKey
-from shared.messages import Batch, RolloutGroup, ScoredGroup, encode
+from shared.messages import RolloutGroup, ScoredGroup, encode
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.tasks.sandbox.jobs import JobResult
 
@@ -134,9 +134,9 @@ class SimBorder:
         self._seq = 0
         self._findings = FindingsReader(self._border.reputation, trust)
 
-    def note_findings(self, batch: Batch, absurd_of: Mapping[str, int], now_s: float) -> None:
+    def note_findings(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int], now_s: float) -> None:
         """What training on a batch showed of its senders."""
-        self._findings.apply(absurd_text(batch, absurd_of), 0, now_s)
+        self._findings.apply(absurd_text(batch, absurd_of, trained_of), 0, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
         """A group that this node sampled."""

@@ -118,7 +118,8 @@ class Simulation:
                 batch = batches[node.name]
                 node.version += batch is not None
                 if batch is not None and outcome is not None:
-                    node.border.note_findings(batch, outcome.absurd_of, now_s + 1.0)
+                    trained_of = outcome.intake.foreign_answers_of
+                    node.border.note_findings(batch.number, outcome.absurd_of, trained_of, now_s + 1.0)
                 records.write(
                     "step",
                     **step_record(

@@ -8,25 +8,24 @@ the policy is wrong, which is what others' groups are for, opposes it too.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 
-from shared.messages import Batch, encode
+from shared.messages import encode
 from shared.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
 from shared.subjects import node_bucket
 from shared.transport.base import Transport
 
 
-def absurd_text(batch: Batch, absurd_of: Mapping[str, int]) -> list[AbsurdText]:
-    """One finding for each node in `absurd_of` (absurd answers by node). Answers that were not looked at count as good."""
-    answers: Counter[str] = Counter()
-    for item in batch.items:
-        if item.scored.origin == "external":
-            answers[item.scored.group.node] += len(item.scored.group.completions)
+def absurd_text(batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int]) -> list[AbsurdText]:
+    """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` are its answers that were trained on.
+
+    Answers that were left out for another reason, or as candidates, say nothing. Those that were not looked at count as good.
+    """
     return [
-        AbsurdText(batch=batch.number, sender=node, absurd=min(count, answers[node]), answers=answers[node])
+        AbsurdText(batch=batch, sender=node, absurd=count, answers=count + trained_of.get(node, 0))
         for node, count in sorted(absurd_of.items())
-        if count > 0 and answers[node]
+        if count > 0
     ]
 
 
@@ -38,9 +37,9 @@ class Findings:
         self._found: deque[AbsurdText] = deque(maxlen=MAX_FINDINGS)
         self._untold = False
 
-    def note(self, batch: Batch, absurd_of: Mapping[str, int]) -> None:
-        """A batch was trained on."""
-        found = absurd_text(batch, absurd_of)
+    def note(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int]) -> None:
+        """Batch number `batch` was trained on; see `absurd_text`."""
+        found = absurd_text(batch, absurd_of, trained_of)
         self._found.extend(found)
         self._untold = self._untold or bool(found)
 

@@ -70,6 +70,15 @@ class Intake:
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
 
+    @property
+    def foreign_answers_of(self) -> Counter[str]:
+        """Answers of others to train on, by node."""
+        answers: Counter[str] = Counter()
+        for group, (node, _) in zip(self.groups, self.authors, strict=True):
+            if not group.is_local:
+                answers[node] += len(group.completions)
+        return answers
+
 
 @dataclass(frozen=True, slots=True)
 class _Taken:

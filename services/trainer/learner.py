@@ -288,6 +288,7 @@ def _record(
         skipped=dict(sorted(intake.skipped.items())),
         answers_absurd=sum(absurd.values()),
         absurd_of=dict(sorted(absurd.items())),
+        foreign_answers_of=dict(sorted(intake.foreign_answers_of.items())),
         over_budget_of=dict(sorted(intake.over_budget_of.items())),
         capability_of=dict(sorted(intake.capability_of.items())),
         grad_norm_local=_mean([norm for update in updates if (norm := update.gradient.local_norm) is not None]),

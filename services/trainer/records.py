@@ -48,7 +48,8 @@ class StepRecord:
     `groups_replayed` local groups of earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
     `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions, `staleness_replayed` their mean
     staleness. In `grad_norm_local`, which is about whose text it is, they are local.
-    `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node.
+    `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node;
+    `foreign_answers_of` says how many of each node's were.
     Where the sampler left the choice to the trainer (`services.trainer.preference`), `groups_left_out` candidates were not trained
     on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the others'.
     `behaviour_share` and `reencoded_share` are shares of the groups taken in.
@@ -86,6 +87,7 @@ class StepRecord:
     skipped: dict[str, int]
     answers_absurd: int = 0
     absurd_of: dict[str, int] = field(default_factory=dict)
+    foreign_answers_of: dict[str, int] = field(default_factory=dict)
     over_budget_of: dict[str, int] = field(default_factory=dict)
     capability_of: dict[str, float] = field(default_factory=dict)
     grad_norm_local: float | None = None
@@ -178,7 +180,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that TensorBoard shows."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "batch_number", "time", "skipped", "absurd_of", "over_budget_of", "capability_of", "bounded_of"}:
+        if name in {"step", "batch_number", "time"} or (isinstance(value, dict) and name != "phase_seconds"):
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

@@ -211,7 +211,7 @@ class _Training:
                 "trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
             ) from None
         self._position = position
-        self._findings.note(batch, record.absurd_of)
+        self._findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
         await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s)

@@ -515,5 +515,5 @@ async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
     entry = await transport.kv_get(node_bucket(NODE), FINDINGS_KEY)
     assert entry is not None
     found = decode(entry.value, TrainerFindings).found
-    assert [(each.batch, each.sender, each.absurd, each.answers) for each in found] == [(1, "beta", 5, 5), (2, "beta", 5, 5)]
+    assert [(each.batch, each.sender, each.absurd, each.answers) for each in found] == [(1, "beta", 2, 2), (2, "beta", 2, 2)]
     await life.stop()

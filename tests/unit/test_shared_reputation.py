@@ -22,7 +22,7 @@ from services.verifier.senders import Senders
 from services.verifier.shared_reputation import SharedReputation
 from services.verifier.trust import KnownKeys
 from shared import subjects
-from shared.messages import Batch, BatchItem, SamplerState, decode, encode
+from shared.messages import decode, encode
 from shared.senders import (
     FINDINGS_KEY,
     MAX_FINDINGS,
@@ -34,7 +34,6 @@ from shared.senders import (
 )
 from shared.transport.base import Transport
 from shared.transport.connect import connect
-from tests.unit.sampler_groups import scored_group
 
 NOW_S = 1_800_000_000.0
 BUCKET = subjects.node_bucket("alpha")
@@ -180,7 +179,7 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
         for number in range(1, 200):
             for key, name in (("UGAMMA", "gamma"), ("UBETA", "beta")):
                 replica.known.credit(key, name, NOW_S)
-            findings.note(trained(number), {"gamma": 2, "beta": 0, "stranger": 1} if number != 7 else {"beta": 1})
+            findings.note(number, {"gamma": 2, "beta": 0} if number != 7 else {"beta": 1}, {"beta": 1})
             await findings.tell(plane, NOW_S)
             await replica.shared.exchange(NOW_S)
             assert replica.known.remaining_s("UGAMMA", NOW_S) == 0.0
@@ -200,29 +199,12 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
     on_a_plane(test)
 
 
-def trained(number: int) -> Batch:
-    groups = [scored_group(number, node=node, origin="external") for node in ("beta", "gamma")]
-    groups.append(scored_group(number, node="alpha"))
-    return Batch(
-        number=number,
-        created_at=0.0,
-        items=[BatchItem(scored=scored, staleness=None, age_s=0.0) for scored in groups],
-        strategy="uniform",
-        seed=0,
-        wanted_local=1,
-        wanted_external=2,
-        pool_local=1,
-        pool_external=2,
-        shortage="none",
-        state=SamplerState(),
-    )
-
-
-def test_a_finding_names_only_senders_of_the_batch_and_never_more_answers_than_they_had() -> None:
-    assert absurd_text(trained(3), {"gamma": 9, "beta": 0, "alpha": 1, "nobody": 4}) == [
-        AbsurdText(batch=3, sender="gamma", absurd=2, answers=2)
+def test_a_finding_says_how_many_of_the_answers_that_were_looked_at_were_absurd() -> None:
+    assert absurd_text(3, {"gamma": 9, "beta": 0, "alpha": 1}, {"gamma": 3, "delta": 5}) == [
+        AbsurdText(batch=3, sender="alpha", absurd=1, answers=1),
+        AbsurdText(batch=3, sender="gamma", absurd=9, answers=12),
     ]
-    assert absurd_text(trained(3), {}) == []
+    assert absurd_text(3, {}, {"beta": 2}) == []
 
 
 @settings(max_examples=50, deadline=None)
