@@ -28,8 +28,9 @@ class IntakeRules(TokenRules):
     local group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch
     (`services.trainer.budget`).
     foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.influence`).
-    drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives: foreign ones with a negative advantage. Both
-    stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or `negative`.
+    drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives, drop_local_negatives: foreign or local ones
+    with a negative advantage. All stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or
+    `negative`.
     """
 
     external_weight: float = 1.0
@@ -41,6 +42,7 @@ class IntakeRules(TokenRules):
     foreign_share_factor: float = math.inf
     drop_truncated: bool = False
     drop_foreign_negatives: bool = False
+    drop_local_negatives: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,7 @@ def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) 
         kept = [index for index in kept if completions[index].finish_reason != "length"]
         if not kept:
             raise SkippedGroup("truncated")
-    if rules.drop_foreign_negatives and not each.is_local:
+    if rules.drop_local_negatives if each.is_local else rules.drop_foreign_negatives:
         kept = [index for index in kept if advantages[index] >= 0.0]
         if not kept:
             raise SkippedGroup("negative")

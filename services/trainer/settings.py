@@ -100,6 +100,7 @@ def intake_rules(
         foreign_share_factor=trainer.foreign_share_factor or math.inf,
         drop_truncated=trainer.drop_truncated,
         drop_foreign_negatives=trainer.drop_foreign_negatives,
+        drop_local_negatives=trainer.drop_local_negatives,
     )
 
 

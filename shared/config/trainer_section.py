@@ -113,6 +113,11 @@ class TrainerSection(Section):
         description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. What is learned of "
         "others is then right by the own verifier.",
     )
+    drop_local_negatives: bool = Field(
+        False,
+        description="The same with the node's own answers, replayed ones included: what is trained on is right. A control for "
+        "studies: how much of what sharing brings is learning from right answers alone (docs/results.md).",
+    )
     policy_check_fraction: float = Field(
         1.0,
         ge=0,

@@ -250,6 +250,18 @@ def test_negative_foreign_completions_are_dropped_and_stay_in_the_baseline(model
     assert kept.advantages == whole.advantages[:1] and len(kept.completions) == 1
 
 
+def test_negative_local_completions_are_dropped_alike_where_that_is_asked_for_and_replayed_ones_too(model: Path) -> None:
+    trained = learner(model, drop_local_negatives=True)
+    rng = random.Random(5)
+    local, again, foreign = (
+        scored_group(trained.tokenizer, rng, rewards=(1.0, 0.0, 0.0), origin=origin) for origin in ("local", "local", "external")
+    )
+    batch = batch_of(1, [local, again, foreign])
+    batch.items[1] = msgspec.structs.replace(batch.items[1], replayed=True)
+    kept, replayed, whole = take_in(batch, trained.rules).groups
+    assert kept.advantages == replayed.advantages == whole.advantages[:1] and len(whole.completions) == 3
+
+
 def test_what_the_divergence_drops_does_not_count_in_the_divisor(model: Path) -> None:
     trained = learner(model, foreign_negative_divergence=0.0, importance_cap=1.0)
     batch = batch_of(1, [scored_group(trained.tokenizer, random.Random(6), origin="external")])
