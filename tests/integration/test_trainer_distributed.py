@@ -205,8 +205,12 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
     model: Path, batches: list[Batch], tmp_path: Path
 ) -> None:
     def config(token_budget: int) -> NodeConfig:
-        # Without what decides by thresholds, at which a rounding takes a whole group in or leaves it out.
-        trainer = {"adam_eps": 1e-3, "token_budget": token_budget, "policy_check_fraction": 0.0, "foreign_norm_factor": 0.0}
+        # Without what decides by thresholds, at which a rounding takes a whole group in or leaves it out; and with others' wrong
+        # answers, so that the smaller budget cuts the batch in more parts.
+        trainer = {
+            **{"adam_eps": 1e-3, "token_budget": token_budget, "policy_check_fraction": 0.0, "foreign_norm_factor": 0.0},
+            "drop_foreign_negatives": False,
+        }
         return node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
 
     alone, cut = train_alone(config(16_384), batches[:2]), train_alone(config(64), batches[:2])
