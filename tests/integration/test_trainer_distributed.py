@@ -208,7 +208,10 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
         # Without what decides by thresholds, at which a rounding takes a whole group in or leaves it out; and with others' wrong
         # answers, so that the smaller budget cuts the batch in more parts.
         trainer = {
-            **{"adam_eps": 1e-3, "token_budget": token_budget, "policy_check_fraction": 0.0, "foreign_norm_factor": 0.0},
+            "adam_eps": 1e-3,
+            "token_budget": token_budget,
+            "policy_check_fraction": 0.0,
+            "foreign_norm_factor": 0.0,
             "drop_foreign_negatives": False,
         }
         return node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
