@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from services.trainer.checkpoint import TrainedPosition
 from shared.messages import PolicyPointer, decode, encode
-from shared.policy_store import PolicyStore
+from shared.policy_store import PolicyStore, StoredPolicy
 from shared.subjects import POLICY_KEY, node_bucket
 from shared.transport.base import Transport
 
@@ -42,6 +44,8 @@ class Publisher:
         self._staging = staging
         self._keep = keep
         self._pruned_at: int | None = None
+        self._unannounced: tuple[int, StoredPolicy] | None = None
+        """A version that is stored and whose pointer could not be written: the next try stores nothing again."""
         self.pointer: PolicyPointer | None = None
         self.sent_bytes = 0
         self.sent_kind: Literal["full", "delta"] = "full"
@@ -58,14 +62,12 @@ class Publisher:
         Raises:
             OSError: disk full. TransportError: server away. PolicyStoreError: the store refuses. The old policy then stays.
         """
-        self._staging.mkdir(parents=True, exist_ok=True)
         version = position.batch_number
-        file = self._staging / f"{version}.safetensors"
-        try:
-            await write(file)
-            stored = await self._store.publish(file, version)
-        finally:
-            file.unlink(missing_ok=True)
+        if self._unannounced is not None and self._unannounced[0] == version:
+            stored = self._unannounced[1]
+        else:
+            stored = await self._put(write, version)
+            self._unannounced = version, stored
         pointer = PolicyPointer(
             version=version,
             sha256=stored.sha256,
@@ -79,16 +81,30 @@ class Publisher:
         )
         self.sent_bytes, self.sent_kind = stored.sent_bytes, "delta" if stored.deltas else "full"
         old = self.pointer
-        if old is not None and (old.version, old.sha256, old.uri) == (version, stored.sha256, stored.uri):
-            return False
-        await self._transport.kv_put(self._bucket, POLICY_KEY, encode(pointer))
-        self.pointer = pointer
-        return True
+        if old is None or structs.replace(old, created_at=0.0) != structs.replace(pointer, created_at=0.0):
+            await self._transport.kv_put(self._bucket, POLICY_KEY, encode(pointer))
+            self.pointer = pointer
+        self._unannounced = None
+        return self.pointer is pointer
+
+    async def _put(self, write: Callable[[Path], Awaitable[None]], version: int) -> StoredPolicy:
+        self._staging.mkdir(parents=True, exist_ok=True)
+        file = self._staging / f"{version}.safetensors"
+        try:
+            await write(file)
+            return await self._store.publish(file, version)
+        finally:
+            file.unlink(missing_ok=True)
 
     async def prune(self) -> None:
-        """Forget all policies in the store but the newest `keep`."""
+        """Forget all policies in the store but the newest `keep` and what the pointer needs."""
         if self.pointer is None or self.pointer.version == self._pruned_at:
             return
         newest = self.pointer.version
-        await self._store.prune(range(max(0, newest - self._keep + 1), newest + 1))
+        needed = {delta.file.version for delta in self.pointer.deltas}
+        if self.pointer.anchor is not None:
+            needed.add(self.pointer.anchor.version)
+        if self._unannounced is not None:
+            needed.add(self._unannounced[0])
+        await self._store.prune(needed | set(range(max(0, newest - self._keep + 1), newest + 1)))
         self._pruned_at = newest

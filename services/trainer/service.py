@@ -278,7 +278,8 @@ class _Training:
             )
         changed = await self._publisher.publish(self._write_policy, self._position)
         self._confirmed = version
-        if decision == "confirm" and changed:
+        published = self._publisher.pointer
+        if decision == "confirm" and changed and old is not None and published is not None and old.sha256 != published.sha256:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
         self._gauges.published(self._publisher.pointer)
         sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes

@@ -20,7 +20,7 @@ import numpy as np
 from shared.messages import PolicyDelta, PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyStore, PolicyStoreError, StoredPolicy, policy_label
 from shared.policy_store.delta import Delta, DeltaError, write_delta
-from shared.policy_store.files import cause_of, draft_in, sha256_of
+from shared.policy_store.files import cause_of, draft_in, remove_abandoned_drafts, remove_old_downloads, sha256_of
 
 _WORTH = 0.5
 """A delta of more than this part of a full copy is not: the full copy is published."""
@@ -39,6 +39,14 @@ class _Link:
     @property
     def version(self) -> int:
         return self.deltas[-1].file.version if self.deltas else self.anchor.version
+
+    @property
+    def versions(self) -> set[int]:
+        return {self.anchor.version, *(delta.file.version for delta in self.deltas)}
+
+
+class _WrongResult(PolicyStoreError):
+    """Deltas that are whole made something else than the pointer says."""
 
 
 class ChainStore:
@@ -78,20 +86,24 @@ class ChainStore:
                 sha256 = pointer.deltas[known - 1].makes
                 base = into / f"{sha256}.safetensors"
                 if base.exists():
-                    with contextlib.suppress(PolicyStoreError):
+                    try:
                         return await self._make(label, pointer, base, sha256, pointer.deltas[known:], target)
-                    base.unlink(missing_ok=True)  # not what its name says, or else the anchor's way says what is wrong
+                    except _WrongResult:
+                        base.unlink(missing_ok=True)  # deltas are checked as they come: it is not what its name says
                     break
             base = await self._store.fetch(pointer.anchor, into)
             return await self._make(label, pointer, base, pointer.anchor.sha256, pointer.deltas, target)
         except OSError as error:
             raise PolicyStoreError(f"{label}: not made: {cause_of(error, into)}") from error
         finally:
-            await asyncio.to_thread(shutil.rmtree, into / _DELTAS, ignore_errors=True)
+            await asyncio.to_thread(_tidy, into, target)
 
     async def prune(self, keep: Collection[int]) -> None:
         """Forget every version that no version in `keep` needs."""
         needed = set(keep)
+        if self._newest is not None:
+            # Perhaps not announced yet; what is published next needs it.
+            needed |= self._newest.versions
         for version in keep:
             needed.update(range(self._anchors.get(version, version), version))
         await self._store.prune(needed)
@@ -100,7 +112,9 @@ class ChainStore:
     async def _publish_anchor(self, weights_file: Path, version: int) -> StoredPolicy:
         link = None
         if self._scratch is not None and self._anchor_every > 1 and not self._not_worth:
-            link = await asyncio.to_thread(self._remember, weights_file)
+            # Without it the next policy is a full copy too, which is no reason not to publish this one.
+            with contextlib.suppress(OSError):
+                link = await asyncio.to_thread(self._remember, weights_file)
         stored = await self._store.publish(weights_file, version)
         if link is not None:
             file = PolicyFile(version=version, sha256=stored.sha256, size_bytes=stored.size_bytes, uri=stored.uri)
@@ -115,7 +129,7 @@ class ChainStore:
             return None
         if version <= newest.version:
             return None
-        draft = self._scratch / f"{version}.delta"
+        draft = self._scratch / "next.delta"
         try:
             info = await asyncio.to_thread(write_delta, newest.file, newest.sha256, weights_file, draft)
             if draft.stat().st_size > _WORTH * info.size_bytes:
@@ -155,11 +169,19 @@ class ChainStore:
         try:
             await asyncio.to_thread(_apply, base, base_sha256, files, pointer.sha256, target)
         except DeltaError as error:
-            raise PolicyStoreError(
+            raise _WrongResult(
                 f"{label}: not made from {base.name} and {len(deltas)} deltas: {error}: not loaded; wait for the next full "
                 "copy, or restart the trainer to publish one"
             ) from None
         return target
+
+
+def _tidy(folder: Path, newest: Path) -> None:
+    """Leave the newest policy and the one before; a loader that fails again and again does not fill the disk."""
+    shutil.rmtree(folder / _DELTAS, ignore_errors=True)
+    if newest.exists():
+        remove_old_downloads(folder, newest)
+    remove_abandoned_drafts(folder)
 
 
 def _apply(base: Path, base_sha256: str, deltas: Sequence[Path], sha256: str, target: Path) -> None:

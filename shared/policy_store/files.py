@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
 import itertools
 import os
+import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +22,10 @@ BLOCK_BYTES = 1 << 20
 
 DRAFT_PREFIX = ".draft-"
 """Names of files that are being written; what is left of a killed writer begins with it."""
+
+_ABANDONED_AFTER_S = 3600.0
+_DOWNLOADS_KEPT = 2
+_DOWNLOAD = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
 def sha256_of(file: Path) -> str:
@@ -108,6 +115,22 @@ def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
     """
     os.fsync(stream.fileno())
     os.replace(draft, target)
+
+
+def remove_abandoned_drafts(folder: Path) -> None:
+    """Remove what killed writers left in `folder`; a draft that is younger than an hour may still be written."""
+    for draft in folder.glob(f"{DRAFT_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
+                draft.unlink(missing_ok=True)
+
+
+def remove_old_downloads(folder: Path, newest: Path) -> None:
+    """Keep the newest downloads: an engine may still be reading the one before."""
+    downloads = [file for file in folder.iterdir() if _DOWNLOAD.fullmatch(file.name) and file != newest]
+    downloads.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in downloads[_DOWNLOADS_KEPT - 1 :]:
+        file.unlink(missing_ok=True)
 
 
 def cause_of(error: OSError, folder: Path) -> str:

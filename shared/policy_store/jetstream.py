@@ -22,7 +22,7 @@ import msgspec
 
 from shared.messages import PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
-from shared.policy_store.files import cause_of, draft_in, sha256_of
+from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
 from shared.streams import look_for_streams
 from shared.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
@@ -31,12 +31,10 @@ CHUNK_BYTES = 512 * 1024
 _MESSAGES_PER_READ = 16
 _READS_AT_ONCE = 2
 _PUBLISHES_AT_ONCE = 8
-_DOWNLOADS_KEPT = 2
 _TIMEOUT_S = 30.0
 _PUBLICATION = "Swarm-Policy"
 _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
-_DOWNLOAD = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -111,7 +109,7 @@ class JetStreamStore:
             if target.exists() and await asyncio.to_thread(sha256_of, target) == pointer.sha256:
                 return target
             await self._download(pointer, match[2], int(match[3]), int(match[4]), target, label)
-            await asyncio.to_thread(_remove_old_downloads, into, target)
+            await asyncio.to_thread(remove_old_downloads, into, target)
         except OSError as error:
             raise PolicyStoreError(f"{label}: not downloaded: {cause_of(error, into)}") from error
         except TransportError as error:
@@ -254,11 +252,3 @@ def _read_hashing(source: BinaryIO, digest: hashlib._Hash) -> bytes:
     chunk = source.read(CHUNK_BYTES)
     digest.update(chunk)
     return chunk
-
-
-def _remove_old_downloads(folder: Path, newest: Path) -> None:
-    """Keep the newest downloads: an engine may still be reading the one before."""
-    downloads = [file for file in folder.iterdir() if _DOWNLOAD.fullmatch(file.name) and file != newest]
-    downloads.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in downloads[_DOWNLOADS_KEPT - 1 :]:
-        file.unlink(missing_ok=True)

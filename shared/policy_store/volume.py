@@ -12,25 +12,23 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Collection
 from pathlib import Path
 
 from shared.messages import PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import (
-    DRAFT_PREFIX,
     cause_of,
     copy_hashing,
     draft_in,
     keep_draft,
+    remove_abandoned_drafts,
     same_volume,
     sha256_of,
     sync_hashing,
 )
 
 _MARK = re.compile(r"v(\d+)\.([0-9a-f]{64})\.version")
-_ABANDONED_AFTER_S = 3600.0
 
 
 class VolumeStore:
@@ -102,9 +100,7 @@ class VolumeStore:
                 if sha256 not in needed:
                     self._weights(sha256).unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
-            for draft in self.folder.glob(f"{DRAFT_PREFIX}*"):
-                if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
-                    draft.unlink(missing_ok=True)
+            remove_abandoned_drafts(self.folder)
         except OSError as error:
             raise PolicyStoreError(f"old policies of {self._node} not pruned: {cause_of(error, self.folder)}") from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +16,14 @@ import torch
 from msgspec import structs
 from safetensors.torch import save_file
 
+from services.trainer.checkpoint import TrainedPosition
+from services.trainer.publish import Publisher
 from shared.messages import PolicyPointer, decode, encode
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import sha256_of
+from shared.streams import NodeLimits, ensure_node_streams
 from shared.subjects import node_policies_stream
-from shared.transport.base import Transport
+from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 
 KINDS = ["file", "nats", "memory"]
@@ -306,3 +311,152 @@ async def test_a_trainer_whose_disk_is_full_says_so_and_leaves_nothing(tmp_path:
         newest, published = await alpha.publish()
         assert not newest.deltas
         assert (await alpha.generator.fetch(newest, tmp_path / "cache")).read_bytes() == published
+
+
+async def test_a_base_is_kept_when_the_store_does_not_answer(
+    tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with swarm("nats", tmp_path, nats_url) as alpha:
+        for _ in range(2):
+            newest, _ = await alpha.publish()
+            held = await alpha.generator.fetch(newest, tmp_path / "cache")
+        newest, published = await alpha.publish()
+        inner = alpha.generator._store  # type: ignore[attr-defined]
+
+        async def away(*_: object) -> Path:
+            raise PolicyStoreError("the server is away")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(inner, "fetch", away)
+            with pytest.raises(PolicyStoreError, match="the server is away"):
+                await alpha.generator.fetch(newest, tmp_path / "cache")
+        assert held.exists()
+        assert (await alpha.generator.fetch(newest, tmp_path / "cache")).read_bytes() == published
+
+
+@pytest.mark.parametrize("kind", ["file", "nats"])
+async def test_a_reader_that_never_loads_what_it_fetches_does_not_fill_its_disk(kind: str, tmp_path: Path, nats_url: str) -> None:
+    async with swarm(kind, tmp_path, nats_url, anchor_every=100) as alpha:
+        for _ in range(8):
+            newest, _ = await alpha.publish()
+            await alpha.generator.fetch(newest, tmp_path / "cache")
+        assert held_in(tmp_path / "cache") <= 2
+
+
+def held_in(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_policy_that_is_not_announced_yet_is_not_pruned(kind: str, tmp_path: Path, nats_url: str) -> None:
+    """Its pointer could not be written; the policies after it are deltas of it."""
+    async with swarm(kind, tmp_path, nats_url, anchor_every=100) as alpha:
+        for _ in range(3):
+            await alpha.publish()
+        alpha.trainer = alpha.writer()
+        await alpha.publish()
+        await alpha.trainer.prune([1, 2, 3])
+        newest, published = await alpha.publish()
+        await alpha.trainer.prune([newest.version])
+        assert (await alpha.reader().fetch(newest, tmp_path / "cache")).read_bytes() == published
+
+
+async def test_what_a_killed_writer_left_is_overwritten_and_a_killed_readers_draft_is_removed(
+    tmp_path: Path, nats_url: str
+) -> None:
+    async with swarm("file", tmp_path, nats_url) as alpha:
+        for _ in range(3):
+            newest, _ = await alpha.publish()
+        cache = tmp_path / "cache"
+        await asyncio.to_thread(leave_drafts, cache)
+        await alpha.generator.fetch(newest, cache)
+        assert sorted(file.name for file in cache.glob(".draft-*")) == [".draft-young"]
+        assert [file.name for file in (tmp_path / "published").iterdir()] == ["newest.safetensors"]
+
+
+def leave_drafts(folder: Path) -> None:
+    folder.mkdir()
+    for name, age_s in ((".draft-old", 7200.0), (".draft-young", 10.0)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+
+
+class Announcing:
+    """A trainer's publisher on a node plane in memory, its policies, and what a generator that joins gets."""
+
+    def __init__(self, alpha: Swarm) -> None:
+        self.alpha = alpha
+        self.written = b""
+        self.start()
+
+    def start(self) -> None:
+        transport = self.alpha.transport
+        assert transport is not None
+        staging = self.alpha.folder / "publishing"
+        self.publisher = Publisher(self.alpha.writer(), transport, node=self.alpha.node, staging=staging, keep=2)
+
+    async def publish(self, version: int) -> bytes:
+        self.alpha.weights = {
+            name: torch.where(torch.rand(value.shape) < 0.02, value * 1.01, value) for name, value in self.alpha.weights.items()
+        }
+
+        async def write(file: Path) -> None:
+            save_file(self.alpha.weights, file)
+            self.written = await asyncio.to_thread(file.read_bytes)
+
+        position = TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
+        await self.publisher.publish(write, position)
+        return self.written
+
+    async def joined(self) -> bytes:
+        assert self.publisher.pointer is not None
+        cache = self.alpha.folder / secrets.token_hex(4)
+        return (await self.alpha.reader().fetch(self.publisher.pointer, cache)).read_bytes()
+
+
+@asynccontextmanager
+async def announcing(folder: Path, nats_url: str) -> AsyncIterator[Announcing]:
+    async with swarm("memory", folder, nats_url, anchor_every=100) as alpha:
+        assert alpha.transport is not None
+        await ensure_node_streams(alpha.transport, alpha.node, NodeLimits())
+        yield Announcing(alpha)
+
+
+async def test_a_trainer_that_starts_again_prunes_nothing_that_the_pointer_needs(tmp_path: Path, nats_url: str) -> None:
+    async with announcing(tmp_path, nats_url) as alpha:
+        for version in range(1, 8):
+            published = await alpha.publish(version)
+            await alpha.publisher.prune()
+        alpha.start()
+        await alpha.publisher.read_pointer()
+        await alpha.publisher.prune()
+        assert await alpha.joined() == published
+
+
+async def test_a_pointer_that_could_not_be_written_is_tried_again_without_storing_again(
+    tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with announcing(tmp_path, nats_url) as alpha:
+        for version in range(1, 4):
+            await alpha.publish(version)
+        alpha.start()
+        await alpha.publisher.read_pointer()
+        transport = alpha.alpha.transport
+        assert transport is not None
+
+        async def away(*_: object, **__: object) -> int:
+            raise TransportError("the server is away")
+
+        stored = []
+        for _ in range(4):
+            with monkeypatch.context() as broken:
+                broken.setattr(transport, "kv_put", away)
+                with pytest.raises(TransportError):
+                    await alpha.publish(4)
+            await alpha.publisher.prune()
+            stored.append(await stored_bytes(alpha.alpha))
+        assert stored[-1] == stored[0], "one copy, however often it is tried"
+        assert await alpha.publish(4) == await alpha.joined()
+        published = await alpha.publish(5)
+        await alpha.publisher.prune()
+        assert await alpha.joined() == published
