@@ -30,9 +30,8 @@ def compare_arms(
         if arm == baseline or arm not in runs or baseline not in runs:
             continue
         questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
-        gains = [_means(of_arm) for of_arm in questions]
-        if not at_equal_completions:
-            gains = [_gains(runs[arm]), _gains(runs[baseline])]
+        whole = (_gains(runs[arm]), _gains(runs[baseline]))  # records that do not tell questions apart have these alone
+        gains = [_means(of_arm) for of_arm in questions] if at_equal_completions else whole
         differences = paired_differences(*gains)
         if len(differences) < 2:
             continue

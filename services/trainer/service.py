@@ -276,12 +276,13 @@ class _Training:
                 reason=f"the batch log ends at {version}, but policy {old.version} was published: batches between them are lost",
                 consequence=f"generators go back to policy {version}",
             )
-        changed = await self._publisher.publish(self._write_policy, self._position)
+        await self._publisher.publish(self._write_policy, self._position)
         self._confirmed = version
         published = self._publisher.pointer
-        if decision == "confirm" and changed and old is not None and published is not None and old.sha256 != published.sha256:
+        assert published is not None
+        if decision == "confirm" and old is not None and old.sha256 != published.sha256:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
-        self._gauges.published(self._publisher.pointer)
+        self._gauges.published(published)
         sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes
         self._gauges.published_bytes.labels(sent_kind).inc(sent_bytes)
         self._log.info("policy_published", version=version, sent=sent_kind, sent_bytes=sent_bytes)
