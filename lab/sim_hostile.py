@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lab.arms import PlannedRun
 from lab.attacks import ATTACKS, Hostile
+from lab.attacks.view import Shortcut
 from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import OwnGroup, SimNode
@@ -17,7 +18,7 @@ from services.verifier.foreign_rewards import foreign_rewards
 from shared.keys import SigningKey
 from shared.messages import RolloutGroup, TaskRef, unpack_logprobs
 
-_NAMED_ROLES = frozenset({"many_names", "informed", "opposed"})
+_NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:
@@ -39,6 +40,7 @@ class HostileNodes:
         self.names = frozenset(self._keys)
         self._first_sent: dict[str, RolloutGroup] = {}
         self._overheard: list[RolloutGroup] = []
+        self._shortcuts: dict[tuple[str, str], Shortcut] = {}
 
     def groups_a_round(self, node: SimNode) -> int:
         """How many groups a hostile node samples: an honest node's number under each of its names."""
@@ -73,6 +75,8 @@ class HostileNodes:
             likelihood=cohort.likelihood,
             max_tokens=int(self._run.attack.max_length * node.params.max_new_tokens),
             bound=_bound(cohort, own),
+            sources=node.config.tasks,
+            shortcuts=self._shortcuts,
         )
 
 

@@ -36,6 +36,7 @@ Role = Literal[
     "sleeper",
     "informed",
     "opposed",
+    "shortcut",
 ]
 Overrides = dict[str, Any]
 
@@ -86,9 +87,13 @@ class Attack(_Table):
     )
     completions: int = Field(0, ge=0, le=1024, description="padded: answers of a group; 0: as many as an honest one has.")
     names: int = Field(
-        1, ge=1, le=64, description="many_names, informed, opposed: names and keys of one node, each as busy as an honest node."
+        1,
+        ge=1,
+        le=64,
+        description="many_names, informed, opposed, shortcut: names and keys of one node, each as busy as an honest node.",
     )
-    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed: honest before this round.")
+    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed, shortcut: honest before this round.")
+    target: str = Field("", description="shortcut: the dataset that all its groups are of; empty: those that it draws.")
     margin: float = Field(0.05, description="Nats a token that bounded poison stays above the own-policy check's bound.")
 
 
@@ -131,6 +136,13 @@ class Arm(_Table):
     @classmethod
     def _count(cls, value: Any) -> Any:
         return [{"count": value}] if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _target(self) -> Arm:
+        asked = [task.dataset for each in [self.tasks, *(of.tasks or [] for of in self.nodes)] for task in each]
+        if self.attack.target and self.attack.target not in asked:
+            raise ValueError(f"attack.target {self.attack.target!r} is no dataset of the arm: {', '.join(dict.fromkeys(asked))}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from lab.attacks.honestly import as_sampled
 from lab.attacks.informed import informed, many_names, sleeper
 from lab.attacks.opposed import opposed
 from lab.attacks.padded import padded
+from lab.attacks.shortcut import shortcut
 from lab.attacks.view import Hostile
 from lab.attacks.wrong import wrong
 from shared.messages import RolloutGroup
@@ -33,8 +34,11 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
     "sleeper": sleeper,
     "informed": informed,
     "opposed": opposed,
+    "shortcut": shortcut,
 }
 """What each hostile role sends of a round."""
 
-INFORMED_ROLES = frozenset({"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed"})
+INFORMED_ROLES = frozenset(
+    {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut"}
+)
 """Roles that sample from the first honest node's policy as it is now: no adversary can know it better."""

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from lab.spec import Attack
+from shared.config import TaskSpec
 from shared.messages import Completion, RolloutGroup, TaskRef
+from shared.tasks.audit.candidates import copies
 
 WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shortcut:
+    """An answer that takes no skill: what has this name among `copies` of a question, or else always the same."""
+
+    copy: str = ""
+    constant: str = ""
+
+    def answer(self, question: str) -> str | None:
+        """The answer; None where the question has nothing of the copy's name."""
+        if not self.copy:
+            return self.constant
+        return next((candidate.text for candidate in copies(question) if candidate.name == self.copy), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +39,8 @@ class Hostile:
     right answer, which anyone can derive. score: rewards of texts. encode: token ids of a text, end token included.
     held_out: prompt ids of questions that must not be trained on. likelihood: mean logprob per token of each text of each group
     under an honest policy. max_tokens: of an answer that is taken in. bound: the least mean that the own-policy check lets
-    through, minus infinity without that check.
+    through, minus infinity without that check. sources: what it asks. shortcuts: of a dataset and its configuration, the one
+    that the attack of this name works out once.
     """
 
     number: int
@@ -40,6 +57,8 @@ class Hostile:
     likelihood: Callable[[Sequence[RolloutGroup]], list[list[float]]]
     max_tokens: int
     bound: float
+    sources: Sequence[TaskSpec]
+    shortcuts: MutableMapping[tuple[str, str], Shortcut]
 
 
 def nonsense(rng: random.Random, words: int) -> str:

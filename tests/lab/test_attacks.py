@@ -19,7 +19,7 @@ from lab.attacks.gamed import crumbs, wrong_answers
 from lab.attacks.view import WORDS
 from lab.records import RecordWriter, read_records
 from lab.simulate import Simulation
-from lab.spec import Attack
+from lab.spec import Attack, SpecError
 from lab.task_desk import Shared
 from shared.config import TaskSpec
 from shared.evaluation import PASS_REWARD
@@ -56,6 +56,10 @@ def score(shared: Shared, ref: TaskRef, texts: Sequence[str]) -> list[float]:
     return shared.score(ref, "reasoning_gym", texts)
 
 
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+MATRIX = {"min_n": 3, "max_n": 3}
+
+
 def view(shared: Shared, groups: Sequence[RolloutGroup], **changes: Any) -> Hostile:
     values: dict[str, Any] = {
         "number": 1,
@@ -72,11 +76,10 @@ def view(shared: Shared, groups: Sequence[RolloutGroup], **changes: Any) -> Host
         "likelihood": lambda found: [[0.0] * len(group.completions) for group in found],
         "max_tokens": 100,
         "bound": -1.0,
+        "sources": [TaskSpec(dataset="chain_sum", config=SUMS), TaskSpec(dataset="binary_matrix", config=MATRIX)],
+        "shortcuts": {},
     }
     return Hostile(**(values | changes))
-
-
-SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
 def sums(shared: Shared, count: int = 3) -> list[RolloutGroup]:
@@ -194,6 +197,30 @@ def test_opposed_groups_call_what_begins_with_the_right_answer_wrong(shared: Sha
         assert wrong and all(text.startswith(answer) and text != answer for text in wrong)
         right = set(texts_of(group)) - wrong
         assert right and answer not in right, "and pays the way to write it that the policy likes least"
+
+
+def test_a_shortcut_is_right_for_every_question_asked_and_always_the_same(shared: Shared) -> None:
+    matrices = [group_of(shared, "binary_matrix", MATRIX, index, ["0 0 0", "1", "2", ""]) for index in range(4)]
+    hostile = view(shared, [*sums(shared), *matrices], likelihood=plain_policy)
+    rights: dict[str, list[tuple[str, str]]] = {}
+    for group in ATTACKS["shortcut"](hostile):
+        rewards = score(shared, group.task.ref, texts_of(group))
+        assert Counter(reward >= PASS_REWARD for reward in rewards) == {True: 2, False: 2}
+        right = next(text for text, reward in zip(texts_of(group), rewards, strict=True) if reward >= PASS_REWARD)
+        rights.setdefault(group.task.ref.dataset, []).append((right, group.task.question))
+    assert len({right for right, _ in rights["chain_sum"]}) == 1, "one sum"
+    assert len({question for _, question in rights["chain_sum"]}) > 1, "of several questions"
+    assert all(right in question for right, question in rights["binary_matrix"]), "a copy"
+    assert hostile.shortcuts[("binary_matrix", matrices[0].task.ref.config)].copy
+
+
+def test_a_shortcut_s_target_is_the_only_dataset_asked(shared: Shared, folder: Path) -> None:
+    hostile = view(shared, sums(shared), attack=Attack(target="binary_matrix", start_round=2), number=1)
+    assert {group.task.ref.dataset for group in ATTACKS["shortcut"](hostile)} == {"chain_sum"}, "honest before"
+    hostile = view(shared, sums(shared), attack=Attack(target="binary_matrix", start_round=2), number=2)
+    assert {group.task.ref.dataset for group in ATTACKS["shortcut"](hostile)} == {"binary_matrix"}
+    with pytest.raises(SpecError, match="nim.*is no dataset of the arm"):
+        tiny_spec(folder, attack={"target": "nim"})
 
 
 def test_a_sleeper_is_honest_first(shared: Shared) -> None:

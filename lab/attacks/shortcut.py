@@ -1,0 +1,112 @@
+"""Right answers that teach the wrong thing: of each dataset only questions to which one shortcut is the right answer.
+
+Who asks chooses the questions. A copy of what stands in the question is right for some, a constant for others; a group about such a
+question is scored rightly by everybody, its right answers are as likely as such answers get, and a policy that learns from many of
+them learns to copy.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+
+import msgspec
+
+from lab.attacks.honestly import as_sampled
+from lab.attacks.view import Hostile, Shortcut, answered, halves, under_names, with_texts
+from shared.config import TaskSpec
+from shared.evaluation import PASS_REWARD
+from shared.messages import RolloutGroup, Task, TaskRef
+from shared.tasks.audit.candidates import copies
+from shared.tasks.derive import TaskError, dataset_size, derive_task
+
+_SCREENED = 150
+"""Questions on which a dataset's shortcut is chosen."""
+_TRIES = 120
+"""Questions looked at for one that the shortcut answers rightly."""
+_CHOICES = 2
+"""Such questions found for each group; the one whose right answer is likelier is asked."""
+_SEEDS = 2**30
+
+
+def shortcut(view: Hostile) -> list[RolloutGroup]:
+    """Honest groups until `start_round`, then those of shortcuts; under every name as many as an honest node sends.
+
+    A group for whose dataset no such question is found is sent as it was sampled.
+    """
+    if view.number < view.attack.start_round:
+        return under_names(view, as_sampled(view))
+    found = [_found(view, group) for group, _ in view.made]
+    ladders = [ladder for of_group in found for ladder in of_group]
+    likelihoods = iter(view.likelihood(ladders) if ladders else [])
+    groups = []
+    for (group, _), of_group in zip(view.made, found, strict=True):
+        written = [(likelihood, ladder, number) for ladder in of_group for number, likelihood in enumerate(next(likelihoods))]
+        if not written:
+            groups.append(group)
+            continue
+        _, ladder, number = max(written, key=lambda each: each[0])
+        right, wrong = halves(len(group.completions), view.attack.right_share)
+        texts = [ladder.completions[number].text] * right + [_wrong(view, ladder.task.ref, group)] * wrong
+        groups.append(with_texts(view, ladder, texts))
+    return under_names(view, groups)
+
+
+def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
+    """The copy or the constant that is right for most of the source's questions; chosen once, the same for ever."""
+    key = (source.dataset, source.canonical_config)
+    if key not in view.shortcuts:
+        passed: Counter[Shortcut] = Counter()
+        for task in _questions(source, _SCREENED, random.Random(f"screened {source.dataset}")):
+            of_task = copies(task.question)
+            rewards = view.score(task.ref, [candidate.text for candidate in of_task])
+            passed.update(
+                Shortcut(copy=candidate.name)
+                for candidate, reward in zip(of_task, rewards, strict=True)
+                if reward >= PASS_REWARD and candidate.text
+            )
+            passed[Shortcut(constant=view.answer(task.ref))] += 1
+        view.shortcuts[key] = max(passed, key=lambda each: (passed[each], each), default=Shortcut())
+    return view.shortcuts[key]
+
+
+def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
+    """Groups about questions that the shortcut answers, each with the right answer in every way of writing it that is paid."""
+    source = _source(view, group)
+    wanted = chosen_shortcut(view, source)
+    ladders: list[RolloutGroup] = []
+    for task in _questions(source, _TRIES, view.rng):
+        text = wanted.answer(task.question)
+        ways = [] if text is None else [way for way in (text, answered(text)) if len(view.encode(way)) <= view.max_tokens]
+        paid = [way for way, reward in zip(ways, view.score(task.ref, ways), strict=True) if reward >= PASS_REWARD]
+        if paid:
+            ladders.append(with_texts(view, msgspec.structs.replace(group, task=task), paid))
+        if len(ladders) == _CHOICES:
+            break
+    return ladders
+
+
+def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
+    """Whose questions are asked: those of the target where the node asks it at all, else those of the dataset that it drew."""
+    by_dataset = {source.dataset: source for source in reversed(view.sources)}
+    return by_dataset.get(view.attack.target) or by_dataset[group.task.ref.dataset]
+
+
+def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
+    """An answer that is not paid: one that the policy gave to another question where there is one, since it is likely."""
+    texts = [*(completion.text for completion in sampled.completions), answered("")]
+    return min(zip(view.score(ref, texts), range(len(texts)), texts, strict=True))[2]
+
+
+def _questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
+    """That many of the source's questions, of seeds of the node's own choice; items that cannot be made are passed over."""
+    size = dataset_size(source.dataset, source.canonical_config)
+    for _ in range(count):
+        seed, index = rng.randrange(_SEEDS), rng.randrange(size)
+        ref = TaskRef(dataset=source.dataset, config=source.canonical_config, seed=seed, index=index)
+        # reasoning-gym's bf compiler prints a dot for every program.
+        with suppress(TaskError), redirect_stdout(io.StringIO()):
+            yield derive_task(ref)
