@@ -15,6 +15,7 @@ CONFIG ?=
 MODEL ?=
 UP_FLAGS ?=
 WATCH_FLAGS ?=
+GPU_FLAGS ?=
 TORCH ?= torch==2.13.0
 # A package index that has CPU builds of torch; empty: pip's own. Only torch is installed from it.
 TORCH_INDEX ?=
@@ -27,7 +28,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run watch test test-containers check unit lint bench chaos plot images clean clean-all venv
+.PHONY: help run watch test test-containers check unit lint bench gpu-check chaos plot images clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -67,6 +68,9 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 
 bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+gpu-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
+	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
 chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md
 	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris does not install here: coverage-guided fuzzing is left out'

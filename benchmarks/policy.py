@@ -23,6 +23,7 @@ from services.trainer.checkpoint import TrainedPosition
 from services.trainer.publish import Publisher
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments
+from shared.model.loading import resolve_device
 from shared.model.weights import policy_tensors, serialize, write_tensors
 from shared.policy_store import open_policy_store
 
@@ -49,9 +50,10 @@ class TrainerToGenerator:
         from transformers import AutoModelForCausalLM
 
         self._dtype, self._train = dtype, train
+        device = config.model.device
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             config.model.path, dtype=dtype, **hub_arguments(config.model.path, config.model.revision)
-        )
+        ).to(resolve_device(device))
         store = open_policy_store(
             config.policy_store_uri,
             trainer_side,
@@ -61,7 +63,7 @@ class TrainerToGenerator:
         )
         staging = config.node.run_dir / "publishing"
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
-        self.engine = create_engine("transformers", config.model.path, revision=config.model.revision, device="cpu", threads=1)
+        self.engine = create_engine("transformers", config.model.path, revision=config.model.revision, device=device, threads=1)
         self._context = service_context(config, "generator", generator_side)
         self._follower = PolicyFollower(self._context, self.engine, Figures(self._context.registry, self._context.status, ()))
         self._following: asyncio.Task[None] | None = None

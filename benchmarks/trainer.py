@@ -18,6 +18,7 @@ from services.trainer.learner import Learner
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments
 from shared.messages import Batch, unpack_ids, unpack_logprobs
+from shared.model.loading import resolve_device, resolve_dtype
 
 GROUPS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 8, 60, (8, 32)
 PAIRS, STEPS_A_TURN = 7, 3
@@ -96,9 +97,15 @@ class BareLoop:
     def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
-            config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
-        ).train()
+        self._device = resolve_device(config.model.device)
+        self._autocast = resolve_dtype(config.model.dtype, self._device) == torch.bfloat16
+        self.model: Any = (
+            AutoModelForCausalLM.from_pretrained(
+                config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+            )
+            .to(self._device)
+            .train()
+        )
         trainer = config.trainer
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=trainer.learning_rate, betas=trainer.betas, weight_decay=0.0, fused=True
@@ -108,13 +115,14 @@ class BareLoop:
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
         """Made before the clock starts."""
-        return padded_tensors(batch, self._pad_token_id)
+        return {name: tensor.to(self._device) for name, tensor in padded_tensors(batch, self._pad_token_id).items()}
 
     def loss(self, rows: dict[str, Tensor]) -> Tensor:
         """DAPO's token mean with truncated importance weights, clipping included though the ratio is 1."""
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         longest = rows["completion_ids"].shape[1]
-        logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=longest + 1).logits[:, :-1].float()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=longest + 1).logits[:, :-1].float()
         logprobs = logits.log_softmax(-1).gather(-1, rows["completion_ids"].unsqueeze(-1)).squeeze(-1)
         old = logprobs.detach()
         ratio = (logprobs - old).exp()
@@ -133,7 +141,9 @@ class BareLoop:
             self.loss(rows).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._trainer.grad_clip)
             self._optimizer.step()
-        return sum(int(rows["mask"].sum()) for rows in batches) / (time.perf_counter() - started)
+        # The sums are read from the device, so that all that was asked of it is done.
+        tokens = sum(int(rows["mask"].sum()) for rows in batches)
+        return tokens / (time.perf_counter() - started)
 
 
 async def measure_trainer_loop() -> Result:

@@ -1,0 +1,63 @@
+"""The models that are tried: shapes of real ones, with random weights where the real ones are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.finding import Setting
+from benchmarks.workload import node_config
+from shared.config import NodeConfig
+from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "key_heads": 2},
+    "SmolLM2-135M": {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "layers": 30, "heads": 9, "key_heads": 3},
+    "0.5B": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "key_heads": 2},
+}
+"""0.5B: the shapes of Qwen2.5-0.5B; all with tied embeddings."""
+CONTEXT = 2048
+
+
+def small_model(setting: Setting) -> tuple[str, Path]:
+    """The name and the folder of the model that most parts use: the one asked for, else a random one of SmolLM2's shapes."""
+    if setting.model:
+        return Path(setting.model).name, Path(setting.model)
+    return random_model(setting, "tiny" if setting.short else "SmolLM2-135M")
+
+
+def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
+    """A Llama of this shape with random weights and a tokenizer of bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = setting.folder / f"model-{shape}"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        numbers = SHAPES[shape]
+        config = LlamaConfig(
+            vocab_size=numbers["vocab_size"],
+            hidden_size=numbers["hidden_size"],
+            intermediate_size=numbers["intermediate_size"],
+            num_hidden_layers=numbers["layers"],
+            num_attention_heads=numbers["heads"],
+            num_key_value_heads=numbers["key_heads"],
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            # Far enough from uniform that logprobs of sampled tokens say something.
+            initializer_range=0.04,
+            eos_token_id=END_TOKEN_ID,
+            pad_token_id=PAD_TOKEN_ID,
+            dtype="bfloat16",
+        )
+        write_model_folder(folder, LlamaForCausalLM(config).to(torch.bfloat16).eval())
+    return f"{shape} (random weights)", folder
+
+
+def config_for(setting: Setting, folder: Path, *, device: str = "", dtype: str = "float32", **sections: Any) -> NodeConfig:
+    """A node's configuration for this model, on the setting's device unless another is named."""
+    sections["trainer"] = {"token_budget": 4096, "threads": 1, "warmup_steps": 0, **sections.get("trainer", {})}
+    sections["generator"] = {"max_new_tokens": 32, "engine": "transformers", **sections.get("generator", {})}
+    model = {"path": str(folder), "device": device or setting.device, "dtype": dtype}
+    return node_config(setting.folder, "nats://127.0.0.1:4222", model=model, **sections)

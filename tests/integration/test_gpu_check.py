@@ -1,0 +1,68 @@
+"""`make gpu-check` on a machine without a GPU: it says so, and every part of it runs, small, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.__main__ import PARTS, TARGET
+from benchmarks.gpu.finding import Finding, page
+
+DEADLINE_S = 300
+
+
+def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        timeout=DEADLINE_S,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def written() -> bytes | None:
+    return TARGET.read_bytes() if TARGET.exists() else None
+
+
+def test_without_a_gpu_it_says_so_and_leaves_the_page_alone() -> None:
+    before = written()
+    done = gpu_check()
+    assert done.returncode == 0, done.stderr
+    assert "no GPU here" in done.stdout and "nothing was checked" in done.stdout
+    assert written() == before
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs_on_the_cpu_and_keeps_its_bars(part: str) -> None:
+    before = written()
+    done = gpu_check(part, "--device", "cpu", "--short")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ": " in done.stdout.split("so far)", 1)[1], "a finding"
+    assert "NOT KEPT" not in done.stdout and "failed" not in done.stdout
+    assert written() == before, "the CPU is not what the page is about"
+
+
+def test_a_part_that_cannot_run_is_a_failure_with_its_cause(tmp_path: Path) -> None:
+    done = gpu_check("resume", "--device", "cpu", "--short", "--model", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert "failed: ended with code 1" in done.stdout and "nothing" in done.stdout
+
+
+def test_the_page_counts_bars_and_names_what_failed() -> None:
+    kept, missed, figure = (
+        Finding(part="resume", measured="weights", found="the same bits", bar="the same bits", held=True),
+        Finding(part="speed", measured="tokens", found="0.50", bar="at least 1", held=False),
+        Finding(part="publish", measured="seconds", found="1.2"),
+    )
+    text = page(
+        [kept, missed, figure], {"parity": "not done within 120 s"}, {"GPU": "one"}, date="2026-01-01", command="it", seconds=9
+    )
+    assert "1 of 2 bars kept, 1 parts not run to their end" in text
+    assert "| speed | tokens | 0.50 | at least 1 | **not kept** |" in text
+    assert "| parity | not run to its end | not done within 120 s | | **failed** |" in text
