@@ -35,6 +35,11 @@ def peak_bytes(
             transform = LogitTransform(softcap=softcap)
             logprobs, _ = chunked_logprobs(hidden, weight, None, targets, transform=transform, chunk_bytes=chunk_bytes)
         logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    return most_held(recorded)
+
+
+def most_held(recorded: profile) -> int:
+    """Bytes held at once at most, beyond what was there before, by torch's own count of every allocation."""
     held, peak = 0, 0
     for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
