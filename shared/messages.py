@@ -189,12 +189,15 @@ class BatchItem(Message, frozen=True, kw_only=True):
 class Preference(Message, frozen=True, kw_only=True):
     """What the trainer, which has the model, does with more external groups than a step takes.
 
-    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node.
+    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node, and
+    of all `newcomers` (shares of the batch, as `ScoredGroup.share`) together at most `newcomers_most`; None: as many as come.
     """
 
     keep: Count
     by: Literal["near", "far"]
     node_cap: Count
+    newcomers: Annotated[list[ShortText], Meta(max_length=65_536)] = []
+    newcomers_most: Count | None = None
 
 
 class Batch(Message, frozen=True, kw_only=True):

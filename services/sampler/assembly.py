@@ -35,7 +35,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from services.sampler.knowledge import Knowledge
-from services.sampler.newcomers import draw_with_newcomers
+from services.sampler.newcomers import draw_with_newcomers, newcomers_most, newcomers_of
 from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
 from services.sampler.steering import InForce
@@ -219,7 +219,11 @@ class Assembly:
         # A cap in the same proportion leaves among the candidates as many as the trainer may keep.
         wider = cap * drawn // wanted
         chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.rules.newcomer_share, rng, knowledge)
-        return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap)
+        new = newcomers_of(fresh)
+        established = [entry for entry in chosen if entry.node not in new]
+        newcomers = sorted({entry.node for entry in chosen} & new)
+        most = newcomers_most(established, wanted, cap, self.rules.newcomer_share) if newcomers else None
+        return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap, newcomers=newcomers, newcomers_most=most)
 
     def _short_for(self, short: bool, now: float) -> float:
         if not short:

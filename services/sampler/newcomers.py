@@ -16,6 +16,11 @@ from services.sampler.pool import PoolEntry
 from services.sampler.strategies import Strategy, available
 
 
+def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
+    """The shares of which no entry was taken in as an established node's."""
+    return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
+
+
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
     """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the established leave."""
     return max(1, math.floor(wanted * part + 1e-9), wanted - available(established, wanted, cap))
@@ -32,9 +37,9 @@ def draw_with_newcomers(
 ) -> list[PoolEntry]:
     """As `strategy.draw`, as many entries, at most `newcomers_most` of them newcomers'."""
     chosen = strategy.draw(entries, wanted, cap, rng, knowledge)
-    known = {entry.node for entry in entries if entry.established}
-    established = [entry for entry in entries if entry.node in known]
-    newcomers = [entry for entry in chosen if entry.node not in known]
+    new = newcomers_of(entries)
+    established = [entry for entry in entries if entry.node not in new]
+    newcomers = [entry for entry in chosen if entry.node in new]
     most = newcomers_most(established, wanted, cap, part)
     if len(newcomers) <= most:
         return chosen

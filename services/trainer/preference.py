@@ -85,10 +85,15 @@ def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: 
     order = sorted(range(len(means)), key=lambda index: sign * means[index] if math.isfinite(means[index]) else last)
     chosen: list[int] = []
     taken: Counter[str] = Counter()
+    new = frozenset(preference.newcomers)
+    room_for_new = math.inf if preference.newcomers_most is None else preference.newcomers_most
     for index in order:
-        if len(chosen) < preference.keep and taken[nodes[index]] < preference.node_cap:
-            taken[nodes[index]] += 1
-            chosen.append(index)
+        node = nodes[index]
+        if len(chosen) == preference.keep or taken[node] == preference.node_cap or (node in new and room_for_new <= 0):
+            continue
+        room_for_new -= node in new
+        taken[node] += 1
+        chosen.append(index)
     return sorted(chosen)
 
 

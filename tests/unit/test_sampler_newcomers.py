@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from services.sampler.assembly import Assembly, BatchPlan, Rules
 from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.strategies import STRATEGIES, UNIFORM, available, node_cap
+from services.sampler.strategies import STRATEGIES, available, node_cap
+from services.trainer.preference import preferred_indices
 from shared.messages import TrainerPosition
 from tests.unit.sampler_groups import scored_group
 
@@ -45,7 +47,7 @@ def test_as_many_are_drawn_as_without_the_rule_and_newcomers_have_their_part_or_
     assert len(newcomers) <= max(1, int(wanted * part + 1e-9), left_over)
 
 
-def plan(entries: list[PoolEntry]) -> BatchPlan:
+def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
     rules = Rules(
         local=0,
         external=8,
@@ -53,7 +55,7 @@ def plan(entries: list[PoolEntry]) -> BatchPlan:
         shortage_wait_s=0.0,
         max_external_age_s=1e6,
         prefetch=1,
-        strategy=UNIFORM,
+        strategy=STRATEGIES[strategy],
         node_seed=0,
         node_id="alpha",
         max_share_per_node=0.5,
@@ -73,6 +75,24 @@ def test_a_thousand_new_keys_get_a_quarter_of_the_batch_and_a_swarm_of_newcomers
     assert len(plan(crowd).external) == 8
     few = plan(crowd + old[:1]).external
     assert (len(few), sum(each.established for each in few)) == (8, 1), "what the established cannot fill is newcomers'"
+
+
+@pytest.mark.parametrize("by", ["near", "far"])
+def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(by: str) -> None:
+    def trained(entries: list[PoolEntry]) -> list[PoolEntry]:
+        made = plan(entries, f"likelihood_{by}")
+        assert made.preference is not None
+        liked = [(-0.2 if by == "near" else -9.0) if not each.established else -0.5 for each in made.external]
+        kept = preferred_indices(liked, [each.node for each in made.external], made.preference)
+        return [made.external[place] for place in kept]
+
+    crowd = [entry(seq, f"U{seq}", False) for seq in range(1, 1001)]
+    old = [entry(1000 + seq, f"OLD{seq % 6}", True) for seq in range(1, 61)]
+    taken = trained(crowd + old)
+    assert (len(taken), sum(not each.established for each in taken)) == (8, 2)
+    assert len(trained(crowd)) == 8, "a swarm of newcomers shares at full speed"
+    few = trained(crowd + old[:1])
+    assert len(few) == 8 and sum(each.established for each in few) <= 1
 
 
 def test_many_nodes_of_one_share_have_one_nodes_part() -> None:

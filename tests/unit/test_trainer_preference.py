@@ -128,3 +128,22 @@ def test_the_choice_keeps_the_cap_and_is_the_best_there_is(groups: list[tuple[fl
     for left in set(range(len(groups))) - set(chosen):
         rivals = [i for i in chosen if per_node[nodes[left]] < cap or nodes[i] == nodes[left]]
         assert math.isnan(values[left]) or all(sign * values[i] >= sign * values[left] for i in rivals)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-20, 0), st.integers(0, 5)), max_size=20),
+    st.integers(0, 8),
+    st.integers(1, 8),
+    st.integers(0, 4),
+)
+def test_newcomers_together_are_kept_up_to_their_part_and_the_others_have_the_rest(
+    groups: list[tuple[float, int]], keep: int, cap: int, most: int
+) -> None:
+    values, nodes = [value for value, _ in groups], [f"n{node}" for _, node in groups]
+    new = ["n0", "n1", "n2"]
+    preference = Preference(keep=keep, by="near", node_cap=cap, newcomers=new, newcomers_most=most)
+    chosen = [nodes[index] for index in preferred_indices(values, nodes, preference)]
+    capped = {node: min(cap, nodes.count(node)) for node in set(nodes)}
+    old = sum(count for node, count in capped.items() if node not in new)
+    assert sum(node in new for node in chosen) <= most
+    assert len(chosen) == min(keep, old + min(most, sum(count for node, count in capped.items() if node in new)))
