@@ -189,8 +189,8 @@ class BatchItem(Message, frozen=True, kw_only=True):
 class Preference(Message, frozen=True, kw_only=True):
     """What the trainer, which has the model, does with more external groups than a step takes.
 
-    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node, and
-    of all `newcomers` (shares of the batch, as `ScoredGroup.share`) together at most `newcomers_most`; None: as many as come.
+    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node.
+    Of all `newcomers` (shares of the batch, as `ScoredGroup.share`) together at most `newcomers_most`; None: as many as come.
     """
 
     keep: Count
@@ -254,6 +254,19 @@ class PolicyPointer(Message, frozen=True, kw_only=True):
     anchor: PolicyFile | None = None
     """None: `uri` is the policy. Else `deltas`, in order, make it of this full copy, and `uri` is the full copy's."""
     deltas: Annotated[list[PolicyDelta], Meta(max_length=MAX_DELTAS)] = []
+
+
+class PolicyRefusal(Message, frozen=True, kw_only=True):
+    """A generator could not fetch the policy that the trainer announced: a part of it is gone, damaged or was made of other bytes.
+
+    The trainer answers with a full copy of its newest policy, or the node would wait for groups of a policy that nobody can load.
+    """
+
+    schema: SchemaVersion = 1
+    version: Count
+    sha256: Sha256
+    reason: Annotated[str, Meta(max_length=2048)]
+    refused_at: UnixTime
 
 
 class TrainerPosition(Message, frozen=True, kw_only=True):

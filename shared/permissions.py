@@ -88,7 +88,7 @@ def _generator(node: str) -> _Needs:
     rollouts = subjects.node_rollouts_stream(node)
     return _Needs(
         publish=(*_with_chunk_subject(subjects.node_rollouts(node)), _dropping(_chunks(rollouts))),
-        keys=(subjects.LEDGER_KEY, subjects.EVAL_KEY, subjects.EVAL_TURN_KEY),
+        keys=(subjects.LEDGER_KEY, subjects.EVAL_KEY, subjects.EVAL_TURN_KEY, subjects.POLICY_REFUSED_KEY),
         reads=(*_with_chunks(rollouts), subjects.node_policies_stream(node)),
         watched=(subjects.POLICY_KEY, subjects.SAMPLER_KEY),
     )

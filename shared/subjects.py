@@ -104,6 +104,7 @@ def node_of_bucket(bucket: str) -> str | None:
 
 
 POLICY_KEY = "policy"
+POLICY_REFUSED_KEY = "policy_refused"
 TRAINER_KEY = "trainer"
 SAMPLER_KEY = "sampler"
 LEDGER_KEY = "ledger"

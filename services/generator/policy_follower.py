@@ -11,12 +11,14 @@ from pathlib import Path
 
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
-from shared.messages import MessageError, PolicyPointer, decode
+from shared.messages import MessageError, PolicyPointer, PolicyRefusal, decode, encode
 from shared.policy_store import PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
-from shared.subjects import POLICY_KEY, node_bucket
+from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
+from shared.transport.base import TransportError
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_LONGEST_REASON = 1000
 
 
 class PolicyFollower:
@@ -33,6 +35,8 @@ class PolicyFollower:
         self._loaded = asyncio.Event()
         self.pointer: PolicyPointer | None = None
         """The newest pointer seen; the engine may still be on an older policy."""
+        self.loaded: PolicyPointer | None = None
+        """That of the policy that the engine answers with; None while it is the base policy."""
 
     async def follow(self) -> None:
         """Loop for ever over new pointers."""
@@ -56,8 +60,8 @@ class PolicyFollower:
                 await changed.wait()
                 changed.clear()
                 failures = 0
-                while newest is not None and newest.version != self._engine.policy_version:
-                    if await self._load(newest):
+                while newest is not None and not self._answers(newest):
+                    if await self._load(newest, again=failures > 0):
                         failures = 0
                     else:
                         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
@@ -72,7 +76,13 @@ class PolicyFollower:
         except TimeoutError:
             return
 
-    async def _load(self, pointer: PolicyPointer) -> bool:
+    def _answers(self, pointer: PolicyPointer) -> bool:
+        """Whether the engine has this policy. A trainer that goes back a few steps publishes other bytes under a version."""
+        if self.loaded is None or self.loaded.version != self._engine.policy_version:
+            return pointer.version == self._engine.policy_version
+        return (pointer.version, pointer.sha256) == (self.loaded.version, self.loaded.sha256)
+
+    async def _load(self, pointer: PolicyPointer, *, again: bool) -> bool:
         started = time.monotonic()
         log = self._context.log.bind(policy_version=pointer.version)
         try:
@@ -83,17 +93,30 @@ class PolicyFollower:
             reason = str(error) or f"not done within {self._timeout_s:.0f} s"
             log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
             self._figures.policy_load_failed()
+            if again and isinstance(error, PolicyStoreError):
+                await self._tell(pointer, reason)
             return False
         if self._engine.policy_version != pointer.version:
             log.error("policy_swap_not_taken", engine_says=self._engine.policy_version)
             self._figures.policy_load_failed()
             return False
+        self.loaded = pointer
         _forget_others(self._folder, weights)
         seconds = time.monotonic() - started
         self._figures.policy_loaded(pointer.version, seconds)
         self._loaded.set()
         log.debug("policy_loaded", seconds=round(seconds, 4))
         return True
+
+    async def _tell(self, pointer: PolicyPointer, reason: str) -> None:
+        """Tell the trainer, which publishes a full copy; once is enough, but a server that was away may have lost it."""
+        refusal = PolicyRefusal(
+            version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()
+        )
+        try:
+            await self._context.node.kv_put(node_bucket(self._context.config.node.id), POLICY_REFUSED_KEY, encode(refusal))
+        except TransportError as error:
+            self._context.log.warning("policy_refusal_not_told", reason=str(error), consequence="tried again")
 
 
 def _forget_others(folder: Path, keep: Path) -> None:

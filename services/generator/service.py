@@ -141,7 +141,8 @@ class GeneratorService:
         return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
 
     async def _claim(self) -> DrawLease | None:
-        pointer = self._follower.pointer
+        # What the engine answers with, not what is announced: groups of a policy that cannot be loaded would all be too stale.
+        pointer = self._follower.loaded
         sampler = self._config.sampler
         groups_per_step, trained_on = sampler.local, pointer.consumed_local if pointer else 0
         if self._sampler.local is not None:

@@ -10,7 +10,7 @@ from shared.config import NodeConfig
 from shared.messages import Task
 from shared.model.prompts import render_prompt
 from shared.runtime import FatalError
-from shared.tasks import HeldOut, TaskSource, derive_task
+from shared.tasks import HeldOut, TaskError, TaskSource, derive_task
 
 _MAX_ATTEMPTS = 1000
 
@@ -44,14 +44,19 @@ class Prompter:
         self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
 
     def for_draw(self, draw: int) -> PromptedTask:
-        """The task of a draw: the first of its candidates that is not held out and fits. The same draw under
+        """The task of a draw: the first of its candidates that can be made, is not held out and fits. The same draw under
         the same secret always gives the same task.
 
         Raises:
-            FatalError: none of many candidates fits the model.
+            FatalError: none of many candidates fits the model. TaskError: a dataset cannot be used.
         """
         for attempt in range(_MAX_ATTEMPTS):
-            task = derive_task(self._source.ref(draw, attempt))
+            try:
+                task = derive_task(self._source.ref(draw, attempt))
+            except TaskError as error:
+                if not error.of_item or attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                continue
             if self._held_out.contains(task.question):
                 continue
             prompt_ids = self.prompt(task)

@@ -10,9 +10,9 @@ from typing import Literal
 from msgspec import structs
 
 from services.trainer.checkpoint import TrainedPosition
-from shared.messages import PolicyPointer, decode, encode
+from shared.messages import PolicyPointer, PolicyRefusal, decode, encode
 from shared.policy_store import PolicyStore, StoredPolicy
-from shared.subjects import POLICY_KEY, node_bucket
+from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.transport.base import Transport
 
 Decision = Literal["publish", "confirm", "hold", "step_back"]
@@ -46,6 +46,8 @@ class Publisher:
         self._pruned_at: int | None = None
         self._unannounced: tuple[int, StoredPolicy] | None = None
         """A version that is stored and whose pointer could not be written: the next try stores nothing again."""
+        self._answered: bytes | None = None
+        """The refusal that was looked at last."""
         self.pointer: PolicyPointer | None = None
         self.sent_bytes = 0
         self.sent_kind: Literal["full", "delta"] = "full"
@@ -87,6 +89,26 @@ class Publisher:
         self._unannounced = None
         return self.pointer is pointer
 
+    async def refused(self, position: TrainedPosition) -> PolicyRefusal | None:
+        """What a generator said of the policy that is out there, or of one that it is made of; None: nothing new.
+
+        Raises:
+            TransportError: server away. MessageError: what lies under the key is no such message.
+        """
+        if self.pointer is None or self.pointer.version != position.batch_number:
+            return None
+        entry = await self._transport.kv_get(self._bucket, POLICY_REFUSED_KEY)
+        if entry is None or entry.value == self._answered:
+            return None
+        refusal = decode(entry.value, PolicyRefusal)
+        self._answered = entry.value
+        return refusal if (refusal.version, refusal.sha256) in _made_of(self.pointer) else None
+
+    def begin_again(self) -> None:
+        """The next publication is a full copy, also where its version is out there already."""
+        self._unannounced = None
+        self._store.begin_again()
+
     async def _put(self, write: Callable[[Path], Awaitable[None]], version: int) -> StoredPolicy:
         self._staging.mkdir(parents=True, exist_ok=True)
         file = self._staging / f"{version}.safetensors"
@@ -108,3 +130,10 @@ class Publisher:
             needed.add(self._unannounced[0])
         await self._store.prune(needed | set(range(max(0, newest - self._keep + 1), newest + 1)))
         self._pruned_at = newest
+
+
+def _made_of(pointer: PolicyPointer) -> set[tuple[int, str]]:
+    """Version and sha256 of the policy and of every one that its deltas make on the way to it."""
+    steps = {(delta.file.version, delta.makes) for delta in pointer.deltas}
+    first = {(pointer.anchor.version, pointer.anchor.sha256)} if pointer.anchor is not None else set()
+    return {(pointer.version, pointer.sha256)} | steps | first

@@ -249,6 +249,10 @@ class _Training:
             remedy = "generators keep the old policy; free space at policy_store.uri or see to the server; tried again"
             self._failed("policy", remedy, error)
         try:
+            await self._answer_refusal()
+        except (OSError, PolicyStoreError, TransportError, MessageError) as error:
+            self._log.warning("refused_policy_not_answered", reason=str(error), consequence="generators keep the old policy")
+        try:
             await self._announce()
         except TransportError as error:
             self._failed("position", "the sampler waits; see to the NATS server; tried again", error)
@@ -278,10 +282,30 @@ class _Training:
             )
         await self._publisher.publish(self._write_policy, self._position)
         self._confirmed = version
+        self._note_published(version)
         published = self._publisher.pointer
         assert published is not None
         if decision == "confirm" and old is not None and old.sha256 != published.sha256:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
+
+    async def _answer_refusal(self) -> None:
+        """Publish the newest policy as a full copy where a generator says that it cannot be fetched."""
+        refusal = await self._publisher.refused(self._position)
+        if refusal is None:
+            return
+        version = self._position.batch_number
+        self._log.warning(
+            "policy_published_whole",
+            version=version,
+            reason=f"a generator could not fetch policy {refusal.version}: {refusal.reason}",
+        )
+        self._publisher.begin_again()
+        await self._publisher.publish(self._write_policy, self._position)
+        self._note_published(version)
+
+    def _note_published(self, version: int) -> None:
+        published = self._publisher.pointer
+        assert published is not None
         self._gauges.published(published)
         sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes
         self._gauges.published_bytes.labels(sent_kind).inc(sent_bytes)

@@ -41,6 +41,10 @@ class PolicyStore(Protocol):
         """
         ...
 
+    def begin_again(self) -> None:
+        """What is published next needs nothing of what was published before: a reader could not fetch that."""
+        ...
+
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """A local file with exactly the bytes that `pointer` names: size and sha256 are checked before this returns.
 
@@ -67,7 +71,7 @@ def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyStoreEr
     """The error for a file of another size."""
     return PolicyStoreError(
         f"{label}: truncated or overwritten: expected {expected} bytes, {where} has {got}: not loaded; "
-        "wait for the next policy, or restart the trainer to publish this one again"
+        "the trainer is asked to publish it again"
     )
 
 
@@ -75,5 +79,5 @@ def wrong_hash(label: str, where: str, expected: str, got: str) -> PolicyStoreEr
     """The error for other bytes than were announced."""
     return PolicyStoreError(
         f"{label}: sha256 mismatch (expected {expected[:12]}.., got {got[:12]}.. in {where}): not loaded; "
-        "wait for the next policy, or restart the trainer to publish this one again"
+        "the trainer is asked to publish it again"
     )

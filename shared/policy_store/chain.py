@@ -72,6 +72,10 @@ class ChainStore:
         self._anchors[version] = stored.anchor.version if stored.anchor else version
         return stored
 
+    def begin_again(self) -> None:
+        """See `PolicyStore.begin_again`: the next policy is a full copy, and the first of a chain."""
+        self._newest, self._not_worth = None, 0
+
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """See `PolicyStore.fetch`; a policy that is made of others lies in `into`, under the name that a download has."""
         if isinstance(pointer, PolicyFile) or pointer.anchor is None:
@@ -170,8 +174,8 @@ class ChainStore:
             await asyncio.to_thread(_apply, base, base_sha256, files, pointer.sha256, target)
         except DeltaError as error:
             raise _WrongResult(
-                f"{label}: not made from {base.name} and {len(deltas)} deltas: {error}: not loaded; wait for the next full "
-                "copy, or restart the trainer to publish one"
+                f"{label}: not made from {base.name} and {len(deltas)} deltas: {error}: not loaded; the trainer "
+                "is asked for a full copy"
             ) from None
         return target
 

@@ -96,6 +96,9 @@ class JetStreamStore:
             ) from error
         return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
 
+    def begin_again(self) -> None:
+        """Nothing to do: every policy here stands alone."""
+
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads there are removed but one."""
         label = policy_label(self._node, pointer.version)

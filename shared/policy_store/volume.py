@@ -42,6 +42,9 @@ class VolumeStore:
         """Hash, sync and rename, or copy where the file lies on another volume; see `PolicyStore.publish`."""
         return await asyncio.to_thread(self._publish, weights_file, version)
 
+    def begin_again(self) -> None:
+        """Nothing to do: every policy here stands alone."""
+
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """The file in place, after reading and hashing all of it; `into` is not used."""
         return await asyncio.to_thread(self._verified, pointer)

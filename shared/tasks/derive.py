@@ -38,6 +38,15 @@ class TaskError(ValueError):
         super().__init__(detail)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[TaskError], tuple[str, str]]:
+        """So that it comes through from a process that failed with it; by default only the message would."""
+        return type(self), (self.reason, str(self))
+
+    @property
+    def of_item(self) -> bool:
+        """Whether another item of the dataset may do: a few datasets fail on one in thousands, dividing by zero for instance."""
+        return self.reason == "task_underivable"
+
 
 class TaskConfigError(TaskError):
     """A node's own task sources cannot be used (`check_specs`)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shared.messages import Task, TaskRef
-from shared.tasks.derive import dataset_size, derive_task
+from shared.tasks.derive import TaskError, dataset_size, derive_task
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -39,10 +39,11 @@ def held_out_tasks(
 ) -> list[Task]:
     """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder). Deterministic.
 
-    A source with too few distinct questions contributes fewer. The order is that of `specs`. `draw` numbers different sets.
+    A source with too few distinct questions contributes fewer, and items that cannot be made are passed over. The order is that of
+    `specs`. `draw` numbers different sets.
 
     Raises:
-        TaskError: a task does not derive.
+        TaskError: a dataset cannot be used, or none of its first `PATIENCE` items can be made.
     """
     chosen: list[Task] = []
     known: set[str] = set()
@@ -55,7 +56,13 @@ def held_out_tasks(
             block, index = divmod(position, size)
             ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=first_seed + block * size, index=index)
             position += 1
-            task = derive(ref)
+            try:
+                task = derive(ref)
+            except TaskError as error:
+                misses += 1
+                if not error.of_item or (misses == PATIENCE and not taken):
+                    raise
+                continue
             key = _key(task.question)
             if key in known:
                 misses += 1

@@ -70,13 +70,18 @@ class TaskSource:
         )
 
     def task(self, draw: int, held_out: HeldOut | None = None, derive: Callable[[TaskRef], Task] = derive_task) -> Task:
-        """The task of a draw: its first candidate whose question is not held out.
+        """The task of a draw: its first candidate that can be made and whose question is not held out.
 
         Raises:
-            TaskError: no candidate within `MAX_ATTEMPTS`, or one does not derive.
+            TaskError: no candidate within `MAX_ATTEMPTS`, or the dataset cannot be used.
         """
         for attempt in range(MAX_ATTEMPTS):
-            task = derive(self.ref(draw, attempt))
+            try:
+                task = derive(self.ref(draw, attempt))
+            except TaskError as error:
+                if not error.of_item or attempt == MAX_ATTEMPTS - 1:
+                    raise
+                continue
             if held_out is None or not held_out.contains(task.question):
                 return task
         raise TaskError(

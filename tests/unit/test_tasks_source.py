@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import Enum
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.config import TaskSpec
+from shared.messages import Task, TaskRef
 from shared.tasks import (
     HeldOut,
     TaskConfigError,
@@ -155,3 +158,49 @@ def test_the_last_closed_answer_counts() -> None:
     assert extract_answer("<answer>1</answer> then <answer>cut") == "1"
     assert extract_answer("x</answer>") == "x</answer>"
     assert extract_answer("<answer>" * 100_000) == "<answer>" * 100_000
+
+
+DIVIDES_BY_ZERO = TaskRef(
+    dataset="decimal_arithmetic",
+    config='{"max_num_decimal_places":1,"max_terms":3,"min_num_decimal_places":1,"min_terms":3,"precision":4}',
+    seed=718851640,
+    index=249,
+)
+"""An item that reasoning-gym itself cannot make."""
+
+
+def test_an_item_that_cannot_be_made_says_so_and_its_error_comes_through_from_another_process() -> None:
+    with pytest.raises(TaskError, match=r"decimal_arithmetic: item 249 .* cannot be made: DivisionByZero") as caught:
+        derive_task(DIVIDES_BY_ZERO)
+    assert caught.value.of_item
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.reason, str(again)) == (TaskError, "task_underivable", str(caught.value))
+
+
+def sometimes(fails: Callable[[TaskRef], bool], error: TaskError | None = None) -> Callable[[TaskRef], Task]:
+    def derive(ref: TaskRef) -> Task:
+        if fails(ref):
+            raise error or TaskError("task_underivable", f"item {ref.index} cannot be made")
+        return derive_task(ref)
+
+    return derive
+
+
+def test_an_item_that_cannot_be_made_is_passed_over_by_draws_and_by_the_held_out_set() -> None:
+    source = TaskSource(SPECS, node="alpha", seed=3)
+    first, second = source.ref(5, 0), source.ref(5, 1)
+    assert source.task(5, derive=sometimes(lambda ref: ref == first)).ref == second
+    whole = held_out_tasks(SPECS, 30)
+    left_out = whole[4].ref
+    made = held_out_tasks(SPECS, 30, sometimes(lambda ref: ref == left_out))
+    assert len(made) == 30 and left_out not in {task.ref for task in made}
+    assert [task.ref for task in whole[:4]] == [task.ref for task in made[:4]]
+
+
+def test_a_dataset_that_cannot_be_used_at_all_is_an_error() -> None:
+    source = TaskSource(SPECS, node="alpha", seed=3)
+    for error in (None, TaskError("task_config", "no such key")):
+        with pytest.raises(TaskError, match=r"cannot be made|no such key"):
+            source.task(5, derive=sometimes(lambda ref: True, error))
+        with pytest.raises(TaskError, match=r"cannot be made|no such key"):
+            held_out_tasks(SPECS, 30, sometimes(lambda ref: True, error))

@@ -1,0 +1,190 @@
+"""A policy that generators cannot fetch is published again as a full copy, so that a node never waits for ever.
+
+A real trainer and a real engine, loaded one after the other in one process; the server is the one in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import structlog
+from msgspec import structs
+from prometheus_client import CollectorRegistry
+from transformers import PreTrainedTokenizerFast
+
+from services.generator.engines import Engine, create_engine
+from services.generator.figures import Figures
+from services.generator.policy_follower import PolicyFollower
+from shared.config import NodeConfig
+from shared.config.sections import ModelSection
+from shared.messages import PolicyPointer, encode
+from shared.model.loading import load_tokenizer
+from shared.policy_store import open_policy_store
+from shared.policy_store.files import sha256_of
+from shared.runtime import ServiceContext
+from shared.runtime.status import StatusBoard
+from shared.subjects import POLICY_KEY, node_bucket, node_policies_stream
+from shared.transport.memory import MemoryServer, MemoryTransport
+from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up, tiny_policy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> PreTrainedTokenizerFast:
+    return load_tokenizer(ModelSection(path=str(model)))
+
+
+@pytest.fixture
+def transport() -> MemoryTransport:
+    return MemoryTransport(MemoryServer())
+
+
+def configured(model: Path, folder: Path) -> NodeConfig:
+    """Small steps, published as bfloat16: deltas that are worth it."""
+    trainer = {"learning_rate": 1e-5, "publish_dtype": "bfloat16", "checkpoint_every": 100}
+    return node_config(model, folder, trainer=trainer, policy_store={"uri": "nats://", "anchor_every": 100})
+
+
+class Generator:
+    """An engine that follows the node's policies."""
+
+    def __init__(self, config: NodeConfig, transport: MemoryTransport, engine: Engine) -> None:
+        board, stopping = StatusBoard(NODE, "generator", "0"), asyncio.Event()
+        log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
+        self.events: list[str] = []
+        context = ServiceContext(config, "generator", "0", transport, None, log, CollectorRegistry(), board, stopping)
+        self.engine = engine
+        self.follower = PolicyFollower(context, engine, Figures(context.registry, context.status, ()))
+
+    def _keep(self, _logger: object, _method: str, event: dict[str, str]) -> dict[str, str]:
+        self.events.append(event["event"])
+        raise structlog.DropEvent
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.follower.follow())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def has(self, version: int) -> bool:
+        return self.engine.policy_version == version
+
+
+@asynccontextmanager
+async def generating(config: NodeConfig, transport: MemoryTransport) -> AsyncIterator[Generator]:
+    engine = create_engine("transformers", config.model.path, device="cpu", threads=1)
+    await engine.start()
+    try:
+        yield Generator(config, transport, engine)
+    finally:
+        await engine.close()
+
+
+async def published(transport: MemoryTransport, life: Life, version: int) -> PolicyPointer:
+    found: list[PolicyPointer] = []
+
+    async def there() -> bool:
+        pointer = await policy_pointer(transport)
+        if pointer is not None and pointer.version == version:
+            found.append(pointer)
+        return bool(found)
+
+    await life.until(there)
+    return found[-1]
+
+
+async def test_a_lost_delta_is_answered_with_a_full_copy(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = configured(model, tmp_path)
+    await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
+    life = Life(config, transport)
+    await life.until_step(2)
+    async with generating(config, transport) as generator:
+        async with generator.following():
+            await life.until(lambda: generator.has(2))
+        await put_batches(transport, [mixed_batch(tokenizer, 3)])
+        pointer = await published(transport, life, 3)
+        assert pointer.deltas, "or nothing can be lost of it"
+        lost = int(pointer.deltas[-1].file.uri.rpartition("=")[2])
+        await transport.delete(node_policies_stream(NODE), lost)
+        async with generator.following():
+            await life.until(lambda: generator.has(3))
+        assert "policy_swap_failed" in generator.events
+        assert len(life.logged("policy_published_whole")) == 1
+        whole = await policy_pointer(transport)
+        assert whole is not None and (whole.version, whole.sha256, whole.deltas) == (3, pointer.sha256, [])
+        await put_batches(transport, [mixed_batch(tokenizer, 4)])
+        assert (await published(transport, life, 4)).deltas, "and deltas go on from it"
+    await life.stop()
+
+
+async def test_a_trainer_s_damaged_copy_is_found_by_its_readers_and_left_behind(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = configured(model, tmp_path)
+    await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
+    life = Life(config, transport)
+    await life.until_step(2)
+    async with generating(config, transport) as generator, generator.following():
+        await life.until(lambda: generator.has(2))
+        kept = config.node.run_dir / "published" / "newest.safetensors"
+        contents = bytearray(kept.read_bytes())
+        contents[-1000] ^= 1
+        kept.write_bytes(bytes(contents))
+        await put_batches(transport, [mixed_batch(tokenizer, 3)])
+        await life.until(lambda: generator.has(3))
+        assert len(life.logged("policy_published_whole")) == 1
+    await life.stop()
+
+
+async def test_a_refusal_is_answered_once_and_one_of_an_older_policy_not_at_all(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = configured(model, tmp_path)
+    await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
+    life = Life(config, transport)
+    await life.until_step(2)
+    async with generating(config, transport) as generator:
+        pointer = await published(transport, life, 2)
+        for refused in (structs.replace(pointer, version=1, sha256="0" * 64), structs.replace(pointer, sha256="1" * 64), pointer):
+            await generator.follower._tell(refused, "it is not there")
+            await asyncio.sleep(2.5)
+        assert len(life.logged("policy_published_whole")) == 1
+    await life.stop()
+
+
+async def test_other_weights_under_the_same_version_are_loaded(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    """A trainer that lost some steps makes a version again, and not the same."""
+    config = configured(model, tmp_path)
+    await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2, 3)])
+    life = Life(config, transport)
+    first = await published(transport, life, 3)
+    async with generating(config, transport) as generator, generator.following():
+        await life.until(lambda: generator.has(3))
+        other = await open_policy_store("nats://", transport, NODE).fetch(first, tmp_path / "cache")
+        changed = tmp_path / "changed.safetensors"
+        contents = bytearray(other.read_bytes())
+        contents[-1] ^= 1
+        changed.write_bytes(bytes(contents))
+        stored = await open_policy_store("nats://", transport, NODE).publish(changed, 3)
+        again = structs.replace(first, sha256=stored.sha256, uri=stored.uri, anchor=None, deltas=[])
+        await transport.kv_put(node_bucket(NODE), POLICY_KEY, encode(again))
+        loaded = generator.follower
+        await life.until(lambda: loaded.loaded is not None and loaded.loaded.sha256 == again.sha256)
+        assert sha256_of(other) == first.sha256 != again.sha256
+    await life.stop()
