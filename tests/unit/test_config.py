@@ -48,6 +48,8 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key"),
         ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),
         ({"trainer": {"dual_clip": 1.0}}, "must be above 1 \\+ clip_high"),
+        ({"trainer": {"dual_clip": 3.0, "objective": "cispo"}}, "dual_clip acts on clipped objectives only"),
+        ({"trainer": {"sequence_mask": [1.5, 2.0]}}, "0 <= low < 1 < high"),
         ({"trainer": {"schedule": "cosine"}}, "needs an end"),
         ({"node": {"id": "no spaces please"}}, "node.id"),
         ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen per task draw"),
