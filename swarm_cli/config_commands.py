@@ -11,6 +11,7 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.config.sections import ModelSection
+from shared.config.without_effect import settings_without_effect
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.base_model import model_problem
 from swarm_cli.errors import CommandError
@@ -50,8 +51,10 @@ def sources(config: Path | None) -> str:
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the values, make one task of each source, and look for the model."""
+    """Check the values, make one task of each source, and look for the model. Notes say which settings have no effect."""
     node_config = load_chosen(config)
+    for sentence in settings_without_effect(node_config):
+        typer.echo(f"note: {sentence}")
     problems = task_problems(node_config) + model_problems(node_config.model)
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)

@@ -97,6 +97,15 @@ def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_config_check_notes_a_setting_without_effect_and_still_says_ok() -> None:
+    checked = swarm("config", "check", SWARM_TRAINER__M2_THRESHOLD="0.05")
+    assert checked.returncode == 0
+    note, ok = checked.stdout.splitlines()
+    assert note == "note: trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po"
+    assert ok.startswith("OK: 4 task sources")
+
+
+@pytest.mark.slow
 def test_a_wrong_dataset_name_and_a_missing_model_are_both_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[model]\npath = "models/not-here"\n[[tasks]]\ndataset = "chain_summ"\n')
