@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.config.sections import ModelSection
+from shared.config.without_effect import settings_without_effect
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.base_model import model_problem
 from swarm_cli.errors import CommandError
@@ -25,19 +27,34 @@ DEFAULT_FILE = Path("config/demo.toml")
 
 def load_chosen(config: Path | None) -> NodeConfig:
     """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
-    return load_config(config if config or os.environ.get("SWARM_CONFIG") else DEFAULT_FILE)
+    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEFAULT_FILE)
 
 
 @config_app.command()
-def show(config: ConfigOption = None) -> None:
-    """Print every value, with what it means, as TOML."""
-    typer.echo(config_toml(load_chosen(config)), nl=False)
+def show(
+    config: ConfigOption = None, defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone.")] = False
+) -> None:
+    """Print every value, with what it means and its default where that is another, as TOML."""
+    if defaults and config:
+        raise CommandError("--defaults reads no file: leave --config out")
+    if defaults:
+        typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
+    else:
+        typer.echo(f"# {sources(config)}\n{config_toml(load_chosen(config))}", nl=False)
+
+
+def sources(config: Path | None) -> str:
+    """Where the values of `load_chosen` come from."""
+    file = config or os.environ.get(CONFIG_FILE_VARIABLE) or DEFAULT_FILE
+    return " over ".join([*filter(None, [", ".join(setting_variables(os.environ))]), str(file), "the defaults"])
 
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the values, make one task of each source, and look for the model."""
+    """Check the values, make one task of each source, and look for the model. Notes say which settings have no effect."""
     node_config = load_chosen(config)
+    for sentence in settings_without_effect(node_config):
+        typer.echo(f"note: {sentence}")
     problems = task_problems(node_config) + model_problems(node_config.model)
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)

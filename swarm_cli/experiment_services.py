@@ -20,7 +20,7 @@ from lab.runs import RunFolder
 from lab.services_records import check_services_run, collect
 from lab.spec import Spec
 from shared.config import NodeConfig
-from shared.config.load import CONFIG_FILE_VARIABLE, ENV_PREFIX
+from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.launch import run_lines

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 
 def config_toml(config: BaseModel) -> str:
-    """Render all values. A value that is not set stands in a comment."""
+    """Render all values. A value that is not set stands in a comment, and so does the default of one that differs from it."""
     return "\n".join(_sections(config, ())).lstrip() + "\n"
 
 
@@ -27,6 +27,8 @@ def _sections(section: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
         value = getattr(section, name)
         if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
             nested.append((name, value))
+        elif value == [] and not path:
+            yield f"# no [[{name}]]; at least one is needed"
         else:
             yield from _field(name, field, value)
     for name, value in nested:
@@ -45,13 +47,21 @@ def _tables(name: str, entries: list[BaseModel]) -> Iterator[str]:
 
 
 def _field(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
-    explained = [part for part in (field.description or "", _choices(field.annotation)) if part]
+    explained = [part for part in (field.description or "", _choices(field.annotation), _default(field, value)) if part]
     if explained:
         yield f"# {' '.join(explained)}"
     if value is None:
         yield f'{name} = "none"' if name == "swarm_url" else f"# {name} is not set"
     else:
         yield f"{name} = {toml_value(value)}"
+
+
+def _default(field: FieldInfo, value: Any) -> str:
+    """The default, where the value is another."""
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if field.is_required() or value == default:
+        return ""
+    return f"(default: {'not set' if default is None else toml_value(default)})"
 
 
 def _choices(annotation: Any) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problem
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -25,9 +28,7 @@ from shared.config.sections import (
     TrainerSection,
     VerifierSection,
 )
-
-ENV_PREFIX = "SWARM_"
-CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
+from shared.suggestion import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -131,7 +132,8 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     source = str(chosen) if chosen else "the environment"
     if chosen is not None:
         _check_toml(chosen)
-    _check_environment()
+    if problem := environment_problem(os.environ, NodeConfig):
+        raise ConfigError(problem)
     _current_file = chosen
     try:
         return NodeConfig(**dict(overrides or {}))
@@ -152,16 +154,6 @@ def _check_toml(path: Path) -> None:
         raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
 
 
-def _check_environment() -> None:
-    known = {name.upper() for name in NodeConfig.model_fields} | {"CONFIG"}
-    for variable in os.environ:
-        if variable.startswith(ENV_PREFIX):
-            section = variable[len(ENV_PREFIX) :].split("__")[0].upper()
-            if section not in known:
-                names = ", ".join(sorted(name.lower() for name in known))
-                raise ConfigError(f"environment variable {variable}: no section {section.lower()!r}; sections are {names}")
-
-
 def explain(error: ValidationError, source: str) -> str:
     """What is wrong with a configuration from `source`, a line a problem, with the field's name."""
     lines = []
@@ -172,5 +164,12 @@ def explain(error: ValidationError, source: str) -> str:
             message = "unknown key; remove it or correct its spelling (`swarm config show` lists all keys)"
         elif field and problem["type"] not in {"value_error", "missing"}:
             message += f", got {problem['input']!r}"
+            if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
+                message += f"; {hint}"
         lines.append(f"  {field}: {message}" if field else f"  {message}")
     return f"configuration from {source} cannot be used:\n" + "\n".join(lines)
+
+
+def _choices(problem: ErrorDetails) -> list[str]:
+    """The words that a field takes; pydantic names them in one sentence, in quotes."""
+    return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))

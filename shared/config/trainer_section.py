@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from shared.config.section import Section
 
+CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "m2po", "gepo")
+"""Objectives with clip_low and clip_high."""
+
 
 class LoraSection(Section):
     """Low-rank adapters through peft; rank 0: full fine-tuning."""
@@ -201,12 +204,14 @@ class TrainerSection(Section):
     def _bounds(self) -> TrainerSection:
         if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        if self.dual_clip and self.objective not in CLIPPED:
+            raise ValueError(f"dual_clip acts on clipped objectives only ({', '.join(CLIPPED)}), not on {self.objective}")
         if self.cispo_min >= self.cispo_max:
             raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
         if min(*self.vespo_positive, *self.vespo_negative) <= 0:
             raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
-        if self.sequence_mask and not 0 <= self.sequence_mask[0] < self.sequence_mask[1]:
-            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < high")
+        if self.sequence_mask and not 0 <= self.sequence_mask[0] < 1 < self.sequence_mask[1]:
+            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < 1 < high")
         low, high = self.foreign_capability_bounds
         if not 0 < low <= 1 <= high < math.inf:
             raise ValueError(f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high")

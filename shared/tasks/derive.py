@@ -7,7 +7,6 @@ items depend on Python's hash seed; they are derived only where `PYTHONHASHSEED=
 from __future__ import annotations
 
 import decimal
-import difflib
 import os
 import random
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared.messages import Task, TaskRef
+from shared.suggestion import did_you_mean
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
 
@@ -125,8 +125,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
     if name in REFUSED_DATASETS:
         raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")
     if name not in registry:
-        close = difflib.get_close_matches(name, registry, n=3)
-        hint = f"did you mean {', '.join(close)}?" if close else "`swarm task list` shows all names"
+        hint = did_you_mean(name, registry) or "`swarm task list` shows all names"
         raise TaskError("task_dataset", f"{name}: reasoning-gym has no such dataset; {hint}")
     if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED") != "0":
         raise TaskError(
@@ -143,8 +142,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
     for key in values:
         if key not in fields:
             known = sorted(fields.keys() - {"seed"})
-            close = difflib.get_close_matches(key, known, n=2)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"settings are {', '.join(known)}"
+            hint = did_you_mean(key, known) or f"settings are {', '.join(known)}"
             raise TaskError("task_config", f"{name}: config key {key!r} is unknown; {hint}")
     try:
         made = config_class(**values, seed=seed)

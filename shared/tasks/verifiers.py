@@ -8,13 +8,13 @@ comes from this node's own `[[tasks]]` entries, never from the wire.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
+from shared.suggestion import did_you_mean
 from shared.tasks.derive import Item, TaskError
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def verifier_names() -> list[str]:
 
 def unknown_verifier(name: str) -> str:
     """What to say about a verifier that is not there."""
-    close = difflib.get_close_matches(name, verifier_names(), n=2)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(verifier_names())}"
+    hint = did_you_mean(name, verifier_names()) or f"there are {', '.join(verifier_names())}"
     return f"no verifier is called {name!r}: {hint} (your own needs an entry point in the group {GROUP})"
 
 

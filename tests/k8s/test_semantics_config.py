@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import NodeConfig, load_config
-from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
 from shared.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,43 @@ def test_config_show_says_what_each_value_means() -> None:
     assert "One of wait, fill_local, short." in shown.stdout
 
 
+def test_config_show_says_first_where_the_values_come_from(tmp_path: Path) -> None:
+    assert swarm("config", "show").stdout.startswith("# config/demo.toml over the defaults\n")
+    file = tmp_path / "node.toml"
+    file.write_text('[[tasks]]\ndataset = "gcd"\n')
+    shown = swarm("config", "show", "--config", str(file), SWARM_TRAINER__GRAD_CLIP="0.5", SWARM_CONFIG="config/demo.toml")
+    assert shown.stdout.startswith(f"# SWARM_TRAINER__GRAD_CLIP over {file} over the defaults\n")
+
+
+def test_config_show_names_the_default_of_each_value_that_differs_and_of_no_other() -> None:
+    lines = config_toml(load_config(DEMO)).splitlines()
+    comment_of = {line.partition(" = ")[0]: before for before, line in pairwise(lines)}
+    assert comment_of["local"].endswith("(default: 2)")
+    assert comment_of["adapt"].endswith('(default: "adaptive")')
+    assert comment_of["learning_rate"].endswith("(default: 1e-06)")
+    assert "default:" not in comment_of["grad_clip"] + comment_of["strategy"]
+    other = load_config(DEMO, {"trainer": {"foreign_logprob_slack": None, "sequence_mask": [0.5, 2.0]}})
+    lines = config_toml(other).splitlines()
+    assert lines[lines.index("# foreign_logprob_slack is not set") - 1].endswith("(default: 2.0)")
+    assert lines[lines.index("sequence_mask = [0.5, 2.0]") - 1].endswith("(default: not set)")
+
+
+def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_task(tmp_path: Path) -> None:
+    shown = swarm("config", "show", "--defaults", SWARM_TRAINER__GRAD_CLIP="0.5")
+    assert shown.returncode == 0 and shown.stdout.startswith("# the defaults\n") and "(default:" not in shown.stdout
+    printed = tmp_path / "printed.toml"
+    printed.write_text(shown.stdout + '[[tasks]]\ndataset = "gcd"\n')
+    assert load_config(printed) == load_config(None, {"tasks": [{"dataset": "gcd"}]})
+    assert swarm("config", "show", "--defaults", "--config", str(DEMO)).returncode == 1
+
+
+def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and_one_sentence() -> None:
+    checked = swarm("config", "check", SWARM_TRAINER__VESPO_POSITIVE="1.5,3.0")
+    assert checked.returncode == 78
+    said = "swarm: environment variable SWARM_TRAINER__VESPO_POSITIVE is '1.5,3.0': give JSON, e.g. [1.5, 3.0]"
+    assert checked.stderr.splitlines() == [said]
+
+
 def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[trainer]\nlearning_rat = 1e-3\n[[tasks]]\ndataset = "gcd"\n')
@@ -56,6 +94,15 @@ def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Pat
     assert checked.returncode == 78
     assert "trainer.learning_rat: unknown key" in checked.stderr
     assert "Traceback" not in checked.stderr
+
+
+@pytest.mark.slow
+def test_config_check_notes_a_setting_without_effect_and_still_says_ok() -> None:
+    checked = swarm("config", "check", SWARM_TRAINER__M2_THRESHOLD="0.05")
+    assert checked.returncode == 0
+    note, ok = checked.stdout.splitlines()
+    assert note == "note: trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po"
+    assert ok.startswith("OK: 4 task sources")
 
 
 @pytest.mark.slow

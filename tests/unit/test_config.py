@@ -48,6 +48,8 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key"),
         ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),
         ({"trainer": {"dual_clip": 1.0}}, "must be above 1 \\+ clip_high"),
+        ({"trainer": {"dual_clip": 3.0, "objective": "cispo"}}, "dual_clip acts on clipped objectives only"),
+        ({"trainer": {"sequence_mask": [1.5, 2.0]}}, "0 <= low < 1 < high"),
         ({"trainer": {"schedule": "cosine"}}, "needs an end"),
         ({"node": {"id": "no spaces please"}}, "node.id"),
         ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen per task draw"),
@@ -63,6 +65,53 @@ def test_an_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SWARM_TRIANER__LEARNING_RATE", "1")
     with pytest.raises(ConfigError, match="SWARM_TRIANER__LEARNING_RATE"):
         load_config(None, GCD)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "form"),
+    [
+        ("SWARM_TRAINER__VESPO_POSITIVE", "1.5,3.0", "give JSON, e.g. [1.5, 3.0]"),
+        ("SWARM_TRAINER__SEQUENCE_MASK", "(0.5, 2)", "give JSON, e.g. [0.5, 2]"),
+        ("SWARM_SAMPLER__BANDIT_ARMS", "uniform, spread", 'give JSON, e.g. ["uniform", "spread"]'),
+        ("SWARM_TRAINER__LORA__TARGET_MODULES", "q_proj", 'give JSON, e.g. ["q_proj"]'),
+        ("SWARM_TASKS", "gcd", 'give JSON, e.g. [{"setting": "value"}]'),
+        ("SWARM_TRAINER", "learning_rate=1", 'give JSON, e.g. {"setting": "value"}'),
+    ],
+)
+def test_a_list_from_the_environment_that_is_no_json_is_refused_with_its_name_and_the_form(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, form: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, GCD)
+    assert str(refused.value) == f"environment variable {variable} is {value!r}: {form}"
+
+
+def test_lists_words_and_nothing_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TRAINER__VESPO_POSITIVE", "[1.5, 3.0]")
+    monkeypatch.setenv("SWARM_TRAINER__SEQUENCE_MASK", "null")
+    monkeypatch.setenv("SWARM_TRAINER__LORA__TARGET_MODULES", "all-linear")
+    trainer = load_config(None, GCD).trainer
+    assert (trainer.vespo_positive, trainer.sequence_mask, trainer.lora.target_modules) == ((1.5, 3.0), None, "all-linear")
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "meant"),
+    [
+        ("trainer", {"objective": "m2p0"}, "did you mean m2po?"),
+        ("sampler", {"strategy": "likelyhood_near"}, "did you mean likelihood_near"),
+        ("sampler", {"bandit_arms": ["spred"]}, "did you mean spread?"),
+    ],
+)
+def test_a_near_miss_of_a_word_is_refused_with_the_word_that_was_meant(section: str, values: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {**GCD, section: values})
+    assert meant in str(refused.value)
+
+
+def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
+    with pytest.raises(ConfigError, match="trainer.objective: Input should be 'grpo'.*got 'zzzz'$"):
+        load_config(None, {**GCD, "trainer": {"objective": "zzzz"}})
 
 
 @pytest.mark.parametrize("content", [None, "[node", "node = 3"])

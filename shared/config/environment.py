@@ -1,0 +1,75 @@
+"""Whether the environment's `SWARM_` variables can be settings at all, before pydantic reads them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+ENV_PREFIX = "SWARM_"
+CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
+
+
+def setting_variables(variables: Iterable[str]) -> list[str]:
+    """Names of those that set something, sorted."""
+    return sorted(name for name in variables if name.startswith(ENV_PREFIX) and name != CONFIG_FILE_VARIABLE)
+
+
+def environment_problem(variables: Mapping[str, str], settings: type[BaseModel]) -> str | None:
+    """What is wrong with the first variable that names no section of `settings`, or is text where JSON is needed."""
+    for name in setting_variables(variables):
+        path = name[len(ENV_PREFIX) :].lower().split("__")
+        if path[0] not in settings.model_fields:
+            names = ", ".join(sorted([*settings.model_fields, "config"]))
+            return f"environment variable {name}: no section {path[0]!r}; sections are {names}"
+        kinds = _kinds(settings, path)
+        structured = [kind for kind in kinds if _is_structured(kind)]
+        if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):
+            return f"environment variable {name} is {variables[name]!r}: give JSON, e.g. {_as_json(variables[name], structured[0])}"
+    return None
+
+
+def _kinds(settings: type[BaseModel], path: list[str]) -> list[Any]:
+    """The types that the setting at `path` may have; none where there is no such setting, which pydantic says better."""
+    kinds: list[Any] = [settings]
+    for name in path:
+        section = next((kind for kind in kinds if _is_section(kind)), None)
+        if section is None or name not in section.model_fields:
+            return []
+        annotation = section.model_fields[name].annotation
+        kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    return [kind for kind in kinds if kind is not NoneType]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _is_structured(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple, dict) or _is_section(kind)
+
+
+def _words(kinds: list[Any]) -> set[Any]:
+    return {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_json(text: str, kind: Any) -> str:
+    """What was probably meant, as JSON: `1.5,3.0` is `[1.5, 3.0]`."""
+    section = '{"setting": "value"}'
+    if get_origin(kind) not in (list, tuple):
+        return section
+    if any(map(_is_section, get_args(kind))):
+        return f"[{section}]"
+    items = [item.strip().strip("'\"") for item in text.strip("[]() ").split(",")]
+    return json.dumps([json.loads(item) if _is_json(item) else item for item in items])
