@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from lab.mistakes import Field, Mistake, mistakes_of, sets, told
 from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
-from shared.config.load import explain
 
 _BARE = {
     "sampler": {"adapt": "off", "strategy": "uniform"},
@@ -67,7 +67,8 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     """
     arm = spec.arms[arm_name]
     nodes: list[PlannedNode] = []
-    for group in arm.nodes:
+    mistakes: list[Mistake] = []
+    for place, group in enumerate(arm.nodes):
         for _ in range(group.count):
             name = name_of(len(nodes))
             values = merged(_BARE if spec.settings == "bare" else {}, merged(arm.overrides, group.overrides))
@@ -75,8 +76,17 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             if spec.held_out == "per seed":
                 values = merged(values, {"eval": {"draw": seed}})
             values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
-            nodes.append(PlannedNode(name=name, role=group.role, config=_checked(values, arm_name, name), local=arm.local))
-    _check(arm, arm_name, nodes)
+            try:
+                # A prefix that no variable has: a result must not depend on the environment it was made in.
+                config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
+            except ValidationError as error:
+                found = mistakes_of(error, arm_name, keys="`swarm config show` lists all keys")
+                mistakes += [mistake._replace(field=in_group(group.overrides, place, mistake.field)) for mistake in found]
+                break
+            nodes.append(PlannedNode(name=name, role=group.role, config=config, local=arm.local))
+    mistakes = mistakes or _misfits(arm, arm_name, nodes)
+    if mistakes:
+        raise SpecError("\n".join(told(mistakes, spec.source)), mistakes)
     return PlannedRun(
         experiment=spec.name,
         arm=arm_name,
@@ -89,27 +99,26 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     )
 
 
-def _checked(values: dict[str, Any], arm: str, node: str) -> NodeConfig:
-    try:
-        # A prefix that no variable has: a result must not depend on the environment it was made in.
-        return NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
-    except ValidationError as error:
-        raise SpecError(explain(error, f"arm {arm}, node {node}")) from None
+def in_group(overrides: Mapping[str, Any], place: int, field: Field) -> Field:
+    """The field as the spec names it: of a `[[nodes]]` entry where that sets it, else of the arm."""
+    return ("nodes", place, *field) if field and sets(overrides, field) else field
 
 
-def _check(arm: Arm, name: str, nodes: list[PlannedNode]) -> None:
+def _misfits(arm: Arm, name: str, nodes: list[PlannedNode]) -> list[Mistake]:
+    """Settings that are right by themselves and cannot be run together."""
     honest = [node for node in nodes if node.role == "honest"]
     if not honest:
-        raise SpecError(f"  arms.{name}.nodes: no node is honest, so nothing would be measured")
+        return [Mistake(name, ("nodes",), "no node is honest, so nothing would be measured")]
     rule = arm.local
     for node in honest:
         sampler = node.config.sampler
         if rule.filter != "none" and (sampler.max_staleness or rule.unfiltered > sampler.local):
-            raise SpecError(
-                f"  arms.{name}.local: a filter needs sampler.max_staleness 0 (it is {sampler.max_staleness}) and "
+            problem = (
+                f"a filter needs sampler.max_staleness 0 (it is {sampler.max_staleness}) and "
                 f"`unfiltered` of at most sampler.local {sampler.local}"
             )
+            return [Mistake(name, ("local",), problem)]
         if sampler.shortage == "wait":
-            raise SpecError(
-                f"  arms.{name}.sampler.shortage: rounds go in step, so nothing can be waited for: use short or fill_local"
-            )
+            problem = "rounds go in step, so nothing can be waited for: use short or fill_local"
+            return [Mistake(name, ("sampler", "shortage"), problem)]
+    return []

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.measures import Measures, gain_of_question
-from lab.statistics import bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
+from lab.statistics import Estimate, bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
 
 _GAIN = "gain_screened"
+FEWEST_SEEDS = 4
+"""With fewer, drawing the seeds again says next to nothing of what other seeds would give."""
 
 
 def compare_arms(
@@ -36,6 +38,8 @@ def compare_arms(
         if len(differences) < 2:
             continue
         was_stated = (arm, baseline) in stated
+        of_seeds = sorted(gains[0].keys() & gains[1].keys())
+        enough = len(differences) >= FEWEST_SEEDS and all(questions)
         found.append(
             {
                 "arm": arm,
@@ -43,9 +47,13 @@ def compare_arms(
                 "stated": was_stated,
                 "seeds": len(differences),
                 "difference": estimate(differences),
-                "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if all(questions) else None,
+                "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if enough else None,
                 "ratio": _ratio(*gains),
                 "p": sign_flip_p(differences) if was_stated else None,
+                "gains": {
+                    name: {seed: round(of_arm[seed], 6) for seed in of_seeds}
+                    for name, of_arm in zip(("arm", "baseline"), gains, strict=True)
+                },
             }
         )
     corrected = holm({_name(each): float(each["p"]) for each in found if each["stated"]})
@@ -66,25 +74,46 @@ def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whol
     """Markdown; empty where there is nothing to compare. `over`: the spec's `compare`."""
     if not comparisons:
         return ""
-    lines = [
+    parts = [
         "## Comparisons\n",
         f"Cumulative gain, screened, over {over}: the ratio of the means over seeds with its 95 % interval when seeds and "
         "questions are both drawn again (hierarchical bootstrap); the paired difference with Student's interval over seeds; the "
         "two-sided p of the differences' signs, and that corrected for the number of stated comparisons (Holm). What was not "
         "stated beforehand is exploratory and has no p.\n",
+        comparisons_table(comparisons),
+    ]
+    return "\n".join(parts)
+
+
+def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """The table alone, with a sentence on what it leaves out."""
+    lines = [
         "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in comparisons:
-        low_high = each["ratio_interval"]
-        ratio = "–" if each["ratio"] is None else f"{each['ratio']:.2f}"
-        ratio += "" if low_high is None else f" ({low_high[0]:.2f} to {low_high[1]:.2f})"
-        difference = each["difference"]
+        difference: Estimate = each["difference"]
         lines.append(
-            f"| {each['arm']} | {each['baseline']} | {'stated' if each['stated'] else 'exploratory'} | {each['seeds']} | {ratio} | "
-            f"{difference.mean:+.4f} ± {difference.half_width:.4f} | {_p(each['p'])} | {_p(each['p_corrected'])} |"
+            f"| {each['arm']} | {each['baseline']} | {'stated' if each['stated'] else 'exploratory'} | {each['seeds']} | "
+            f"{_ratio_text(each)} | {difference.mean:+.4f} ± {difference.half_width:.4f} | {_p(each['p'])} | "
+            f"{_p(each['p_corrected'])} |"
         )
+    if any(each["seeds"] < FEWEST_SEEDS for each in comparisons):
+        lines += [
+            "",
+            f"Too few seeds: a bootstrap over fewer than {FEWEST_SEEDS} draws the same few runs again and again, and its interval "
+            "would be far narrower than what other seeds would show.",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _ratio_text(compared: Mapping[str, Any]) -> str:
+    if compared["ratio"] is None:
+        return "–"
+    if compared["seeds"] < FEWEST_SEEDS:
+        return f"{compared['ratio']:.2f} (too few seeds)"
+    interval = compared["ratio_interval"]
+    return f"{compared['ratio']:.2f}" + ("" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})")
 
 
 def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:

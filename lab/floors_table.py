@@ -23,7 +23,19 @@ def floors_table(floors: Sequence[Floor]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(answer: str) -> str:
+def out_lines(floors: Sequence[Floor]) -> list[str]:
+    """A sentence for each dataset that is out, for a terminal; one if none is."""
+    found = [
+        f"{floor.dataset} is out: {_shown(floor.constant, table=False)} passes {floor.constant_rate:.2f}; "
+        "see the columns called screened"
+        for floor in floors
+        if floor.out
+    ]
+    return found or ["no dataset is out"]
+
+
+def _shown(answer: str, *, table: bool = True) -> str:
     """As code, in one line, with what a table would read as its own escaped."""
     text = answer if len(answer) <= _MOST_CHARS else answer[: _MOST_CHARS - 1] + "…"
-    return "`" + (text.replace("\n", "\\n").replace("`", "'").replace("|", "\\|") or "(nothing)") + "`"
+    text = text.replace("\n", "\\n").replace("`", "'")
+    return "`" + ((text.replace("|", "\\|") if table else text) or "(nothing)") + "`"

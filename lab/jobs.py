@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
+from lab.resolved import resolved_settings
 from lab.runs import RunFolder, code_commit
 from lab.spec import Spec
 
@@ -89,7 +90,7 @@ def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) ->
     finally:
         writer.close()
     seconds = time.monotonic() - started
-    folder.finish(rounds, seconds, spec.digest(folder.arm))
+    folder.finish(rounds, seconds, spec.digest(folder.arm), resolved_settings(spec, folder.arm))
     return seconds
 
 

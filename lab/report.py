@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.arms import simulated_name
-from lab.comparisons import compare_arms, comparisons_text
+from lab.comparisons import compare_arms, comparisons_table, comparisons_text
 from lab.floors import Floor, out_datasets, read_floors
 from lab.floors_table import floors_table
 from lab.measures import NUMBERS, Measures, cumulative_gain, gain_until, measures, round_of
 from lab.records import read_records
-from lab.runs import finished_runs, read_manifest
+from lab.runs import RunFolder, finished_runs, read_manifest
+from lab.same_records import same_records, same_records_text
 from lab.spec import SpecError
 from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
 
@@ -66,42 +67,104 @@ _TITLES = {
 }
 
 
-def read_runs(results: Path) -> tuple[dict[str, Any], dict[str, dict[int, Measures]]]:
-    """Manifest and measures of every complete run, arms in the spec's order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a report is of, where it is not of everything: datasets treated as out, and the seeds; none: all."""
+
+    without: Collection[str] = ()
+    seeds: Collection[int] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.without or self.seeds)
+
+    def text(self) -> str:
+        """A sentence that heads the report; empty for all of it."""
+        said = [
+            *([f"{', '.join(sorted(self.without))} treated as out"] if self.without else []),
+            *([f"seeds {', '.join(map(str, sorted(self.seeds)))} alone"] if self.seeds else []),
+        ]
+        return f"**A part of the results**: {'; '.join(said)}.\n" if said else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A report's files, and its main findings as Markdown for a terminal."""
+
+    files: list[Path]
+    findings: str
+
+
+EVERYTHING = Part()
+_NO_COMPARISON = "No comparison: it takes an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
+
+
+def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
+    """The complete runs that a report is of.
 
     Raises:
-        SpecError: there is no complete run.
+        SpecError: there are none, or none of a seed that was asked for.
+    """
+    finished = finished_runs(results)
+    if not finished:
+        raise SpecError(f"{results}: no run is complete: `swarm experiment run` makes them")
+    there = {folder.seed for folder in finished}
+    if missing := sorted(set(part.seeds) - there):
+        raise SpecError(f"{results}: no run of seed {missing[0]} is complete; there are {', '.join(map(str, sorted(there)))}")
+    return [folder for folder in finished if not part.seeds or folder.seed in part.seeds]
+
+
+def read_runs(
+    results: Path, folders: Sequence[RunFolder], without: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, dict[int, Measures]]]:
+    """Manifest and measures of runs, arms in the spec's order; `without` are datasets that are out whatever constants pass of them.
+
+    Raises:
+        SpecError: no run was evaluated on a dataset of `without`.
     """
     manifest = read_manifest(results)
     order = list(manifest["spec"].get("arms", {}))
     runs: dict[str, dict[int, Measures]] = {}
-    out = out_datasets(read_floors(results) or ())
-    for folder in finished_runs(results):
+    out = out_datasets(read_floors(results) or ()) | set(without)
+    for folder in folders:
         runs.setdefault(folder.arm, {})[folder.seed] = measures(read_records(folder.records), out)
-    if not runs:
-        raise SpecError(f"{results}: no run is complete: `swarm experiment run` makes them")
+    asked = {name for by_seed in runs.values() for run in by_seed.values() for name in run.held_out_of_task}
+    if unknown := sorted(set(without) - asked):
+        raise SpecError(f"{results}: no run was evaluated on {unknown[0]!r}; there are {', '.join(sorted(asked))}")
     known = {arm: place for place, arm in enumerate(order)}
     return manifest, dict(sorted(runs.items(), key=lambda each: known.get(each[0], len(known))))
 
 
-def write_report(results: Path, out: Path) -> list[Path]:
-    """Write report.md, report.json and the plots, and return their paths.
+def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
+    """Write report.md, report.json and the plots.
 
     Raises:
-        SpecError, ValueError: nothing complete, or torn records.
+        SpecError, ValueError: nothing complete, torn records, or a part of the results into the folder of the whole report.
     """
     from lab.plots import draw_plots
 
-    manifest, runs = read_runs(results)
+    if part and out.resolve() == (results / "report").resolve():
+        raise SpecError(f"{out} is for the report of all results: give a part's another --out")
+    folders = folders_of(results, part)
+    manifest, runs = read_runs(results, folders, part.without)
     out.mkdir(parents=True, exist_ok=True)
     summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest, runs))
     summary["comparisons"] = compare_arms(manifest, runs, baselines(manifest, runs))
-    summary["commits"] = dict(Counter(folder.commit() for folder in finished_runs(results)))
+    summary["commits"] = dict(Counter(folder.commit() for folder in folders))
+    summary["same_records"] = same_records(folders)
+    if part:
+        summary["part"] = {"without": sorted(part.without), "seeds": sorted(part.seeds)}
     (out / "report.json").write_text(json.dumps(_jsonable(summary), indent=1) + "\n", encoding="utf-8")
     plots = draw_plots(manifest["name"], runs, out)
-    text = _markdown(manifest, runs, summary, read_floors(results), [plot.name for plot in plots])
+    text = _markdown(manifest, runs, summary, part, read_floors(results), [plot.name for plot in plots])
     (out / "report.md").write_text(text, encoding="utf-8")
-    return [out / "report.md", out / "report.json", *plots]
+    compared = summary["comparisons"]
+    findings = [
+        part.text(),
+        same_records_text(summary["same_records"]),
+        comparisons_table(compared) if compared else _NO_COMPARISON,
+    ]
+    files = [out / "report.md", out / "report.json", *plots]
+    return Written(files=files, findings="\n".join(each for each in findings if each))
 
 
 def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
@@ -222,16 +285,23 @@ def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
 
 
 def _markdown(
-    manifest: Mapping[str, Any], runs: Runs, summary: Mapping[str, Any], floors: Sequence[Floor] | None, plots: Sequence[str]
+    manifest: Mapping[str, Any],
+    runs: Runs,
+    summary: Mapping[str, Any],
+    part: Part,
+    floors: Sequence[Floor] | None,
+    plots: Sequence[str],
 ) -> str:
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     arms = summary["arms"]
     parts = [
         f"# {manifest['name']}\n",
         f"{manifest['question']}\n" if manifest["question"] else "",
+        part.text(),
         f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Means over seeds of means over nodes, "
         "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
         + _commits_text(summary["commits"]),
+        same_records_text(summary["same_records"]),
         "## Results\n",
         _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
         *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],

@@ -1,8 +1,9 @@
 """Which runs an experiment has, where their records are, and which are still to be made.
 
     DIR/manifest.json                      spec, software, machine (no paths, no names)
+    DIR/<arm>/settings.json                the arm's settings with all defaults filled in, as its runs had them
     DIR/<arm>/seed-<seed>/records.jsonl.gz raw records
-    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, commit, digests of arm and records
+    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, commit, digests
 
 A run that was interrupted leaves a folder without done.json and is made again from its start: with the same result, because a run
 depends on its spec and seed alone, and within minutes.
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.records import RECORDS_FILE
-from lab.spec import Spec, SpecError
+from lab.resolved import differences, resolved_settings, settings_digest
+from lab.spec import Spec, SpecError, seeds_problem
 
 DONE_FILE = "done.json"
+SETTINGS_FILE = "settings.json"
 MANIFEST_FILE = "manifest.json"
 _PACKAGES = ("torch", "transformers", "reasoning-gym", "numpy")
 
@@ -63,26 +67,49 @@ class RunFolder:
 
     def made_from(self) -> str | None:
         """The digest of the arm that a complete run was made from; None where it says none."""
-        made: str | None = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("arm")
+        made: str | None = self._said().get("arm")
         return made
+
+    def settings_digest(self) -> str | None:
+        """The digest of a complete run's settings, all defaults filled in; None for runs of before these were recorded."""
+        digest: str | None = self._said().get("settings")
+        return digest
+
+    def settings(self) -> dict[str, Any] | None:
+        """These settings themselves; None where they are not kept."""
+        file = self.path.parent / SETTINGS_FILE
+        if not file.is_file():
+            return None
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return settings if settings_digest(settings) == self.settings_digest() else None
 
     def commit(self) -> str:
         """The commit of the code that made a complete run, with `-dirty` where files differed from it."""
-        commit: str = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8")).get("commit", "not recorded")
+        commit: str = self._said().get("commit", "not recorded")
         return commit
 
-    def finish(self, rounds: int, seconds: float, arm_digest: str) -> None:
-        """Say that the run is complete."""
+    def finish(self, rounds: int, seconds: float, arm_digest: str, settings: Mapping[str, Any] | None = None) -> None:
+        """Say that the run is complete. `settings` are the arm's resolved ones."""
         content = {
             "rounds": rounds,
             "seconds": round(seconds, 1),
             "arm": arm_digest,
+            **({} if settings is None else {"settings": settings_digest(settings)}),
             "commit": code_commit(),
             "sha256": hashlib.sha256(self.records.read_bytes()).hexdigest(),
         }
-        draft = self.path / (DONE_FILE + ".new")
-        draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(draft, self.path / DONE_FILE)
+        if settings is not None:
+            self._replace(self.path.parent / SETTINGS_FILE, json.dumps(settings, indent=1))
+        self._replace(self.path / DONE_FILE, json.dumps(content))
+
+    def _said(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8"))
+        return said
+
+    def _replace(self, file: Path, text: str) -> None:
+        draft = self.path / (file.name + ".new")  # in the run's own folder: runs side by side share the arm's
+        draft.write_text(text + "\n", encoding="utf-8")
+        os.replace(draft, file)
 
 
 def _locked(descriptor: int) -> bool:
@@ -98,23 +125,58 @@ def run_folder(out: Path, arm: str, seed: int) -> RunFolder:
     return RunFolder(arm, seed, out / arm / f"seed-{seed}")
 
 
-def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[RunFolder]:
-    """The runs that are not complete, seed by seed, so that early results compare all arms.
+def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[RunFolder]:
+    """The runs that are not complete, seed by seed, so that early results compare all arms. None: the spec's arms, its seeds.
 
     Raises:
-        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said something else of it.
+        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said something else of it or
+            under other defaults.
     """
-    unknown = [arm for arm in arms if arm not in spec.arms]
+    for option, chosen in (("--arms", arms), ("--seeds", seeds)):
+        if chosen is not None and not chosen:
+            raise SpecError(f"{option} names none: leave it out for all of the spec's")
+    if problem := seeds_problem(seeds or ()):
+        raise SpecError(f"--seeds: {problem}")
+    unknown = [arm for arm in arms or () if arm not in spec.arms]
     if unknown:
         raise SpecError(f"no arm is called {', '.join(unknown)}: the spec has {', '.join(spec.arms)}")
-    folders = [run_folder(out, arm, seed) for seed in (seeds or spec.seeds) for arm in (arms or list(spec.arms))]
-    for folder in folders:
-        if folder.done and folder.made_from() not in {None, spec.digest(folder.arm)}:
+    chosen_arms = list(dict.fromkeys(arms or spec.arms))
+    folders = [run_folder(out, arm, seed) for seed in (seeds or spec.seeds) for arm in chosen_arms]
+    finished = finished_runs(out)
+    for folder in finished:
+        if folder.arm in chosen_arms and folder.made_from() not in {None, spec.digest(folder.arm)}:
             raise SpecError(
                 f"{folder.path}: was made when the spec said something else of arm {folder.arm}: "
                 "give the changed arm another name, or remove the folder"
             )
-    return [folder for folder in folders if not folder.done]
+    todo = [folder for folder in folders if not folder.done]
+    for arm in dict.fromkeys(folder.arm for folder in todo):
+        _refuse_mixture(spec, arm, [folder for folder in finished if folder.arm == arm])
+    return todo
+
+
+def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None:
+    """Raise SpecError if a run made now would have other settings than the arm's finished ones."""
+    if not finished:
+        return
+    now = resolved_settings(spec, arm)
+    for folder in finished:
+        digest, commit = folder.settings_digest(), folder.commit()
+        if digest == settings_digest(now):
+            continue
+        if digest is None:
+            if spec.settings == "bare" or commit == code_commit() or defaults_unchanged_since(commit):
+                continue
+            cause = 'it says settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
+        else:
+            before = folder.settings()
+            cause = "defaults have changed since its finished runs were made"
+            cause += f" ({differences(before, now)})" if before else ""
+        committed = commit.removesuffix("-dirty")
+        remedy = "give the arm another name in the spec"
+        if commit_is_here(committed):
+            remedy = f"make it with their code (`git worktree add ../swarm-{committed} {committed}`), or {remedy}"
+        raise SpecError(f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. To mix no defaults in one arm, {remedy}")
 
 
 def finished_runs(out: Path) -> list[RunFolder]:
@@ -175,6 +237,29 @@ def read_manifest(out: Path) -> dict[str, Any]:
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
     """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its own)."""
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
+
+
+_CODE = Path(__file__).parents[1]
+
+
+def defaults_unchanged_since(commit: str, repository: Path = _CODE) -> bool:
+    """Whether the configuration's code is what it was at a commit, and a node's defaults with it; False where git cannot tell."""
+    return commit_is_here(commit, repository) and _git_says_yes(repository, "diff", "--quiet", commit, "--", "shared/config")
+
+
+def commit_is_here(commit: str, repository: Path = _CODE) -> bool:
+    """Whether a commit, as `code_commit` says it, is in this history and no file differed from it."""
+    named = re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit) is not None and not commit.endswith("-dirty")
+    return named and _git_says_yes(repository, "cat-file", "-e", f"{commit}^{{commit}}")
+
+
+@cache
+def _git_says_yes(repository: Path, *arguments: str) -> bool:
+    try:
+        asked = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return asked.returncode == 0
 
 
 @cache

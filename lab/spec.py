@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
@@ -21,6 +23,8 @@ NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 
 _OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
 """Keys that describe the experiment; all others are the arms'."""
+
+_KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
 
 Role = Literal[
     "honest",
@@ -42,7 +46,14 @@ Overrides = dict[str, Any]
 
 
 class SpecError(ValueError):
-    """A spec cannot be used; the message names the file, each field and what is wrong with it."""
+    """A spec cannot be used; the message names the file, each field and what is wrong with it.
+
+    `mistakes` are those of an arm, for who gathers them over all arms.
+    """
+
+    def __init__(self, message: str, mistakes: Sequence[Mistake] = ()) -> None:
+        super().__init__(message)
+        self.mistakes = mistakes
 
 
 class _Table(BaseModel):
@@ -155,7 +166,7 @@ class Spec(_Table):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     question: str = Field("", description="What it is to answer; heads the report.")
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1, description="One run of each arm is made for each.")
     round_s: float = Field(60.0, gt=0, description="Simulated seconds a round lasts; ages of foreign groups count in them.")
     baseline: str = Field("", description="The arm that the others are compared with; empty: the first.")
     settings: Literal["bare", "shipped"] = Field(
@@ -177,6 +188,13 @@ class Spec(_Table):
     )
     arms: dict[str, Arm]
     source: dict[str, Any]
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, value: list[int]) -> list[int]:
+        if problem := seeds_problem(value):
+            raise ValueError(problem)
+        return value
 
     @property
     def base_arm(self) -> str:
@@ -220,24 +238,35 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
     if not isinstance(arms, Mapping) or not all(isinstance(arm, Mapping) for arm in arms.values()):
         raise SpecError("  arms: give each arm a table, [arms.NAME]")
     complete: dict[str, Arm] = {}
-    problems: list[str] = []
+    mistakes: list[Mistake] = []
     for name, values in arms.items():
         try:
             complete[name] = Arm(**merged(base, values))
         except ValidationError as error:
-            problems += [f"  arms.{name}.{line}" for line in _lines(error)]
-    if problems:
-        raise SpecError("\n".join(problems))
+            mistakes += mistakes_of(error, name, keys=_KEYS)
     head = {key: source[key] for key in _OF_SPEC if key in source}
+    lines = told(mistakes, source)
     try:
         spec = Spec(**head, arms=complete, source=dict(source))
     except ValidationError as error:
-        raise SpecError("\n".join(f"  {line}" for line in _lines(error))) from None
+        raise SpecError("\n".join([*plain_lines(mistakes_of(error)), *lines])) from None
+    if lines:
+        raise SpecError("\n".join(lines))
     named = [("baseline", spec.baseline), *(("confirm", arm) for pair in spec.confirm for arm in pair.split("/", 1))]
     for field, arm in [*named, *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
         if arm and arm not in spec.arms:
             raise SpecError(f"  {field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")
     return spec
+
+
+def seeds_problem(seeds: Sequence[int]) -> str | None:
+    """What is wrong with a list of seeds; None if nothing is."""
+    for seed, count in Counter(seeds).items():
+        if seed < 0:
+            return f"{seed} is below 0"
+        if count > 1:
+            return f"{seed} stands there {'twice' if count == 2 else f'{count} times'}"
+    return None
 
 
 def _common(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,14 +290,3 @@ def _with_overrides(values: Any) -> Any:
     sections = {key: values[key] for key in NODE_SECTIONS if key in values}
     rest = {key: value for key, value in values.items() if key not in NODE_SECTIONS}
     return {**rest, "overrides": merged(rest.get("overrides", {}), sections)}
-
-
-def _lines(error: ValidationError) -> list[str]:
-    lines = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = "unknown key; remove it or correct its spelling"
-        lines.append(f"{field}: {message}" if field else message)
-    return lines

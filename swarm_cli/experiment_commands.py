@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swarm_cli.console import note
+from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from lab.check import ModelProblem
     from lab.floors import Floor
     from lab.spec import Spec
 
@@ -24,14 +25,16 @@ RESULTS = Path("experiments/results")
 def run(
     spec_file: Annotated[Path, typer.Argument(help="The experiment's TOML file.", metavar="SPEC")],
     out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
-    arms: Annotated[str, typer.Option(help="Only these arms, separated by commas.")] = "",
-    seeds: Annotated[str, typer.Option(help="These seeds instead of the spec's, separated by commas.")] = "",
+    arms: Annotated[str | None, typer.Option(help="Only these arms, separated by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="These seeds instead of the spec's, separated by commas.")] = None,
     driver: Annotated[str, typer.Option(help="simulate: one process; services: the real ones over NATS.")] = "simulate",
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs side by side, one process each (simulate).")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads of each run (simulate).")] = 1,
 ) -> None:
     """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts again."""
+    from lab.check import check_spec
     from lab.floors import read_floors
+    from lab.floors_table import out_lines
     from lab.jobs import make_runs
     from lab.runs import runs_to_make, write_manifest
     from lab.spec import SpecError, load_spec
@@ -40,11 +43,16 @@ def run(
     try:
         spec = load_spec(spec_file)
         folder = out or RESULTS / spec.name
+        check_spec(spec, _model_problem(chosen))
         todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
         write_manifest(folder, spec, chosen)
-        if todo and read_floors(folder) is None:
-            note("first, what answers without skill pass of each dataset")
-            _screened(spec, folder)
+        if todo:
+            floors = read_floors(folder)
+            if floors is None:
+                note("first, what answers without skill pass of each dataset")
+                floors = _screened(spec, folder)
+            for line in out_lines(floors):
+                note(line)
         note(f"{len(todo)} runs to make in {folder}")
         if chosen == "simulate":
             make_runs(spec, todo, jobs, note, threads)
@@ -67,10 +75,12 @@ def screen(
 
     `experiment run` does it by itself; here it is for choosing datasets.
     """
+    from lab.check import check_datasets
     from lab.spec import SpecError, load_spec
 
     try:
         spec = load_spec(spec_file)
+        check_datasets(spec)
         floors = _screened(spec, out or RESULTS / spec.name, questions)
     except SpecError as error:
         raise CommandError(str(error)) from None
@@ -84,17 +94,28 @@ def screen(
 @experiment_app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="Folder that `experiment run` wrote.", metavar="DIR")],
-    out: Annotated[Path | None, typer.Option(help="Folder of tables and plots.  [default: DIR/report]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of tables and plots.  [default: DIR/report, of a part of the results DIR/report-part]"),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="DATASET", help="Treat this dataset as out, as if a constant passed it. Repeatable.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Runs of these seeds alone, separated by commas.")] = None,
 ) -> None:
-    """Make tables (Markdown, JSON) and plots (PNG) from the raw records."""
-    from lab.report import write_report
+    """Make tables (Markdown, JSON) and plots (PNG) from the raw records, and print the comparisons."""
+    from lab.report import Part, write_report
     from lab.spec import SpecError
 
+    part = Part(without=without or (), seeds=_numbers(seeds) or ())
+    if seeds is not None and not part.seeds:
+        raise CommandError("--seeds names none: leave it out for all that are there")
     try:
-        written = write_report(results, out or results / "report")
+        written = write_report(results, out or results / ("report-part" if part else "report"), part)
     except (SpecError, ValueError) as error:
         raise CommandError(str(error)) from None
-    for file in written:
+    say(written.findings)
+    for file in written.files:
         typer.echo(str(file))
 
 
@@ -133,12 +154,21 @@ def _driver(name: str) -> Literal["simulate", "services"]:
     raise CommandError(f"no driver is called {name!r}: use simulate or services")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _model_problem(driver: Literal["simulate", "services"]) -> ModelProblem:
+    from lab.check import simulated_model_problem
+    from swarm_cli.base_model import model_problem
+
+    if driver == "simulate":
+        return simulated_model_problem
+    return lambda model: model_problem(model.path, model.revision)
 
 
-def _numbers(text: str) -> list[int]:
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str | None) -> list[int] | None:
     try:
-        return [int(number) for number in _names(text)]
+        return None if text is None else [int(number) for number in text.split(",") if number.strip()]
     except ValueError:
         raise CommandError(f"--seeds {text}: give whole numbers, separated by commas") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lab.arms import PlannedRun, plan_run
 from lab.records import RecordWriter
+from lab.resolved import resolved_settings
 from lab.runs import RunFolder
 from lab.services_records import check_services_run, collect
 from lab.spec import Spec
@@ -42,7 +43,8 @@ def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
         note(f"[{number}/{len(planned)}] {folder.arm} seed {folder.seed} begins")
         started = time.monotonic()
         _make(run, folder)
-        folder.finish(run.rounds, time.monotonic() - started, spec.digest(folder.arm))
+        seconds = time.monotonic() - started
+        folder.finish(run.rounds, seconds, spec.digest(folder.arm), resolved_settings(spec, folder.arm))
 
 
 def _make(run: PlannedRun, folder: RunFolder) -> None:

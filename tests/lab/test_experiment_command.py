@@ -48,6 +48,9 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     first = swarm("run", spec_file, "--out", out, "--jobs", "2", "--seeds", "1")
     assert first.returncode == 0, first.stderr
     assert "2 runs to make" in first.stderr
+    assert "gcd is out: `" in first.stderr
+    settings = json.loads((out / "8-0" / "settings.json").read_text())
+    assert (settings["nodes"][0]["count"], settings["nodes"][0]["sampler"]["local"]) == (2, 4)
     assert json.loads((out / "floors.json").read_text())[0]["dataset"] == "gcd"
     done = out / "8-0" / "seed-1" / "done.json"
     before = done.stat().st_mtime_ns
@@ -61,11 +64,31 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     assert done.stat().st_mtime_ns == before
     report = swarm("report", out)
     assert report.returncode == 0, report.stderr
+    assert "No comparison: it takes" in report.stdout, "gcd is out, and there is no other dataset"
     found = json.loads((out / "report" / "report.json").read_text())
     assert {arm: of_arm["seeds"] for arm, of_arm in found["arms"].items()} == {"8-0": [1, 2], "4-4": [1, 2]}
     manifest = (out / "manifest.json").read_text()
     assert "torch" in manifest
     assert os.uname().nodename not in manifest
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "said"),
+    [
+        (('/model"', '/modle"'), (), "  model.path: model folder"),
+        (("", ""), ("--arms", ""), "--arms names none"),
+    ],
+)
+def test_what_can_be_found_before_screening_is(
+    spec_file: Path, tmp_path: Path, changed: tuple[str, str], options: tuple[str, ...], said: str
+) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(spec_file.read_text().replace(*changed))
+    told = swarm("run", bad, "--out", tmp_path / "results", *options)
+    assert told.returncode == 1
+    assert said in told.stderr
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_mistake_in_a_spec_is_told_in_a_sentence_and_nothing_is_made(spec_file: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
     spec = parse_spec(source(confirm=["b"], compare=compare))
     write_manifest(tmp_path, spec, "simulate")
     for arm, generated, passes in (("a", 8, ("00", "11", "11")), ("b", 16, ("00", "10", "11"))):
-        for seed in (1, 2):
+        for seed in (1, 2, 3, 4):
             folder = run_folder(tmp_path, arm, seed)
             write_run(folder.records, {place: bits + "000" for place, bits in enumerate(passes)}, generated)
             folder.finish(3, 1.0, spec.digest(arm))

@@ -132,7 +132,7 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
     assert arm["estimates"]["gain_matched"]["mean"] == pytest.approx(arm["estimates"]["gain"]["mean"], abs=1e-3)
     assert report["arms"]["8-0"]["estimates"]["gain_matched"]["mean"] == pytest.approx(0.0375, abs=1e-3)
     assert report["arms"]["8-0"]["estimates"]["gain_early"]["mean"] == pytest.approx(0.0375 / 2, abs=1e-3)
-    assert all(file.stat().st_size > 1000 for file in written)
+    assert all(file.stat().st_size > 1000 for file in written.files)
     assert "| 4-4 | 2 |" in (tmp_path / "report" / "report.md").read_text()
 
 

@@ -1,0 +1,74 @@
+"""A spec's mistakes, each said once and at the place in the file where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+Field = tuple[str | int, ...]
+
+
+class Mistake(NamedTuple):
+    """What is wrong with an arm's `field`, which the arm's own table or the spec's top may set."""
+
+    arm: str
+    field: Field
+    message: str
+
+
+def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys: str = "") -> list[Mistake]:
+    """Those of a pydantic error. `before` leads to the table that was checked; `keys` says where its keys are listed."""
+    found = []
+    for problem in error.errors():
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key; remove it or correct its spelling" + (f" ({keys})" if keys else "")
+        elif problem["type"] == "missing":
+            message = "is missing"
+        elif problem["loc"] and problem["type"] != "value_error":
+            message += f", got {problem['input']!r}"
+        found.append(Mistake(arm, (*before, *problem["loc"]), message))
+    return found
+
+
+def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
+    """A line a mistake. What the spec's top sets, or what no arm sets, is said once and not of each arm."""
+    arms: Mapping[str, Any] = source.get("arms") or {"base": {}}
+    found = list(dict.fromkeys(mistakes))
+    lines = []
+    for mistake in found:
+        sharing = {other.arm for other in found if other[1:] == mistake[1:]}
+        # A table's missing key is sought by the table it belongs to.
+        sought = mistake.field[:-1] if mistake.message == "is missing" else mistake.field
+        own = bool(sought) and sets(arms.get(mistake.arm, {}), sought)
+        common = not own and (sharing >= arms.keys() or (bool(sought) and sets(source, sought)))
+        lines.append(_line(mistake.field if common else ("arms", mistake.arm, *mistake.field), mistake.message))
+    return list(dict.fromkeys(lines))
+
+
+def plain_lines(mistakes: Sequence[Mistake]) -> list[str]:
+    """A line a mistake, of fields that are no arm's."""
+    return [_line(mistake.field, mistake.message) for mistake in mistakes]
+
+
+def sets(table: Any, field: Field) -> bool:
+    """Whether a table of the file says something of a field. `nodes = 8` says it of `nodes.0.count` too."""
+    for part in field:
+        if isinstance(table, Mapping):
+            if part not in table:
+                return False
+            table = table[part]
+        elif isinstance(table, list):
+            if not isinstance(part, int) or part >= len(table):
+                return False
+            table = table[part]
+        else:
+            return True
+    return True
+
+
+def _line(field: Field, message: str) -> str:
+    name = ".".join(str(part) for part in field)
+    return f"  {name}: {message}" if name else f"  {message}"

@@ -1,0 +1,35 @@
+"""Arms whose runs came out alike to the last digit: what they are told apart by had no effect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lab.records import records_digest
+from lab.runs import RunFolder
+
+
+def same_records(folders: Iterable[RunFolder]) -> list[dict[str, Any]]:
+    """Arms that have the same records of the same seeds, but for the seconds they took, and which seeds.
+
+    Raises:
+        ValueError: records are torn.
+    """
+    arms_of: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for folder in folders:
+        arms_of[folder.seed, records_digest(folder.records)].append(folder.arm)
+    seeds_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for (seed, _), arms in arms_of.items():
+        if len(arms) > 1:
+            seeds_of[tuple(arms)].append(seed)
+    return [{"arms": list(arms), "seeds": sorted(seeds)} for arms, seeds in sorted(seeds_of.items())]
+
+
+def same_records_text(found: Sequence[dict[str, Any]]) -> str:
+    """A sentence for each such set of arms; empty if there is none."""
+    return "\n".join(
+        f"Arms {' and '.join(each['arms'])} have the same records but for the seconds they took (seeds "
+        f"{', '.join(map(str, each['seeds']))}): what their settings differ in had no effect.\n"
+        for each in found
+    )

@@ -1,0 +1,134 @@
+"""Runs under other defaults are not mixed into an arm, though its text is the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lab.runs
+from lab.arms import plan_run
+from lab.resolved import differences, resolved_settings, settings_digest
+from lab.runs import RunFolder, code_commit, commit_is_here, defaults_unchanged_since, run_folder, runs_to_make
+from lab.spec import Spec, SpecError, merged, parse_spec
+
+
+def spec_of(**changes: Any) -> Spec:
+    source = {
+        "name": "x",
+        "seeds": [1, 2],
+        "rounds": 3,
+        "nodes": 2,
+        "settings": "shipped",
+        "tasks": [{"dataset": "gcd"}],
+        "arms": {"8-0": {}, "4-4": {"sampler": {"local": 4}}},
+    }
+    return parse_spec(merged(source, changes))
+
+
+def finished(out: Path, spec: Spec, arm: str, settings: dict[str, Any] | None, commit: str | None = None) -> RunFolder:
+    folder = run_folder(out, arm, 1)
+    folder.path.mkdir(parents=True)
+    folder.records.write_bytes(b"records")
+    folder.finish(3, 1.0, spec.digest(arm), settings)
+    if commit is not None:
+        done = folder.path / "done.json"
+        done.write_text(json.dumps(json.loads(done.read_text()) | {"commit": commit}))
+    return folder
+
+
+def names(runs: list[RunFolder]) -> list[tuple[str, int]]:
+    return [(run.arm, run.seed) for run in runs]
+
+
+def test_resolved_settings_are_a_nodes_defaults_too_and_no_names_or_places() -> None:
+    settings = resolved_settings(spec_of(), "4-4")
+    config = plan_run(spec_of(), "4-4", 2).nodes[0].config
+    (kind,) = settings["nodes"]
+    assert (kind["count"], kind["sampler"]["local"]) == (2, 4)
+    assert kind["trainer"]["drop_foreign_negatives"] == config.trainer.drop_foreign_negatives
+    assert not kind.keys() & {"node", "nats", "http", "log", "policy_store"}
+    assert settings["attack"]["temperature"] == 3.0
+    nodes = [{"count": 2}, {"role": "flood"}, {}]
+    kinds = resolved_settings(spec_of(nodes=nodes), "8-0")["nodes"]
+    assert [(kind["count"], kind["role"]) for kind in kinds] == [(2, "honest"), (1, "flood"), (1, "honest")]
+    digests = {settings_digest(resolved_settings(spec_of(held_out="per seed", seeds=seeds), "8-0")) for seeds in ([1], [2])}
+    assert len(digests) == 1
+
+
+def test_a_run_under_other_defaults_is_refused_and_the_settings_are_named(tmp_path: Path) -> None:
+    spec = spec_of()
+    before = resolved_settings(spec, "4-4")
+    before["nodes"][0]["trainer"]["importance_cap"] = 7.5
+    del before["nodes"][0]["trainer"]["drop_local_negatives"]
+    folder = finished(tmp_path, spec, "4-4", before)
+    assert folder.settings() == before
+    with pytest.raises(SpecError) as told:
+        runs_to_make(spec, tmp_path, seeds=[2])
+    said = str(told.value)
+    assert "arm 4-4: defaults have changed" in said
+    assert "trainer.importance_cap was 7.5 and is 2.0; trainer.drop_local_negatives was not known and is false" in said
+    assert "another name" in said
+    # What is finished may be asked for again, and another arm made.
+    assert runs_to_make(spec, tmp_path, ["4-4"], [1]) == []
+    assert names(runs_to_make(spec, tmp_path, ["8-0"])) == [("8-0", 1), ("8-0", 2)]
+
+
+def test_a_run_under_the_same_settings_joins_its_arm_whatever_commit_made_the_others(tmp_path: Path) -> None:
+    spec = spec_of()
+    finished(tmp_path, spec, "4-4", resolved_settings(spec, "4-4"), commit="0123456789ab")
+    assert names(runs_to_make(spec, tmp_path, ["4-4"])) == [("4-4", 2)]
+
+
+def test_runs_of_before_settings_were_recorded_are_joined_where_nothing_can_have_changed(tmp_path: Path) -> None:
+    shipped, bare = spec_of(), spec_of(settings="bare")
+    finished(tmp_path / "other", shipped, "4-4", None, commit="0123456789ab")
+    with pytest.raises(SpecError, match='settings = "shipped".*made by commit 0123456789ab.*another name'):
+        runs_to_make(shipped, tmp_path / "other", ["4-4"])
+    finished(tmp_path / "bare", bare, "4-4", None, commit="0123456789ab")
+    assert names(runs_to_make(bare, tmp_path / "bare", ["4-4"])) == [("4-4", 2)]
+    finished(tmp_path / "same", shipped, "4-4", None, commit=code_commit())
+    assert names(runs_to_make(shipped, tmp_path / "same", ["4-4"])) == [("4-4", 2)]
+
+
+def test_the_remedy_names_a_commit_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path, spec_of(), "4-4", None, commit="0123456789ab")
+    monkeypatch.setattr(lab.runs, "commit_is_here", lambda commit: True)
+    monkeypatch.setattr(lab.runs, "defaults_unchanged_since", lambda commit: False)
+    with pytest.raises(SpecError, match=r"git worktree add \.\./swarm-0123456789ab 0123456789ab"):
+        runs_to_make(spec_of(), tmp_path, ["4-4"])
+
+
+def test_defaults_are_unchanged_where_the_configuration_s_code_is(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit() -> str:
+        git("add", ".")
+        git("commit", "-m", "x")
+        return git("rev-parse", "--short=12", "HEAD")
+
+    git("init")
+    (tmp_path / "shared/config").mkdir(parents=True)
+    (tmp_path / "shared/config/sections.py").write_text("a = 1\n")
+    first = commit()
+    (tmp_path / "shared/config/sections.py").write_text("a = 2\n")
+    second = commit()
+    (tmp_path / "README.md").write_text("more\n")
+    commit()
+    assert not defaults_unchanged_since(first, tmp_path)
+    assert defaults_unchanged_since(second, tmp_path)
+    assert not defaults_unchanged_since(f"{second}-dirty", tmp_path)
+    assert not commit_is_here("0123456789ab", tmp_path)
+    assert not commit_is_here("not recorded", tmp_path)
+
+
+def test_differences_name_a_few_settings_once_each() -> None:
+    before = {"rounds": 3, "nodes": [{"a": {"b": 1}, "c": 2}, {"a": {"b": 1}}], "d": 1, "e": 1, "f": 1}
+    now = {"rounds": 3, "nodes": [{"a": {"b": 2}, "c": 2}, {"a": {"b": 2}}], "d": 2, "e": 2, "f": 2}
+    assert differences(before, now) == "a.b was 1 and is 2; d was 1 and is 2; e was 1 and is 2; and 1 more"
