@@ -32,6 +32,8 @@ def view(made: list[RolloutGroup], attack: Attack, first: RolloutGroup | None = 
         likelihood=lambda groups: [[0.0] * len(each.completions) for each in groups],
         max_tokens=1000,
         bound=-100.0,
+        sources=[],
+        shortcuts={},
     )
 
 
