@@ -210,6 +210,8 @@ class TrainerSection(Section):
             raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
         if min(*self.vespo_positive, *self.vespo_negative) <= 0:
             raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must be two numbers of at least 0 and below 1")
         if self.sequence_mask and not 0 <= self.sequence_mask[0] < 1 < self.sequence_mask[1]:
             raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < 1 < high")
         low, high = self.foreign_capability_bounds
