@@ -12,7 +12,7 @@ from pathlib import Path
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
 from shared.messages import MessageError, PolicyPointer, PolicyRefusal, decode, encode
-from shared.policy_store import PolicyStoreError, open_policy_store
+from shared.policy_store import PolicyDamagedError, PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
 from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.transport.base import TransportError
@@ -93,7 +93,7 @@ class PolicyFollower:
             reason = str(error) or f"not done within {self._timeout_s:.0f} s"
             log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
             self._figures.policy_load_failed()
-            if again and isinstance(error, PolicyStoreError):
+            if again and isinstance(error, PolicyDamagedError):
                 await self._tell(pointer, reason)
             return False
         if self._engine.policy_version != pointer.version:

@@ -15,6 +15,9 @@ from shared.policy_store import PolicyStore, StoredPolicy
 from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.transport.base import Transport
 
+_ANSWERS = 3
+"""How often one version is published again: a generator that does not see the store at all would have it sent for ever."""
+
 Decision = Literal["publish", "confirm", "hold", "step_back"]
 
 
@@ -48,6 +51,8 @@ class Publisher:
         """A version that is stored and whose pointer could not be written: the next try stores nothing again."""
         self._answered: bytes | None = None
         """The refusal that was looked at last."""
+        self._begun: list[int] = []
+        """The version that is out there, once for each time that it was published again."""
         self.pointer: PolicyPointer | None = None
         self.sent_bytes = 0
         self.sent_kind: Literal["full", "delta"] = "full"
@@ -102,10 +107,14 @@ class Publisher:
             return None
         refusal = decode(entry.value, PolicyRefusal)
         self._answered = entry.value
-        return refusal if (refusal.version, refusal.sha256) in _made_of(self.pointer) else None
+        if (refusal.version, refusal.sha256) not in _made_of(self.pointer) or self._begun.count(self.pointer.version) >= _ANSWERS:
+            return None
+        return refusal
 
     def begin_again(self) -> None:
         """The next publication is a full copy, also where its version is out there already."""
+        assert self.pointer is not None
+        self._begun = [version for version in self._begun if version == self.pointer.version] + [self.pointer.version]
         self._unannounced = None
         self._store.begin_again()
 

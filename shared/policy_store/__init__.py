@@ -3,7 +3,7 @@
 What a policy is, and when there is a new one, is not decided here; nothing here imports torch.
 """
 
-from shared.policy_store.base import PolicyStore, PolicyStoreError, StoredPolicy
+from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy
 from shared.policy_store.opening import open_policy_store
 
-__all__ = ["PolicyStore", "PolicyStoreError", "StoredPolicy", "open_policy_store"]
+__all__ = ["PolicyDamagedError", "PolicyStore", "PolicyStoreError", "StoredPolicy", "open_policy_store"]

@@ -13,6 +13,10 @@ class PolicyStoreError(Exception):
     """A policy could not be stored or may not be used; the message names the version, the cause and the remedy."""
 
 
+class PolicyDamagedError(PolicyStoreError):
+    """A policy is gone or not the bytes that were announced: no waiting helps, it must be published again."""
+
+
 class StoredPolicy(NamedTuple):
     """Where a policy was stored, as it goes into a `PolicyPointer`."""
 
@@ -67,17 +71,17 @@ def policy_label(node: str, version: int) -> str:
     return f"policy {node}@{version}"
 
 
-def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyStoreError:
+def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyDamagedError:
     """The error for a file of another size."""
-    return PolicyStoreError(
+    return PolicyDamagedError(
         f"{label}: truncated or overwritten: expected {expected} bytes, {where} has {got}: not loaded; "
         "the trainer is asked to publish it again"
     )
 
 
-def wrong_hash(label: str, where: str, expected: str, got: str) -> PolicyStoreError:
+def wrong_hash(label: str, where: str, expected: str, got: str) -> PolicyDamagedError:
     """The error for other bytes than were announced."""
-    return PolicyStoreError(
+    return PolicyDamagedError(
         f"{label}: sha256 mismatch (expected {expected[:12]}.., got {got[:12]}.. in {where}): not loaded; "
         "the trainer is asked to publish it again"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from shared.messages import PolicyDelta, PolicyFile, PolicyPointer
-from shared.policy_store.base import PolicyStore, PolicyStoreError, StoredPolicy, policy_label
+from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy, policy_label
 from shared.policy_store.delta import Delta, DeltaError, write_delta
 from shared.policy_store.files import cause_of, draft_in, remove_abandoned_drafts, remove_old_downloads, sha256_of
 
@@ -45,7 +45,7 @@ class _Link:
         return {self.anchor.version, *(delta.file.version for delta in self.deltas)}
 
 
-class _WrongResult(PolicyStoreError):
+class _WrongResult(PolicyDamagedError):
     """Deltas that are whole made something else than the pointer says."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shared.messages import PolicyFile, PolicyPointer
-from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
+from shared.policy_store.base import PolicyDamagedError, PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import (
     cause_of,
     copy_hashing,
@@ -81,9 +81,9 @@ class VolumeStore:
                 raise wrong_size(label, str(file), pointer.size_bytes, size_bytes)
             found = sha256_of(file)
         except FileNotFoundError:
-            raise PolicyStoreError(
+            raise PolicyDamagedError(
                 f"{label}: {file} does not exist (published as {pointer.uri}): pruned since, or this process does not see the "
-                "trainer's folder; wait for the next policy, or set policy_store.uri to the folder that both see"
+                "trainer's folder; the trainer is asked to publish it again; else set policy_store.uri to the folder that both see"
             ) from None
         except OSError as error:
             raise PolicyStoreError(f"{label}: {file} cannot be read: {error}: check the volume") from error

@@ -166,6 +166,22 @@ async def test_a_refusal_is_answered_once_and_one_of_an_older_policy_not_at_all(
     await life.stop()
 
 
+async def test_a_generator_that_sees_no_policy_at_all_does_not_have_it_sent_for_ever(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = configured(model, tmp_path)
+    await set_up(transport, [mixed_batch(tokenizer, 1)])
+    life = Life(config, transport)
+    await life.until_step(1)
+    async with generating(config, transport) as generator:
+        pointer = await published(transport, life, 1)
+        for _ in range(5):
+            await generator.follower._tell(pointer, "it is not there")
+            await asyncio.sleep(1.3)
+        assert len(life.logged("policy_published_whole")) == 3
+    await life.stop()
+
+
 async def test_other_weights_under_the_same_version_are_loaded(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:

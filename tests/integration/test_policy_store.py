@@ -83,7 +83,7 @@ async def test_pruning_forgets_all_versions_but_the_ones_to_keep(kind: str, tmp_
             fetched = await store.fetch(pointer(stored[version], version), cache)
             assert fetched.read_bytes() == published[version]
         for version in (0, 2, 3):
-            with pytest.raises(PolicyStoreError, match=rf"@{version}: .*wait for the next policy"):
+            with pytest.raises(PolicyStoreError, match=rf"@{version}: .*the trainer is asked to publish it again"):
                 await store.fetch(pointer(stored[version], version), tmp_path / f"cache-{version}")
 
 
