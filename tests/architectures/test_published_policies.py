@@ -17,7 +17,8 @@ from tests.architectures.table import committed_rows
 from tests.architectures.tiny import NotSmall, tiny_model
 from tests.engines.tiny_models import byte_tokenizer
 
-SIZES = {"vocab_size": 260, "pad_token_id": 257, "eos_token_id": 256, "bos_token_id": 258}
+VOCABULARY = 260
+"""That of the tokenizer."""
 ALWAYS = (
     "deepseek_v4",  # a table of integers among its weights
     "gpt2",  # tied embeddings
@@ -36,7 +37,7 @@ def _quiet_and_single() -> None:
 
 def check(kind: str, folder: Path) -> None:
     try:
-        tiny_model(kind, **SIZES).save_pretrained(folder)
+        tiny_model(kind, vocab_size=VOCABULARY).save_pretrained(folder)
     except NotSmall as reason:
         pytest.skip(str(reason))
     byte_tokenizer().save_pretrained(folder)
