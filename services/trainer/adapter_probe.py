@@ -1,4 +1,4 @@
-"""Which adapters can learn: asked of the model itself, since some read a layer's weight and pass its adapter by."""
+"""Which adapters can learn: asked of the model itself, since some read a layer's weight past its adapter, or never call it."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def _tell_of_idle_adapters(model: Any, parallel: Parallel) -> None:
         structlog.get_logger("trainer").warning(
             "adapters_without_gradient",
             modules=idle,
-            consequence="the model reads these layers' weights past their adapters, which learn nothing: leave them out of "
-            "trainer.lora.target_modules",
+            consequence="nothing that these adapters add reaches the logprobs of a short text, so that they learn nothing: leave "
+            "them out of trainer.lora.target_modules",
         )
 
 
@@ -121,8 +121,8 @@ def _check_mergeable(adapted: Any) -> None:
     for name, layer in adapted_layers(adapted).items():
         if isinstance(layer.base_layer, nn.Linear) and not _is_linear(layer.base_layer):
             raise ValueError(
-                f"trainer.lora.target_modules adapts {plain_name(name).removesuffix('.weight')}, a "
-                f"{type(layer.base_layer).__name__} that computes something else than a linear layer does, as routers do, so that no "
+                f"trainer.lora.target_modules adapts {plain_name(name).removesuffix('.weight')}, a {type(layer.base_layer).__name__} "
+                "that computes something else than a linear layer does, as routers do, so that no "
                 'adapter fits it: name linear layers, e.g. ["q_proj", "k_proj", "v_proj", "o_proj"]'
             )
     ties = getattr(adapted.get_base_model(), "all_tied_weights_keys", None) or {}

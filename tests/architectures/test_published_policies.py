@@ -14,7 +14,7 @@ from shared.model.loading import read_causal_lm
 from shared.model.weights import policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.table import committed_rows
-from tests.architectures.tiny import NotSmall, tiny_model
+from tests.architectures.tiny import NotSmall, tiny_config, tiny_model
 from tests.engines.tiny_models import byte_tokenizer
 
 VOCABULARY = 260
@@ -37,7 +37,8 @@ def _quiet_and_single() -> None:
 
 def check(kind: str, folder: Path) -> None:
     try:
-        tiny_model(kind, vocab_size=VOCABULARY).save_pretrained(folder)
+        named = [name for name in ("vocab_size", "vocab_size_per_layer_input") if hasattr(tiny_config(kind), name)]
+        tiny_model(kind, **dict.fromkeys(named, VOCABULARY)).save_pretrained(folder)
     except NotSmall as reason:
         pytest.skip(str(reason))
     byte_tokenizer().save_pretrained(folder)
