@@ -120,10 +120,11 @@ def _check_mergeable(adapted: Any) -> None:
             )
     for name, layer in adapted_layers(adapted).items():
         if isinstance(layer.base_layer, nn.Linear) and not _is_linear(layer.base_layer):
+            adapted_name = plain_name(name).removesuffix(".weight")
             raise ValueError(
-                f"trainer.lora.target_modules adapts {plain_name(name).removesuffix('.weight')}, a {type(layer.base_layer).__name__} "
-                "that computes something else than a linear layer does, as routers do, so that no "
-                'adapter fits it: name linear layers, e.g. ["q_proj", "k_proj", "v_proj", "o_proj"]'
+                f"trainer.lora.target_modules adapts {adapted_name}, a {type(layer.base_layer).__name__} that computes something "
+                "else than a linear layer does, as routers do, so that no adapter fits it: name linear layers, e.g. "
+                '["q_proj", "k_proj", "v_proj", "o_proj"]'
             )
     ties = getattr(adapted.get_base_model(), "all_tied_weights_keys", None) or {}
     tied = sorted({plain_name(name) for name in adapted_layers(adapted)} & {*ties, *ties.values()})
