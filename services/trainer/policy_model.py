@@ -6,8 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
+from torch import Tensor, nn
 
+from services.trainer.adapter_probe import adapters_without_gradient
 from services.trainer.modes import set_training_modes, silence
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.trainable import check_trainable
@@ -52,6 +55,8 @@ def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyM
     parallel.shard(model)
     set_training_modes(model)
     check_trainable(model)
+    if rank:
+        _tell_of_idle_adapters(model, parallel)
     return PolicyModel(model, tokenizer, device, dtype)
 
 
@@ -91,6 +96,17 @@ def with_adapters(model: Any, lora: LoraSection) -> Any:
     return adapted
 
 
+def _tell_of_idle_adapters(model: Any, parallel: Parallel) -> None:
+    idle = adapters_without_gradient(model)
+    if idle and parallel.rank == 0:
+        structlog.get_logger("trainer").warning(
+            "adapters_without_gradient",
+            modules=idle,
+            consequence="nothing that these adapters add reaches the logprobs of a short text, so that they learn nothing: leave "
+            "them out of trainer.lora.target_modules",
+        )
+
+
 def _check_mergeable(adapted: Any) -> None:
     """Refuse adapters that no merged policy can hold: on one use of a shared weight, and on what is no layer with a weight."""
     from peft.tuners.lora.layer import ParamWrapper
@@ -102,6 +118,14 @@ def _check_mergeable(adapted: Any) -> None:
                 'experts do, and these cannot be merged for publishing: name linear layers, e.g. ["q_proj", "k_proj", "v_proj", '
                 '"o_proj"]'
             )
+    for name, layer in adapted_layers(adapted).items():
+        if isinstance(layer.base_layer, nn.Linear) and not _is_linear(layer.base_layer):
+            adapted_name = plain_name(name).removesuffix(".weight")
+            raise ValueError(
+                f"trainer.lora.target_modules adapts {adapted_name}, a {type(layer.base_layer).__name__} that computes something "
+                "else than a linear layer does, as routers do, so that no adapter fits it: name linear layers, e.g. "
+                '["q_proj", "k_proj", "v_proj", "o_proj"]'
+            )
     ties = getattr(adapted.get_base_model(), "all_tied_weights_keys", None) or {}
     tied = sorted({plain_name(name) for name in adapted_layers(adapted)} & {*ties, *ties.values()})
     if tied:
@@ -109,3 +133,18 @@ def _check_mergeable(adapted: Any) -> None:
             f"trainer.lora.target_modules adapts {tied[0]}, a weight that this model uses in two places (tied embeddings: "
             "input and output): only one use would learn, and a published policy holds one weight for both; name other modules"
         )
+
+
+@torch.no_grad()
+def _is_linear(layer: nn.Linear) -> bool:
+    """Whether a layer that is called linear, and may compute in its own way, gives what a linear layer gives."""
+    if type(layer).forward is nn.Linear.forward:
+        return True
+    weight = layer.weight
+    inputs = torch.linspace(-1.0, 1.0, 2 * weight.shape[1], device=weight.device, dtype=weight.dtype).reshape(2, -1)
+    try:
+        found = layer(inputs)
+    except Exception:  # noqa: BLE001 (each layer says in its own way what it wants; it is not what a linear layer wants)
+        return False
+    expected = nn.functional.linear(inputs, weight, layer.bias)
+    return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, rtol=0.02, atol=0.02)

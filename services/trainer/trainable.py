@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,10 +13,16 @@ from services.trainer.forward import completion_logprobs, text_config
 from services.trainer.micro_batches import plan_rows
 from services.trainer.modes import evaluating
 from services.trainer.rows import TokenGroup, build_rows
+from shared.model.attention import attention_windows
+from shared.model.full_precision import computing_in_float32, is_half
 
-# Relative to 1 + |logprob|. In half precision rounding may send a token to another expert: there the mean is held to its bound.
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+# Relative to 1 + |logprob|. What is right is decided in float32. Half precision may send a token to another expert and hides small
+# errors: its bound is on the mean, for what it alone breaks.
+_TOLERANCE = 1e-4
+_DOUBLE_TOLERANCE = 1e-6
 _HALF_TOLERANCE = 0.05
+_LONGEST_PROBE = 1024
+_BEYOND = 16
 
 
 class UntrainableModel(ValueError):
@@ -27,6 +35,18 @@ def check_trainable(model: nn.Module) -> None:
     Raises:
         UntrainableModel: a later token or padding moves the logprobs, or two passes do not agree, or the model cannot take rows.
     """
+    _check(model, rounded=False)
+    if is_half(next(model.parameters()).dtype):
+        _check(model, rounded=True)
+
+
+def _check(model: nn.Module, *, rounded: bool) -> None:
+    """As `check_trainable`; rounded: in the model's own half precision instead of float32."""
+    with nullcontext() if rounded else computing_in_float32(model):
+        _compare(model, rounded)
+
+
+def _compare(model: nn.Module, rounded: bool) -> None:
     groups = _groups(int(getattr(text_config(model), "vocab_size", 0)))
     try:
         with torch.no_grad():
@@ -34,34 +54,34 @@ def check_trainable(model: nn.Module) -> None:
                 expected = _alone(model, groups)
                 otherwise_ended = _alone(model, [_with_other_ends(group) for group in groups])
                 padded = _in_rows(model, groups)
+                shorter, longer = _beyond_windows(model)
             passes = [_in_rows(model, groups) for _ in range(2)]
     except Exception as error:
         # Each model says in its own way that it cannot.
         raise UntrainableModel(f"{_name(model)} does not compute rows of tokens ({type(error).__name__}: {error})") from error
     before_ends = _all_but_last(groups)
     # Padding may be masked where text is not, so that both are tried.
-    moved = difference(otherwise_ended[before_ends], expected[before_ends], model)
-    if problem := moved or difference(padded, expected, model):
+    moved = _difference(otherwise_ended[before_ends], expected[before_ends], rounded) or _difference(longer, shorter, rounded)
+    if problem := moved or _difference(padded, expected, rounded):
         raise UntrainableModel(
             f"{_name(model)} gives a text's tokens other logprobs when text or padding follows them ({problem}): it is no causal "
             "language model, and cannot be trained here"
         )
     for found in passes:
-        if problem := difference(found, expected, model):
+        if problem := _difference(found, expected, rounded):
             raise UntrainableModel(
                 f"{_name(model)} does not compute the same logprobs when it trains ({problem}): it keeps dropout or noise on, "
                 "set its rates in the model's config.json to 0, or trainer.gradient_checkpointing to false"
             )
 
 
-def difference(found: Tensor, expected: Tensor, model: nn.Module) -> str:
-    """Why two sets of logprobs are not the same as far as the model's precision tells, or nothing."""
-    dtype = next(model.parameters()).dtype
+def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
+    """Why two sets of logprobs are not the same, or nothing."""
     apart = (found - expected).abs()
     relative = apart / (1.0 + expected.abs())
-    tolerance = _TOLERANCE.get(dtype)
-    same = float(relative.mean()) <= _HALF_TOLERANCE if tolerance is None else float(relative.max()) <= tolerance
-    return "" if same else f"they differ by {float(apart.max()):.2g} nats"
+    tolerance = _DOUBLE_TOLERANCE if found.dtype == torch.float64 else _TOLERANCE
+    same = float(relative.mean()) <= _HALF_TOLERANCE if rounded else float(relative.max()) <= tolerance
+    return "" if same else f"they differ by {float(apart.max()):.2g} nats" + (" in half precision" if rounded else "")
 
 
 def _groups(vocabulary: int) -> list[TokenGroup]:
@@ -94,16 +114,31 @@ def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
 
 
 def _alone(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
-    device = next(model.parameters()).device
-    logprobs = []
-    for group in groups:
-        for completion in group.completions:
-            ids = torch.tensor([[*group.prompt_ids, *completion]], device=device)
-            logits = model(input_ids=ids, use_cache=False).logits[0, len(group.prompt_ids) - 1 : -1]
-            at_least_float32 = logits if logits.dtype == torch.float64 else logits.float()
-            targets = ids[0, len(group.prompt_ids) :, None]
-            logprobs.append(at_least_float32.log_softmax(-1).gather(1, targets).squeeze(1))
-    return torch.cat(logprobs)
+    texts = [(group.prompt_ids, completion) for group in groups for completion in group.completions]
+    return torch.cat([_text_alone(model, [*prompt, *completion], len(completion)) for prompt, completion in texts])
+
+
+def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Logprobs of the same tokens, past the widest window that can be tried: at the end of a text, and with more behind them."""
+    config = text_config(model)
+    context = int(getattr(config, "max_position_embeddings", None) or 2 * _LONGEST_PROBE)
+    beyond = min(_BEYOND, context // 3)
+    widest = max(
+        (width for width in attention_windows(model.config) if width <= min(_LONGEST_PROBE, context - 3 * beyond)), default=0
+    )
+    vocabulary = int(getattr(config, "vocab_size", 0))
+    text = torch.randint(vocabulary, (widest + 3 * beyond,), generator=torch.Generator().manual_seed(1)).tolist()
+    return _text_alone(model, text[:-beyond], beyond), _text_alone(model, text, 2 * beyond)[:beyond]
+
+
+def _text_alone(model: nn.Module, text: list[int], count: int) -> Tensor:
+    """Logprobs of a text's last `count` tokens, `(count,)`; no more logits than they need where the model can leave them out."""
+    ids = torch.tensor([text], device=next(model.parameters()).device)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
+    logits: Tensor = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
+    at_least_float32 = logits if logits.dtype == torch.float64 else logits.float()
+    return at_least_float32.log_softmax(-1).gather(1, ids[0, -count:, None]).squeeze(1)
 
 
 def _name(model: nn.Module) -> str:

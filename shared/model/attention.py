@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-_WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_window", "attention_chunk_size", "local_attention")
+_WINDOWS = (
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "attention_window",
+    "attention_chunk_size",
+    "local_attention",
+    # Of Doge: more keys than these, and every token keeps the highest, chosen among the later ones too.
+    "keep_window_size",
+)
 
 
 def attention_windows(config: Any) -> list[int]:

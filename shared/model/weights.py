@@ -40,14 +40,15 @@ def policy_tensors(
     """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
 
     LoRA adapters are added into the weights they adapt, in float32 and rounded once, without touching the model; `tally` counts
-    what that rounding loses. A tied tensor appears under the name that it is stored as, not under its alias. `whole` puts a tensor
-    together of which this process holds a part.
+    what that rounding loses. A tied tensor appears under the name that it is stored as, not under its alias, and what is no float
+    (a table of experts by token) is the base model's and not a policy's. `whole` puts a tensor together of which this process
+    holds a part.
     """
     tied = tied_names(model)
     adapted = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        if _ADAPTER_MARK in name:
+        if _ADAPTER_MARK in name or not value.is_floating_point():
             continue
         plain = plain_name(name)
         if plain not in tied:
@@ -83,7 +84,7 @@ def load_policy_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None
         WeightsError: names or shapes differ.
     """
     tied = tied_names(model)
-    wanted = {name: value for name, value in model.state_dict().items() if name not in tied}
+    wanted = {name: value for name, value in model.state_dict().items() if name not in tied and value.is_floating_point()}
     _check_same_names(wanted.keys(), {name for name in tensors if name not in tied})
     for name, value in wanted.items():
         _copy(name, value, tensors[name])
@@ -132,8 +133,7 @@ def plain_name(name: str) -> str:
 
 
 def _on_cpu(value: Tensor, dtype: torch.dtype | None, whole: Callable[[Tensor], Tensor]) -> Tensor:
-    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    return whole(value.detach().to(dtype=wanted)).to("cpu").contiguous()
+    return whole(value.detach().to(dtype=dtype or value.dtype)).to("cpu").contiguous()
 
 
 def _copy(name: str, into: Tensor, value: Tensor, part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:

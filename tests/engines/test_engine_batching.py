@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.generator.engines import EngineError, SamplingParams, create_engine
-from services.generator.engines.batching import WAYS, Batching, batches
+from services.generator.engines.batching import WAYS, Batching, UnsafeModel, batches, choose_batching
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.tiny import tiny_model
 from tests.engines.conftest import Run
@@ -50,6 +50,11 @@ def test_a_model_that_sees_later_tokens_is_refused_at_start(run: Run, tmp_path: 
     with pytest.raises(EngineError, match="it is no causal model.*use another engine or another model"):
         run(engine.start())
     run(engine.close())
+
+
+def test_a_model_that_sees_later_tokens_only_in_texts_past_its_window_is_refused() -> None:
+    with pytest.raises(UnsafeModel, match="it is no causal model"):
+        choose_batching(tiny_model("doge", keep_window_size=16), context_length=100, pad_token_id=0)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -29,6 +29,7 @@ from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.messages import Batch
+from shared.model.full_precision import computing_in_float32
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.runtime import FatalError
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
@@ -328,6 +329,25 @@ def mapped(state: LearnerState, change: Callable[[object], object]) -> object:
         return [walk(inner) for inner in value] if isinstance(value, list) else change(value)
 
     return [walk(part) for part in (state.weights, state.optimizer, state.random, state.earlier_groups)]
+
+
+def test_a_sharded_model_in_half_precision_computes_in_float32_for_a_while(model: Path, tmp_path: Path) -> None:
+    exact, rounded, again = in_ranks(sharded_logits, config_for(model), ranks=2, folder=tmp_path)[0]
+    whole: Any = load_causal_lm(config_for(model).model, dtype=torch.bfloat16, device=torch.device("cpu")).eval()
+    with torch.no_grad(), computing_in_float32(whole):
+        torch.testing.assert_close(exact, whole(torch.arange(30)[None]).logits, atol=1e-5, rtol=0)
+    assert (exact - rounded).abs().max() > 1e-3 and torch.equal(rounded, again)
+
+
+def sharded_logits(place: Place, config: NodeConfig) -> tuple[Tensor, Tensor, Tensor]:
+    loaded: Any = load_causal_lm(config.model, dtype=torch.bfloat16, device=torch.device("cpu")).eval()
+    joined(place, config).shard(loaded)
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        rounded = loaded(ids).logits
+        with computing_in_float32(loaded):
+            exact = loaded(ids).logits
+        return exact, rounded, loaded(ids).logits
 
 
 def test_the_tied_embeddings_of_the_tiny_policy_stay_tied_when_sharded(model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from services.trainer.adapter_probe import adapters_without_gradient
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
@@ -153,6 +154,23 @@ def test_adapting_a_tied_weight_is_refused_because_a_merged_policy_cannot_hold_i
                 parameter.normal_()
     base, merged = policy_tensors(small_model(tie_word_embeddings=False)), policy_tensors(adapted)
     assert any(target in name and not torch.equal(value, base[name]) for name, value in merged.items())
+
+
+@pytest.mark.parametrize(("kind", "module"), [("llama4_text", "router"), ("phimoe", "router"), ("deepseek_v4", "o_a_proj")])
+def test_adapters_on_what_only_calls_itself_a_linear_layer_are_refused_by_name(kind: str, module: str) -> None:
+    with pytest.raises(ValueError, match=rf"target_modules adapts model\.layers\.\d\.\w+\.{module}, a \w+ that computes something"):
+        with_adapters(tiny_model(kind), LoraSection(rank=2, target_modules=[module]))
+
+
+def test_a_linear_layer_in_a_class_of_its_own_takes_adapters() -> None:
+    assert with_adapters(tiny_model("falcon"), LoraSection(rank=2)).peft_config
+
+
+def test_adapters_that_the_model_passes_by_are_named() -> None:
+    model = with_adapters(tiny_model("jamba"), LoraSection(rank=2))
+    assert adapters_without_gradient(model) == ["model.layers.*.mamba.dt_proj"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert adapters_without_gradient(with_adapters(small_model(), LoraSection(rank=2))) == []
 
 
 def test_adapters_on_fused_experts_are_refused_before_training_and_those_on_named_layers_are_merged() -> None:

@@ -48,6 +48,7 @@ def test_every_name_for_a_window_is_read() -> None:
     assert attention_windows(MistralConfig(sliding_window=4096)) == [4096]
     assert attention_windows(tiny_config("llama4_text")) == [8]
     assert attention_windows(tiny_config("recurrent_gemma")) == [8]
+    assert attention_windows(tiny_config("doge", keep_window_size=16)) == [16]
     assert attention_windows(MptConfig()) == attention_windows(LlamaConfig()) == []
 
 

@@ -70,6 +70,18 @@ def test_a_model_that_sees_later_tokens_but_not_padding_is_refused() -> None:
         check_trainable(tiny_model("xlm"))
 
 
+@pytest.mark.parametrize("kind", ["cpmant", "xlm"])
+def test_half_precision_does_not_hide_that_a_model_sees_later_tokens(kind: str) -> None:
+    with pytest.raises(UntrainableModel, match="no causal language model"):
+        check_trainable(tiny_model(kind).bfloat16())
+
+
+def test_a_model_that_sees_later_tokens_only_in_texts_past_its_window_is_refused() -> None:
+    check_trainable(tiny_model("doge", keep_window_size=1000))
+    with pytest.raises(UntrainableModel, match="doge.*no causal language model"):
+        check_trainable(tiny_model("doge", keep_window_size=64))
+
+
 def test_layers_that_save_memory_are_computed_twice() -> None:
     model = small_model()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

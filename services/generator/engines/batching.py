@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,14 @@ import torch
 from torch import Tensor
 
 from shared.model.attention import attention_windows
+from shared.model.full_precision import computing_in_float32, is_half
 
 _LONGEST_PROBE = 1024
 _STEPS = 4
-# Relative to 1 + |logprob|. In half precision rounding may send a token to another expert, so that only the mean says something.
+# Relative to 1 + |logprob|.
 _TOLERANCE = 1e-4
+# In half precision rounding may send a token to another expert, so that only the mean says something, and a small error hides in
+# it: what is right is decided in float32, and this bound is for what half precision alone breaks, such as a mask that overflows.
 _HALF_TOLERANCE = 0.05
 
 
@@ -149,14 +153,16 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
     windows = [width for width in attention_windows(model.config) if width < context_length]
     probed = max((width for width in windows if width <= _LONGEST_PROBE), default=0)
     prompts, answers = _texts(model, min(probed, context_length - _STEPS - 6), pad_token_id)
-    expected = _alone(model, prompts, answers)
+    rounded = (False, True) if is_half(model.dtype) else (False,)
+    expected = {each: _alone(model, prompts, answers, rounded=each) for each in rounded}
     found = []
     for way in WAYS:
         if way.padded and windows and windows[-1] > _LONGEST_PROBE:
             found.append(f"padded: a window of {windows[-1]} tokens is too long to try")
             continue
         try:
-            problem = _disagreement(model, prompts, answers, expected, way, pad_token_id)
+            tried = (_disagreement(model, prompts, answers, expected[each], way, pad_token_id, rounded=each) for each in rounded)
+            problem = next(filter(None, tried), "")
         except Exception as error:  # noqa: BLE001 (a model says in its own way that it cannot; whichever way, the answer is no)
             problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
         if not problem:
@@ -180,15 +186,17 @@ def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]],
     return prompts, answers
 
 
-def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> Tensor:
+def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, rounded: bool) -> Tensor:
+    """Logprobs of every token of the vocabulary, `[answers, steps, vocabulary]`. rounded: in the model's own half precision."""
     rows = []
     for number, answer in enumerate(answers):
         text = [*prompts[number // 2], *answer]
         try:
-            longer, shorter = _last_logprobs(model, text, _STEPS + 1), _last_logprobs(model, text[:-1], _STEPS)
+            with nullcontext() if rounded else computing_in_float32(model):
+                longer, shorter = _last_logprobs(model, text, _STEPS + 1), _last_logprobs(model, text[:-1], _STEPS)
         except Exception as error:  # noqa: BLE001
             raise UnsafeModel(f"it does not compute a text without a cache ({type(error).__name__}: {error})") from error
-        if problem := _difference(longer[:-1], shorter, model.dtype):
+        if problem := _difference(longer[:-1], shorter, rounded):
             raise UnsafeModel(f"it is no causal model: a later token moves earlier logprobs ({problem})")
         rows.append(longer[:-1])
     return torch.stack(rows)
@@ -202,23 +210,31 @@ def _last_logprobs(model: Any, text: list[int], count: int) -> Tensor:
 
 
 def _disagreement(
-    model: Any, prompts: list[list[int]], answers: list[list[int]], expected: Tensor, way: Batching, pad_token_id: int
+    model: Any,
+    prompts: list[list[int]],
+    answers: list[list[int]],
+    expected: Tensor,
+    way: Batching,
+    pad_token_id: int,
+    *,
+    rounded: bool,
 ) -> str:
     """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is dropped half-way."""
-    for numbers in batches(prompts, way, len(prompts)):
-        rows = BatchRows(model, [prompts[number] for number in numbers], 2, way, pad_token_id)
-        if way.padded and rows.carries_state:
-            return "its layers carry a state over padding"
-        left = [row for number in numbers for row in (2 * number, 2 * number + 1)]
-        for step in range(_STEPS):
-            if problem := _difference(_logprobs(rows.logits), expected[left, step], model.dtype):
-                return problem
-            if step == _STEPS - 1:
-                break
-            rows.append(torch.tensor([[answers[row][step]] for row in left], device=model.device))
-            if step == 1 and rows.can_keep:
-                rows.keep(torch.arange(1, len(left), device=model.device))
-                left = left[1:]
+    with nullcontext() if rounded else computing_in_float32(model):
+        for numbers in batches(prompts, way, len(prompts)):
+            rows = BatchRows(model, [prompts[number] for number in numbers], 2, way, pad_token_id)
+            if way.padded and rows.carries_state:
+                return "its layers carry a state over padding"
+            left = [row for number in numbers for row in (2 * number, 2 * number + 1)]
+            for step in range(_STEPS):
+                if problem := _difference(_logprobs(rows.logits), expected[left, step], rounded):
+                    return problem
+                if step == _STEPS - 1:
+                    break
+                rows.append(torch.tensor([[answers[row][step]] for row in left], device=model.device))
+                if step == 1 and rows.can_keep:
+                    rows.keep(torch.arange(1, len(left), device=model.device))
+                    left = left[1:]
     return ""
 
 
@@ -226,11 +242,10 @@ def _logprobs(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits.float(), dim=-1)
 
 
-def _difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str:
+def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
     """Why the two are not the same, or nothing."""
     apart = torch.where(found == expected, 0.0, (found - expected).abs())
     relative = torch.where(apart == 0.0, 0.0, apart / (1.0 + expected.abs()))
-    half = torch.finfo(dtype).bits < 32
-    if float(relative.mean() if half else relative.max()) <= (_HALF_TOLERANCE if half else _TOLERANCE):
+    if float(relative.mean() if rounded else relative.max()) <= (_HALF_TOLERANCE if rounded else _TOLERANCE):
         return ""
-    return f"logprobs differ by {float(apart.max()):.2g} nats"
+    return f"logprobs differ by {float(apart.max()):.2g} nats" + (" in half precision" if rounded else "")

@@ -22,7 +22,7 @@ _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's facts. `tensor_shapes` are those a policy file must hold; `tied_names` may be in it and are not read."""
+    """A model's facts. `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it, unread."""
 
     tokenizer: Any
     end_token_ids: tuple[int, ...]
@@ -74,7 +74,11 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
         end_token_ids=end_token_ids,
         pad_token_id=end_token_ids[0] if pad_token_id is None else int(pad_token_id),
         context_length=context_length,
-        tensor_shapes={name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items() if name not in tied_names},
+        tensor_shapes={
+            name: tuple(tensor.shape)
+            for name, tensor in skeleton.state_dict().items()
+            if name not in tied_names and tensor.is_floating_point()
+        },
         tied_names=tied_names,
     )
 

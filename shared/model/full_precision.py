@@ -1,0 +1,84 @@
+"""A model in half precision, computed in float32 for a while: what is wrong shows at once, where half precision's noise hides it.
+
+The weights are the model's own, only the arithmetic is finer. A layer's weights are copied to float32 when it is called and let go
+when it returns, so that no second model has to fit: what is needed on top is one layer, the embeddings and the output layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether numbers of this kind are rounded so coarsely that a small error cannot be told from it."""
+    return torch.finfo(dtype).bits < 32
+
+
+@contextmanager
+def computing_in_float32(model: nn.Module) -> Iterator[None]:
+    """While inside, `model` computes with float32 copies of its weights of half precision, without gradients; others stay.
+
+    Call the model itself: a weight that is read without calling its module is as it was. Sharded weights are copied when they
+    are together.
+    """
+    in_lists = {module for each in model.modules() if isinstance(each, nn.ModuleList) for module in each.modules()}
+    casts = [_Cast(list(module.modules()) if module in in_lists else _above_lists(module)) for module in model.modules()]
+    hooks = []
+    for module, cast in zip(model.modules(), casts, strict=True):
+        hooks.append(module.register_forward_pre_hook(lambda *_, cast=cast: cast.enter()))
+        # First of all, while sharded weights are still together.
+        hooks.append(module.register_forward_hook(lambda *_, cast=cast: cast.leave(), prepend=True, always_call=True))
+    exact = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(exact[0])
+        torch.backends.cudnn.allow_tf32 = exact[1]
+        for hook in hooks:
+            hook.remove()
+        for cast in casts:
+            cast.leave()
+
+
+class _Cast:
+    """The float32 copies that one call of a module needs; those that a caller has made already are not made again."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+        self._replaced: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]] = []
+
+    def enter(self) -> None:
+        copies: dict[int, Tensor] = {}
+        for module in self._modules:
+            for held in (module._parameters, module._buffers):
+                for name, value in held.items():
+                    if value is None or isinstance(value, DTensor) or not value.is_floating_point() or not is_half(value.dtype):
+                        continue
+                    if id(value) not in copies:
+                        copy = value.detach().float()
+                        copies[id(value)] = nn.Parameter(copy, requires_grad=False) if isinstance(value, nn.Parameter) else copy
+                    self._replaced.append((held, name, value, copies[id(value)]))  # type: ignore[arg-type]
+        for held, name, _, copy in self._replaced:
+            held[name] = copy
+
+    def leave(self) -> None:
+        for held, name, value, copy in self._replaced:
+            if held.get(name) is copy:
+                held[name] = value
+        self._replaced.clear()
+
+
+def _above_lists(module: nn.Module) -> list[nn.Module]:
+    """The module and what is in it, but not its lists of layers, which are called one by one."""
+    found = [module]
+    for child in module.children():
+        if not isinstance(child, nn.ModuleList):
+            found += _above_lists(child)
+    return found
