@@ -21,6 +21,7 @@ from benchmarks.measuring import Result
 from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
+from shared.hub_models import hub_arguments
 from shared.messages import Batch
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
@@ -117,7 +118,9 @@ def saved_bytes(config: NodeConfig, rows: int, width: int) -> int:
     """What torch saves for the backward pass of the model's body over (rows, width) tokens, parameters not counted."""
     from transformers import AutoModel
 
-    model: Any = AutoModel.from_pretrained(config.model.path, dtype=torch.float32)
+    model: Any = AutoModel.from_pretrained(
+        config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
+    )
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, int] = {}
 
