@@ -159,9 +159,13 @@ async def test_a_refusal_is_answered_once_and_one_of_an_older_policy_not_at_all(
     await life.until_step(2)
     async with generating(config, transport) as generator:
         pointer = await published(transport, life, 2)
-        for refused in (structs.replace(pointer, version=1, sha256="0" * 64), structs.replace(pointer, sha256="1" * 64), pointer):
+        for refused in (structs.replace(pointer, version=1, sha256="0" * 64), structs.replace(pointer, sha256="1" * 64)):
             await generator.follower._tell(refused, "it is not there")
             await asyncio.sleep(2.5)
+            assert not life.logged("policy_published_whole")
+        await generator.follower._tell(pointer, "it is not there")
+        await life.until(lambda: bool(life.logged("policy_published_whole")))
+        await asyncio.sleep(2.5)
         assert len(life.logged("policy_published_whole")) == 1
     await life.stop()
 
@@ -175,7 +179,10 @@ async def test_a_generator_that_sees_no_policy_at_all_does_not_have_it_sent_for_
     await life.until_step(1)
     async with generating(config, transport) as generator:
         pointer = await published(transport, life, 1)
-        for _ in range(5):
+        for times in (1, 2, 3):
+            await generator.follower._tell(pointer, "it is not there")
+            await life.until(lambda times=times: len(life.logged("policy_published_whole")) == times)
+        for _ in range(2):
             await generator.follower._tell(pointer, "it is not there")
             await asyncio.sleep(1.3)
         assert len(life.logged("policy_published_whole")) == 3
