@@ -72,8 +72,9 @@ class Options:
 
 
 class _Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for three things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
-    parses headers of any size, and it goes on in the clear when a server, or somebody between, says that it has no TLS."""
+    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
+    parses headers of any size, it goes on in the clear when a server, or somebody between, says that it has no TLS, and closing
+    can raise what belongs to a task of its own."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -83,6 +84,19 @@ class _Client(nats.NATS):  # type: ignore[misc]
         if initial_connection and self._demands_tls and not info.get("tls_required"):
             raise nats.errors.Error(credentials.NO_TLS)
         await super()._process_info(info, initial_connection=initial_connection)
+
+    async def end(self, timeout_s: float) -> None:
+        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as the reconnecting task that it
+        cancels, and with it the future: where the server went away just before, that raises CancelledError though nobody
+        cancelled the caller. A caller's own cancellation still goes through."""
+        try:
+            await asyncio.wait_for(self.close(), timeout_s)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+        except Exception as error:
+            log.debug("nats_close_failed", error=repr(error))
 
     async def _process_headers(self, block: Any) -> Any:
         if not block or headers.is_oversized(block):
@@ -140,13 +154,11 @@ class Connection:
         try:
             await asyncio.wait_for(client.connect(**settings), timeout_s)
         except AccessDenied:
-            with suppress(Exception):
-                await asyncio.wait_for(client.close(), 1.0)
+            await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             reason = str(error) or self._last_error
-            with suppress(Exception):
-                await asyncio.wait_for(client.close(), 1.0)
+            await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
                 "start one with `make run` or `nats-server -c config/nats.conf`, or set nats.node_url"
@@ -166,8 +178,7 @@ class Connection:
         with suppress(Exception):
             if self.connected:
                 await self._client.flush(timeout=2)
-        with suppress(Exception):
-            await asyncio.wait_for(self._client.close(), 2.0)
+        await self._client.end(2.0)
 
     async def until_connected(self, deadline: Deadline) -> bool:
         """Wait for the connection; False when the deadline came first."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -150,6 +152,33 @@ async def test_an_ack_that_nobody_confirms_is_logged_and_the_message_comes_again
         assert again[0].message.inline == b"x"
         await again[0].ack()
         assert (await transport.stream_state("QUEUE")).messages == 0
+
+
+async def test_closing_just_as_the_server_goes_away_raises_nothing(nats_server: MakeServer):
+    """A cluster that is deleted ends its servers together with the services, which then must still end with 0."""
+    for _ in range(5):
+        server = nats_server()
+        transport = await connect(server.url, name="test", timeout_s=5.0)
+        client = transport._connection.client  # type: ignore[attr-defined]
+        os.kill(server.pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            while not client.is_reconnecting:
+                await asyncio.sleep(0)
+        await transport.close()
+        assert client.is_closed
+
+
+async def test_closing_is_still_cancelled_when_the_caller_is(nats_server: MakeServer, monkeypatch: pytest.MonkeyPatch):
+    transport = await connect(nats_server().url, name="test", timeout_s=5.0)
+    client = transport._connection.client  # type: ignore[attr-defined]
+    closing = client.close
+    monkeypatch.setattr(client, "close", lambda: asyncio.sleep(10))
+    task = asyncio.create_task(transport.close())
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await closing()
 
 
 async def test_connecting_to_a_dead_server_fails_at_its_deadline_and_says_what_to_do():
