@@ -162,7 +162,7 @@ async def test_closing_just_as_the_server_goes_away_raises_nothing(nats_server: 
         client = transport._connection.client  # type: ignore[attr-defined]
         os.kill(server.pid, signal.SIGKILL)
         async with asyncio.timeout(5):
-            while not client.is_reconnecting:
+            while not client.is_reconnecting:  # noqa: ASYNC110 - the very turn of the loop matters
                 await asyncio.sleep(0)
         await transport.close()
         assert client.is_closed
