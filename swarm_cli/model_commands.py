@@ -1,4 +1,4 @@
-"""`swarm model init`, `swarm model import` and `swarm model export`."""
+"""`swarm model init`, `import`, `memory` and `export`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,27 @@ def import_(
     from swarm_cli.model_import import import_model
 
     typer.echo(str(import_model(source, out, revision=revision, dtype=dtype and dtype.value)))
+
+
+@model_app.command()
+def memory(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a hub name (OWNER/NAME).")],
+    revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
+    dtype: Annotated[Dtype, typer.Option(help="model.dtype, of products and of a generator's weights.")] = Dtype.BFLOAT16,
+    tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens of one pass.")] = 16_384,
+    width: Annotated[int, typer.Option(min=2, help="Tokens of a question and its answer.")] = 1024,
+    rank: Annotated[int, typer.Option(min=1, help="trainer.lora.rank.")] = 16,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one trainer (torchrun).")] = 4,
+) -> None:
+    """Say what training and generating take in memory, from the configuration alone: nothing is loaded."""
+    import torch
+
+    from swarm_cli.model_memory import configuration_of, model_memory, told
+
+    found = model_memory(
+        configuration_of(model, revision), getattr(torch, dtype.value), rank=rank, tokens=tokens, width=width, gpus=gpus
+    )
+    typer.echo("\n".join(told(found, dtype.value, tokens, width)))
 
 
 @model_app.command()

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.model_memory import SIDE_BY_SIDE_TOKENS, gigabytes
 
 if TYPE_CHECKING:
     from shared.model.import_plan import ImportPlan
     from shared.model.importing import ReadModel
-
-SIDE_BY_SIDE_TOKENS = 10_000
 
 
 def import_model(source: str, out: Path, *, revision: str = "", dtype: str | None = None) -> Path:
@@ -38,7 +37,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
         with appearing_whole(out) as staging:
             read = read_model(plan)
             write_model(plan, read, staging)
-            _tell(plan, read, sum(file.stat().st_size for file in staging.iterdir()))
+            _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
             # Its copy of the weights is not needed to try the folder.
             del read
             note(f"{'parity':<16} {_tried(staging, out)}")
@@ -63,16 +62,16 @@ def _tried(folder: Path, out: Path) -> str:
     return f"trainer and engine agree to {measured} (float32; {TOLERANCE_NATS:g} allowed)"
 
 
-def _tell(plan: ImportPlan, read: ReadModel, folder_bytes: int) -> None:
+def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> None:
     from shared.model.model_size import LORA_RANK
 
     size = plan.size
-    trained = [_gigabytes(size.full_training_bytes()), *(_gigabytes(size.adapter_training_bytes(width)) for width in (4, 2))]
-    sampling = [_gigabytes(size.generation_bytes(width, SIDE_BY_SIDE_TOKENS)) for width in (4, 2)]
+    trained = [gigabytes(size.full_training_bytes()), *(gigabytes(size.adapter_training_bytes(width)) for width in (4, 2))]
+    sampling = [gigabytes(size.generation_bytes(width, SIDE_BY_SIDE_TOKENS)) for width in (4, 2)]
     halved = "; --dtype bfloat16 halves it" if plan.dtype == "float32" else ""
     lines = [
         ("parameters", f"{size.parameters:,} ({size.architecture}, {size.layers} layers of {size.width})"),
-        ("weights", f"{plan.dtype}, a folder of {_gigabytes(folder_bytes)}{halved}"),
+        ("weights", f"{plan.dtype}, a folder of {gigabytes(folder_bytes)}{halved}"),
         ("vocabulary", f"{size.vocabulary:,} tokens{_added(read.tokenizer)}"),
         ("context", f"{size.context_length:,} tokens" if size.context_length else "not limited by the configuration"),
         ("chat template", _chat(read.tokenizer)),
@@ -80,7 +79,7 @@ def _tell(plan: ImportPlan, read: ReadModel, folder_bytes: int) -> None:
         (
             "memory to train",
             f"all weights {trained[0]}; LoRA of rank {LORA_RANK} {trained[1]} over a float32 base, {trained[2]} over bfloat16; "
-            "activations on top",
+            f"activations on top (swarm model memory {out})",
         ),
         ("to generate", f"{sampling[0]} in float32, {sampling[1]} in bfloat16, with {SIDE_BY_SIDE_TOKENS:,} tokens side by side"),
     ]
@@ -115,10 +114,6 @@ def _beginning(tokenizer: Any) -> str:
 def _added(tokenizer: Any) -> str:
     added = len(tokenizer.added_tokens_decoder)
     return f", {added} of them added or control tokens" if added else ""
-
-
-def _gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _disk_trouble(error: OSError, out: Path) -> str:

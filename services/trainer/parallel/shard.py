@@ -32,7 +32,7 @@ class Sharded:
 
     def shard(self, model: Any) -> None:
         """FSDP2 per transformer block and over the rest; gradients are summed, because the loss is divided for the whole step."""
-        for module in [*_blocks(model), model]:
+        for module in [*transformer_blocks(model), model]:
             # Parameters that stay together after a pass would be stale after the optimiser's step or a restore.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         for module in model.modules():
@@ -68,7 +68,7 @@ class Sharded:
         return cast(Tensor, distribute_tensor(content, like.device_mesh, like.placements, src_data_rank=0))
 
 
-def _blocks(model: Any) -> list[nn.Module]:
+def transformer_blocks(model: Any) -> list[nn.Module]:
     """Modules that the model's authors say must stay on one device: the transformer blocks. None: only the whole is sharded."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())

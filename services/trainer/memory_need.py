@@ -1,0 +1,165 @@
+"""What a training step will hold in memory, from a model's configuration alone: no weight is read and nothing is computed.
+
+The model is built without numbers, and torch says of one forward pass what it would keep for the backward pass. That is exact for
+the attention that torch takes on a CPU (flash attention), for which a GPU's is alike; `tests/integration/test_memory_need.py` holds
+it to a measured step.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM
+
+from services.trainer.chunked_head import CHUNK_BYTES
+from services.trainer.parallel.shard import transformer_blocks
+from services.trainer.policy_model import with_adapters
+from shared.config.sections import LoraSection
+
+_FLOAT32_BYTES = 4
+_MOMENTS = 2
+LOGITS_BYTES = 5 * CHUNK_BYTES
+"""Of one chunk of logits, as `chunked_head` computes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How a policy would be trained.
+
+    dtype: `model.dtype`, of products; without adapters the weights are float32 in any case. tokens: padded tokens of one pass,
+    `trainer.token_budget`, in rows of `width`. processes: GPUs over which torchrun splits the policy (FSDP2).
+    """
+
+    dtype: torch.dtype
+    lora_rank: int = 0
+    gradient_checkpointing: bool = False
+    tokens: int = 16_384
+    width: int = 1024
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes that one process holds in a step.
+
+    states: weights, gradients and Adam's two moments, its part of them. together: what FSDP2 puts together for a moment; 0 alone.
+    activations: what one pass keeps for the backward pass, copies of the weights in the products' dtype among them.
+    """
+
+    states: int
+    together: int
+    activations: int
+    logits: int = LOGITS_BYTES
+
+    @property
+    def total(self) -> int:
+        """All at once, which is more than a step holds. Torch's allocator and CUDA keep about 1 GB of a GPU besides."""
+        return self.states + self.together + self.activations + self.logits
+
+
+def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
+    """What a step of the causal model takes that `config`, a transformers configuration, describes.
+
+    Raises:
+        ValueError, KeyError: there is no causal language model of this kind, its linear layers cannot be adapted, or what it keeps
+            depends on the text.
+    """
+    model = _without_numbers(copy.deepcopy(config), plan)
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    states = _bytes(parameters) + (1 + _MOMENTS) * _bytes(trained)
+    together = 0
+    if plan.processes > 1:
+        blocks = transformer_blocks(model)
+        largest = max((_bytes(block.parameters()) for block in blocks), default=0)
+        around = _bytes(parameters) - sum(_bytes(block.parameters()) for block in blocks)
+        # The next block is fetched while one computes; what is around the blocks stays together, with its gradient.
+        together = 2 * around + 3 * largest
+    return MemoryNeed(states=-(-states // plan.processes), together=together, activations=_activations(model, plan))
+
+
+def _without_numbers(config: Any, plan: TrainingPlan) -> Any:
+    with torch.device("meta"):
+        dtype = plan.dtype if plan.lora_rank else torch.float32
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        if plan.lora_rank:
+            model = with_adapters(model, LoraSection(rank=plan.lora_rank))
+    return model
+
+
+def _activations(model: Any, plan: TrainingPlan) -> int:
+    rows = max(1, plan.tokens // plan.width)
+    width = min(plan.width, plan.tokens)
+    with FakeTensorMode():
+        _give_shapes(model)
+        whole = _kept(model, rows, width, plan.dtype)
+        if not plan.gradient_checkpointing:
+            return whole
+        if plan.lora_rank:
+            model.enable_input_require_grads()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        # In the backward pass one block's activations are computed again at a time.
+        return _kept(model, rows, width, plan.dtype) + whole // max(1, len(transformer_blocks(model)))
+
+
+def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
+    own = {_identity(parameter) for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if _identity(tensor) not in own:
+            kept[_identity(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    ids = torch.zeros((rows, width), dtype=torch.int64)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast, _unlogged():
+            causal.get_decoder()(input_ids=ids, use_cache=False)
+    except RuntimeError as error:
+        raise ValueError("what a pass computes depends on the text, as in mixtures of experts") from error
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Torch logs a whole stack for an operation that has no shape without numbers."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _give_shapes(model: nn.Module) -> None:
+    """Put tensors of the current fake mode in the place of meta tensors, tied ones once: autocast passes meta tensors by."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                if id(parameter) not in made:
+                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _identity(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _bytes(parameters: Any) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
