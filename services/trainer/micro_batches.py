@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from services.trainer.rows import RowSlice, TokenGroup
 
+WIDEST_SHARED_ROW = 16_384
+"""Tokens. Its mask takes a byte for each pair of them, 0.27 GB, and attention on a GPU twice that again; plain rows need none."""
+
 
 def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_tokens: int, hidden_size: int) -> list[RowSlice]:
     """Cuts every group into rows: one completion per row, or, with `shared_prompt`, as many as make it cheapest.
@@ -31,14 +34,16 @@ def completions_per_row(prompt: int, lengths: Sequence[int], *, budget_tokens: i
     """How many completions to put behind one prompt so that the group costs the fewest operations.
 
     Sharing saves the prompt's linear layers but widens the row, and a mask of one's own makes attention pay for the
-    whole square. Per layer and token about 24 h^2 operations are linear and 4 h W are attention (h `hidden_size`,
-    W the row's width), hence the cost `6 h W + W^2` of a row.
+    whole square, in time and in memory: no shared row is wider than `WIDEST_SHARED_ROW`. Per layer and token about
+    24 h^2 operations are linear and 4 h W are attention (h `hidden_size`, W the row's width), hence the cost
+    `6 h W + W^2` of a row.
     """
 
     def widths(per_row: int) -> list[int]:
         return [prompt + sum(lengths[start : start + per_row]) for start in range(0, len(lengths), per_row)]
 
-    allowed = [n for n in range(1, len(lengths) + 1) if n == 1 or max(widths(n)) <= budget_tokens]
+    widest = min(budget_tokens, WIDEST_SHARED_ROW)
+    allowed = [n for n in range(1, len(lengths) + 1) if n == 1 or max(widths(n)) <= widest]
     return min(allowed, key=lambda n: (sum(6 * hidden_size * width + width**2 for width in widths(n)), n))
 
 

@@ -196,9 +196,11 @@ def block_causal_mask(segment_ids: Tensor) -> Tensor:
     A token sees what precedes it in the prompt and in its own completion. Padding sees itself, because a softmax over
     nothing is NaN; nothing else sees it.
     """
-    width = segment_ids.shape[1]
     queries, keys = segment_ids.unsqueeze(2), segment_ids.unsqueeze(1)
-    causal = torch.ones(width, width, dtype=torch.bool, device=segment_ids.device).tril()
-    itself = torch.eye(width, dtype=torch.bool, device=segment_ids.device)
-    related = ((keys == PROMPT_SEGMENT) | (keys == queries)) & (keys != PADDING_SEGMENT) & (queries != PADDING_SEGMENT)
-    return ((related & causal) | itself).unsqueeze(1)
+    # In place: this is the largest tensor of a wide row.
+    allowed = keys == queries
+    allowed |= keys == PROMPT_SEGMENT
+    allowed &= keys != PADDING_SEGMENT
+    allowed &= queries != PADDING_SEGMENT
+    allowed.tril_().diagonal(dim1=1, dim2=2).fill_(True)
+    return allowed.unsqueeze(1)

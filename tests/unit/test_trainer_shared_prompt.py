@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.head import most_held
 from services.trainer.forward import completion_logprobs
 from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import ObjectiveConfig
@@ -74,6 +77,21 @@ def test_the_mask_shows_a_token_its_prompt_and_its_own_completion_only() -> None
         [0, 0, 0, 0, 0, 1],
     ]
     assert block_causal_mask(segments)[0, 0].int().tolist() == expected
+
+
+def test_the_mask_of_any_rows_is_its_definition_and_takes_a_byte_a_pair() -> None:
+    generator = torch.Generator().manual_seed(5)
+    counts = torch.randint(0, 40, (6, 5), generator=generator).tolist()
+    width = max(map(sum, counts)) + 3
+    rows = [[0] * (row[0] + 1) + [n for n in (1, 2, 3, 4) for _ in range(row[n])] for row in counts]
+    segments = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        mask = block_causal_mask(segments)
+    assert most_held(recorded) < 1.2 * mask.numel()
+    for row, allowed in zip(segments.tolist(), mask[:, 0].tolist(), strict=True):
+        for query, key in itertools.product(range(width), range(width)):
+            seen = key <= query and row[query] >= 0 <= row[key] and row[key] in (0, row[query])
+            assert allowed[query][key] == (seen or query == key)
 
 
 def test_positions_of_every_completion_go_on_where_the_prompt_ends() -> None:
