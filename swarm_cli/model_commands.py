@@ -132,8 +132,9 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     from services.trainer.checkpoint import CheckpointError
     from services.trainer.export import export_adapter, export_policy
     from shared.model.loading import ModelLoadError
+    from shared.model.weights import WeightsError
 
     try:
         return export_adapter(folder, out, best=best) if adapter else export_policy(folder, out, best=best, dtype=dtype)
-    except (CheckpointError, ModelLoadError, OSError, ValueError) as error:
+    except (CheckpointError, ModelLoadError, WeightsError, OSError, ValueError) as error:
         raise CommandError(f"nothing was exported: {error}") from None

@@ -104,7 +104,8 @@ def _policy_of(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, DeltaRo
     if checkpoint.model.lora_rank:
         load_policy_tensors(model, policy_tensors(_adapted(checkpoint), dtype, tally=tally))
     else:
-        load_policy_tensors(model, checkpoint.state.weights)
+        # What a model keeps besides, such as the bias of a router that no gradient moves, is the base's.
+        load_trainable(model, checkpoint.state.weights)
     return model, tally.rounding()
 
 
