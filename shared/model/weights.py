@@ -40,11 +40,13 @@ def policy_tensors(
     """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
 
     LoRA adapters are added into the weights they adapt, in float32 and rounded once, without touching the model; `tally` counts
-    what that rounding loses. A tied tensor appears under the name that it is stored as, not under its alias, and what is no float
-    (a table of experts by token) is the base model's and not a policy's. `whole` puts a tensor together of which this process
-    holds a part.
+    what that rounding loses. What no gradient moves (the bias of a router) keeps its dtype: rounded, it would send tokens to other
+    experts than the base policy does. A tied tensor appears under the name that it is stored as, not under its alias, and what is
+    no float (a table of experts by token) is the base model's and not a policy's. `whole` puts a tensor together of which this
+    process holds a part.
     """
     tied = tied_names(model)
+    fixed = {name for name, _ in model.named_buffers()}
     adapted = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -53,7 +55,8 @@ def policy_tensors(
         plain = plain_name(name)
         if plain not in tied:
             layer = adapted.get(name)
-            tensors[plain] = _on_cpu(value if layer is None else merged_weight(layer, dtype, tally), dtype, whole)
+            rounded = None if name in fixed else dtype
+            tensors[plain] = _on_cpu(value if layer is None else merged_weight(layer, dtype, tally), rounded, whole)
     return tensors
 
 

@@ -11,7 +11,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
-from shared.config.sections import ModelSection
+from services.trainer.policy_model import with_adapters
+from shared.config.sections import LoraSection, ModelSection
 from shared.model.loading import (
     ModelLoadError,
     end_token_id,
@@ -31,6 +32,7 @@ from shared.model.weights import (
     serialize,
     trainable_tensors,
 )
+from tests.architectures.tiny import tiny_model
 from tests.integration.trainer_life import tiny_policy
 
 CPU = torch.device("cpu")
@@ -155,3 +157,22 @@ def test_the_policy_is_published_in_the_dtype_asked_for(folder: Path) -> None:
     tensors = policy_tensors(loaded(folder), torch.bfloat16)
     assert {value.dtype for value in tensors.values()} == {torch.bfloat16}
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_router_s_bias_is_not_rounded_with_the_weights(lora_rank: int, tmp_path: Path) -> None:
+    """Engines keep it in float32, and its small differences decide which expert a token goes to."""
+    base = tiny_model("deepseek_v3")
+    bias = next(value for name, value in base.named_buffers() if name.endswith("e_score_correction_bias"))
+    bias.copy_(5.0 + torch.linspace(0, 1e-3, bias.numel()))
+    base.save_pretrained(tmp_path)
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16 if lora_rank else torch.float32)
+    if lora_rank:
+        trained = with_adapters(trained, LoraSection(rank=lora_rank, target_modules=["o_proj"]))
+    tensors = policy_tensors(trained, torch.bfloat16)
+    engine = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    load_policy_tensors(engine, tensors)
+    found = next(value for name, value in engine.named_buffers() if name.endswith("e_score_correction_bias"))
+    assert found.dtype == torch.float32 and torch.equal(found, bias)
+    kept = [name for name, value in tensors.items() if value.dtype != torch.bfloat16]
+    assert kept and all("e_score_correction_bias" in name for name in kept)
