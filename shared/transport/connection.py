@@ -88,15 +88,13 @@ class _Client(nats.NATS):  # type: ignore[misc]
     async def end(self, timeout_s: float) -> None:
         """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as the reconnecting task that it
         cancels, and with it the future: where the server went away just before, that raises CancelledError though nobody
-        cancelled the caller. A caller's own cancellation still goes through."""
-        try:
-            await asyncio.wait_for(self.close(), timeout_s)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is None or caller.cancelling():
-                raise
-        except Exception as error:
-            log.debug("nats_close_failed", error=repr(error))
+        cancelled the caller."""
+        with suppress(asyncio.CancelledError):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.close()
+            except Exception as error:
+                log.debug("nats_close_failed", error=repr(error))
 
     async def _process_headers(self, block: Any) -> Any:
         if not block or headers.is_oversized(block):
@@ -153,7 +151,7 @@ class Connection:
         self._opening = True
         try:
             await asyncio.wait_for(client.connect(**settings), timeout_s)
-        except AccessDenied:
+        except (AccessDenied, asyncio.CancelledError):
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
@@ -169,16 +167,23 @@ class Connection:
         self.counters.connects += 1
 
     async def close(self) -> None:
-        """Flush, then disconnect."""
+        """Flush, then disconnect, also where the caller is cancelled meanwhile."""
+        caller = asyncio.current_task()
+        asked = caller.cancelling() if caller is not None else 0
         self._closing = True
         if self._reopening is not None:
             self._reopening.cancel()
+            await asyncio.wait([self._reopening])  # it closes what it was opening
         if self._client is None or self._client.is_closed:
             return
-        with suppress(Exception):
-            if self.connected:
-                await self._client.flush(timeout=2)
-        await self._client.end(2.0)
+        try:
+            with suppress(Exception):
+                if self.connected:
+                    await self._client.flush(timeout=2)
+        finally:
+            await self._client.end(2.0)
+        if caller is not None and caller.cancelling() > asked:
+            raise asyncio.CancelledError  # nats-py takes some for its own
 
     async def until_connected(self, deadline: Deadline) -> bool:
         """Wait for the connection; False when the deadline came first."""

@@ -168,17 +168,61 @@ async def test_closing_just_as_the_server_goes_away_raises_nothing(nats_server: 
         assert client.is_closed
 
 
-async def test_closing_is_still_cancelled_when_the_caller_is(nats_server: MakeServer, monkeypatch: pytest.MonkeyPatch):
-    transport = await connect(nats_server().url, name="test", timeout_s=5.0)
-    client = transport._connection.client  # type: ignore[attr-defined]
-    closing = client.close
-    monkeypatch.setattr(client, "close", lambda: asyncio.sleep(10))
-    task = asyncio.create_task(transport.close())
-    await asyncio.sleep(0.2)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await closing()
+@pytest.mark.parametrize("server_is_there", [True, False])
+async def test_a_cancelled_close_closes_and_stays_cancelled_at_whatever_turn(nats_server: MakeServer, server_is_there: bool):
+    server = nats_server()
+    for turns in range(12):
+        transport = await connect(server.url, name="test", timeout_s=5.0)
+        client = transport._connection.client  # type: ignore[attr-defined]
+        if not server_is_there:
+            server.kill()
+            await asyncio.sleep(0.05)
+        task = asyncio.create_task(transport.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = task.done()
+        task.cancel()
+        if turns == 0 or was_done:
+            await asyncio.wait([task])
+            await transport.close()
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert client.is_closed
+        if not server_is_there:
+            server.start()
+
+
+async def test_closing_while_a_connection_is_opened_anew_leaves_none_behind(nats_server: MakeServer):
+    """Behind a line so slow that the handshake is under way when the process is asked to end."""
+    server, lines, open_lines, delay_s = nats_server(), 0, 0, 0.0
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slowly: bool) -> None:
+        with suppress(OSError):
+            while block := await reader.read(65536):
+                await asyncio.sleep(delay_s if slowly else 0.0)
+                writer.write(block)
+        writer.close()
+
+    async def line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lines, open_lines
+        lines, open_lines = lines + 1, open_lines + 1
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(carry(reader, far_writer, False), carry(far_reader, writer, True))
+        open_lines -= 1
+
+    slow = await asyncio.start_server(line, "127.0.0.1", 0)
+    transport = await connect(f"nats://127.0.0.1:{slow.sockets[0].getsockname()[1]}", name="test", timeout_s=5.0)
+    delay_s = 0.5
+    await transport._connection.client.close()  # type: ignore[attr-defined]
+    async with asyncio.timeout(5):
+        while lines < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await transport.close()
+        while open_lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    slow.close()
 
 
 async def test_connecting_to_a_dead_server_fails_at_its_deadline_and_says_what_to_do():
