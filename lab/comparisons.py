@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.measures import Measures, gain_of_question
+from lab.measures import Measures, gain_of_question, gain_until, round_of
 from lab.statistics import Estimate, bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
 
 _GAIN = "gain_screened"
@@ -25,7 +25,7 @@ def compare_arms(
     spec = manifest["spec"]
     same_questions = spec.get("held_out", "one") == "one"
     at_equal_completions = spec.get("compare") == "equal completions"
-    stated = [_pair(pair, baseline_of) for pair in spec.get("confirm", [])]
+    stated = list(dict.fromkeys(_pair(pair, baseline_of) for pair in spec.get("confirm", [])))
     others = [pair for pair in baseline_of.items() if pair not in stated]
     found: list[dict[str, Any]] = []
     for arm, baseline in [*stated, *others]:
@@ -33,7 +33,7 @@ def compare_arms(
             continue
         questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
         whole = (_gains(runs[arm]), _gains(runs[baseline]))  # records that do not tell questions apart have these alone
-        gains = [_means(of_arm) for of_arm in questions] if at_equal_completions else whole
+        gains = _matched_gains(runs[arm], runs[baseline]) if at_equal_completions else whole
         differences = paired_differences(*gains)
         if len(differences) < 2:
             continue
@@ -56,7 +56,8 @@ def compare_arms(
                 },
             }
         )
-    corrected = holm({_name(each): float(each["p"]) for each in found if each["stated"]})
+    asked = sum(arm != baseline or arm not in runs for arm, baseline in stated)
+    corrected = holm({_name(each): float(each["p"]) for each in found if each["stated"]}, asked)
     return [{**each, "p_corrected": corrected.get(_name(each))} for each in found]
 
 
@@ -137,8 +138,15 @@ def _by_question(
     return found
 
 
-def _means(by_seed: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    return {seed: sum(gains) / len(gains) for seed, gains in by_seed.items()}
+def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> tuple[dict[int, float], dict[int, float]]:
+    """Of both arms, by seed, the gain up to as many completions, also of records that do not tell questions apart."""
+    found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    for seed in arm.keys() & baseline.keys():
+        completions = min(arm[seed].numbers["completions"], baseline[seed].numbers["completions"])
+        for run, into in ((arm[seed], found[0]), (baseline[seed], found[1])):
+            if (gain := gain_until(run.held_out_screened, round_of(run, completions))) is not None:
+                into[seed] = gain
+    return found
 
 
 def _ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> float | None:

@@ -7,7 +7,7 @@ answers, (c) held-out questions, which alone says what a policy can do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,13 +79,10 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
     nodes = len({line["node"] for line in steps})
     trained = _by_round(steps, "trained_reward", missing=0.0)
     local = _by_round(steps, "local_reward", missing=0.0)
-    held_out = _by_round(evaluations, "pass_rate")
+    held_out = _over_nodes(evaluations, lambda line: line["pass_rate"])
     of_node: dict[str, list[Point]] = defaultdict(list)
-    of_task: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in evaluations:
         of_node[line["node"]].append((line["round"], line["pass_rate"]))
-        for name, (_, pass_rate, _) in line["tasks"].items():
-            of_task[name][line["round"]].append(pass_rate)
     numbers = {
         "trained_total": nodes * sum(y for _, y in trained),
         "trained_mean": _mean([y for _, y in trained]),
@@ -104,13 +101,15 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
     if len(screened) > 1:
         numbers["gain_screened"] = _gain(screened)
     if len(held_out) > 1:
-        numbers |= _held_out_numbers(held_out, _by_round(evaluations, "mean_reward"), list(of_node.values()))
+        numbers |= _held_out_numbers(
+            held_out, _over_nodes(evaluations, lambda line: line.get("mean_reward")), list(of_node.values())
+        )
     return Measures(
         trained=trained,
         local=local,
         held_out=held_out,
         held_out_of_node=dict(of_node),
-        held_out_of_task={name: [(x, _mean(ys)) for x, ys in sorted(by.items())] for name, by in sorted(of_task.items())},
+        held_out_of_task={name: _over_nodes(evaluations, _of_task(name)) for name in sorted({*_tasks(evaluations)})},
         held_out_screened=screened,
         answers=_answers(evaluations, out),
         completions=_completions(steps),
@@ -123,15 +122,36 @@ def _summed(steps: Sequence[dict[str, Any]], *counts: str) -> float:
     return float(sum(line.get(count, 0) for line in steps for count in counts))
 
 
+def _tasks(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for line in evaluations:
+        yield from line["tasks"]
+
+
+def _of_task(name: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda line: line["tasks"][name][1] if name in line["tasks"] else None
+
+
 def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[Point]:
     """Held-out pass rate by round over the datasets that are not `out`, mean over nodes."""
-    by_round: dict[float, list[float]] = defaultdict(list)
-    for line in evaluations:
+
+    def of(line: dict[str, Any]) -> float | None:
         kept = [(n, pass_rate) for name, (n, pass_rate, _) in line["tasks"].items() if name not in out]
         asked = sum(n for n, _ in kept)
-        if asked:
-            by_round[line["round"]].append(sum(n * pass_rate for n, pass_rate in kept) / asked)
-    return [(x, _mean(ys)) for x, ys in sorted(by_round.items())]
+        return sum(n * pass_rate for n, pass_rate in kept) / asked if asked else None
+
+    return _over_nodes(evaluations, of)
+
+
+def _over_nodes(evaluations: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[Point]:
+    """Mean over nodes by round. A node that was not evaluated at another's round counts with the straight line between its own:
+    left out, it would move the mean by being another node than the rest."""
+    series: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in evaluations:
+        if (found := value(line)) is not None:
+            series[line["node"]][line["round"]].append(float(found))
+    curves = [{x: _mean(ys) for x, ys in sorted(by_round.items())} for by_round in series.values()]
+    rounds = sorted({x for curve in curves for x in curve})
+    return [(x, _mean([curve[x] if x in curve else value_at(list(curve.items()), x) for curve in curves])) for x in rounds]
 
 
 def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[list[tuple[float, str]]]:
@@ -149,10 +169,12 @@ def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> lis
 def gain_of_question(run: Measures, completions: float | None = None) -> list[float]:
     """Cumulative gain on each held-out question that is not out, mean over nodes; empty where records do not tell questions apart.
 
-    `completions`: up to the round at which all nodes together had generated so many. None: over the run; its mean is then
-    `gain_screened`.
+    `completions`: up to the round at which all nodes together had generated so many; empty where that is before the first
+    evaluation. None: over the run; its mean is then `gain_screened`.
     """
     end = None if completions is None else round_of(run, completions)
+    if end is not None and any(end <= series[0][0] for series in run.answers):
+        return []
     of_nodes = [
         [_gain(_until([(x, float(bits[place])) for x, bits in series], end)) for place in range(len(series[0][1]))]
         for series in run.answers

@@ -78,25 +78,32 @@ def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided p of paired differences under "their signs are chance" (exact up to 16 of them, else of 2**16 draws).
 
-    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n.
+    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n. Raises ValueError where one is not finite.
     """
-    observed = abs(math.fsum(differences))
+    if not all(map(math.isfinite, differences)):
+        raise ValueError(f"differences {differences} are not all finite: nothing can be said of their signs")
+    # What differs from the observed sum by rounding alone is as extreme.
+    observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
     values = np.asarray(differences)
     if len(differences) <= _EXACT_FLIPS:
         numbers = np.arange(2 ** len(differences))
         signs = 1.0 - 2.0 * ((numbers[:, None] >> np.arange(len(differences))) & 1)
-        return float(np.mean(np.abs(signs @ values) >= observed * (1 - 1e-9)))
+        return float(np.mean(np.abs(signs @ values) >= observed))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(2**_EXACT_FLIPS, len(differences)))
-    extreme = float(np.sum(np.abs(signs @ values) >= observed * (1 - 1e-9)))
+    extreme = float(np.sum(np.abs(signs @ values) >= observed))
     return (extreme + 1) / (len(signs) + 1)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Each p corrected for there being several, after Holm (1979): the smallest times their number, and so on, never falling."""
+def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, float]:
+    """Each p corrected for there being several, after Holm (1979): the smallest times their number, and so on, never falling.
+
+    asked: how many comparisons were stated, those without data included, which could still have the largest p. None: as many.
+    """
+    number = max(asked or 0, len(p_values))
     corrected: dict[str, float] = {}
     highest = 0.0
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        highest = max(highest, min(1.0, p_values[name] * (len(p_values) - place)))
+        highest = max(highest, min(1.0, p_values[name] * (number - place)))
         corrected[name] = highest
     return corrected
 
@@ -113,13 +120,16 @@ def bootstrap_ratio(
         draws: How often.
 
     Returns:
-        None with fewer than two seeds in common, or where the baseline's mean is not positive in one draw of a hundred.
+        None with fewer than two seeds in common, where the arms (or seeds that should share them) have other numbers of questions,
+        or where the baseline's mean is not positive in one draw of a hundred.
     """
     seeds = sorted(values.keys() & baseline.keys())
     if len(seeds) < 2:
         return None
     random = np.random.default_rng(0)
     pairs = [(np.asarray(values[seed]), np.asarray(baseline[seed])) for seed in seeds]
+    if any(len(of_arm) != len(of_base) or (same_questions and len(of_arm) != len(pairs[0][0])) for of_arm, of_base in pairs):
+        return None
     ratios = []
     for _ in range(draws):
         shared = random.integers(len(pairs[0][0]), size=len(pairs[0][0])) if same_questions else None

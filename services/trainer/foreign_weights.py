@@ -64,11 +64,11 @@ class ForeignRows:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """weights: (N, T). applies: (N, T) bool, where they do; limits: (N, 1), beyond which they were cut. drop: (N,) bool."""
+    """weights: (N, T). applies, cut: (N, T) bool, where they do and where a ratio was above its limit. drop: (N,) bool."""
 
     weights: Tensor = field(repr=False)
     applies: Tensor
-    limits: Tensor
+    cut: Tensor
     drop: Tensor
 
 
@@ -85,17 +85,19 @@ def weigh_foreign(
 ) -> Weighed:
     """Weights of the foreign rows among N completions of at most T tokens.
 
-    log_weights: (N, T) proximal - behaviour, 0 where not `known`; the other arguments as in `importance_weights`.
+    log_weights: (N, T) proximal - behaviour as they are, 0 where not `known`; the other arguments as in `importance_weights`.
     """
     has_text = rows.is_foreign & ~known.any(dim=1) & (rows.text_tokens > 0)
     own_sums = proximal_logprobs.masked_fill(~mask, 0.0).sum(dim=1)
     own_means = own_sums / mask.sum(dim=1).clamp(min=1)
     text_means = rows.text_sums / rows.text_tokens.clamp(min=1)
-    sums = torch.where(has_text, own_sums - rows.text_sums, log_weights.sum(dim=1))
-    means = torch.where(has_text, own_means - text_means, log_weights.sum(dim=1) / known.sum(dim=1).clamp(min=1))
+    # In float64, where no sum of what an author may claim overflows.
+    token_sums = log_weights.double().sum(dim=1)
+    sums = torch.where(has_text, own_sums - rows.text_sums, token_sums)
+    means = torch.where(has_text, own_means - text_means, token_sums / known.sum(dim=1).clamp(min=1))
     compared = rows.is_foreign & (has_text | known.any(dim=1))
     by_level = {"token": log_weights, "geometric_mean": means.unsqueeze(1), "sequence": sums.unsqueeze(1)}[rules.level]
-    ratios = by_level.clamp(-log_ratio_bound, log_ratio_bound).exp().expand_as(log_weights)
+    ratios = by_level.clamp(-log_ratio_bound, log_ratio_bound).to(log_weights.dtype).exp().expand_as(log_weights)
 
     negative = (rows.advantages < 0).unsqueeze(1)
     limits = torch.where(negative, _limit(rules.negative, cap), _limit(rules.positive, cap)).to(ratios.dtype)
@@ -105,7 +107,8 @@ def weigh_foreign(
     applies = mask & rows.is_foreign.unsqueeze(1) & (with_ratio | ones)
     bound = rules.negative_divergence
     drop = torch.zeros_like(rows.is_foreign) if bound is None else compared & (rows.advantages < 0) & (-means > bound)
-    return Weighed(torch.where(ones, 1.0, torch.minimum(ratios, limits)), applies, limits, drop)
+    cut = with_ratio & ~ones & (ratios > limits)
+    return Weighed(torch.where(ones, 1.0, torch.minimum(ratios, limits)), applies, cut, drop)
 
 
 def _limit(rule: WeightRule, cap: float | None) -> float:

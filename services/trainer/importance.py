@@ -19,7 +19,7 @@ class ImportanceConfig:
     """cap: truncate a token's weight to this (TIS); None: never.
 
     sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep all.
-    log_ratio_bound: log weights are clamped to +- this before exp.
+    log_ratio_bound: the log of a weight, of a token or of a whole answer, is clamped to +- this before exp.
     unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken to have had, in nats; such a token
     then weighs `min(1, exp(proximal - this))`, so that text which only another policy would write cannot push hard. None: 1.
     foreign: what else is done to the weights of foreign completions.
@@ -86,13 +86,14 @@ def importance_weights(
     expected = mask & has_behaviour.unsqueeze(1)
     known = expected & torch.isfinite(behaviour_logprobs)
     log_weight = (proximal - behaviour_logprobs).masked_fill(~known, 0.0)
+    exact = log_weight
     log_weight = log_weight.clamp(-config.log_ratio_bound, config.log_ratio_bound)
     weight = log_weight.exp()
 
     keep = mask & (known | ~expected)
     if config.sequence_bounds is not None:
         low, high = config.sequence_bounds
-        geometric_mean = (log_weight.sum(dim=1) / known.sum(dim=1).clamp(min=1)).exp()
+        geometric_mean = (exact.double().sum(dim=1) / known.sum(dim=1).clamp(min=1)).exp()
         inside = (geometric_mean >= low) & (geometric_mean <= high)
         keep = keep & inside.unsqueeze(1)
 
@@ -109,13 +110,13 @@ def importance_weights(
             config.foreign,
             foreign,
             proximal_logprobs=proximal,
-            log_weights=log_weight,
+            log_weights=exact,
             known=known,
             mask=mask,
             cap=config.cap,
             log_ratio_bound=config.log_ratio_bound,
         )
-        truncated = torch.where(found.applies, known & (weight > found.limits), truncated)
+        truncated = torch.where(found.applies, found.cut, truncated)
         capped = torch.where(found.applies, found.weights, capped)
         keep = keep & ~found.drop.unsqueeze(1)
     return ImportanceWeights(

@@ -28,6 +28,10 @@ def test_the_p_of_signs_counts_the_flips_that_are_as_extreme() -> None:
     assert sign_flip_p(differences) == sum(abs(total) >= 0.55 - 1e-12 for total in flips) / 16
     assert sign_flip_p([0.2] * 10) == 2 / 2**10
     assert sign_flip_p([0.0, 0.0]) == 1.0
+    # Their sum is 0 but for rounding: each flip is as extreme.
+    assert sign_flip_p([-0.012, 0.009, 0.0, 0.003]) == 1.0
+    with pytest.raises(ValueError, match="not all finite"):
+        sign_flip_p([0.1, math.nan])
     # Too many to count all flips: drawn, and never 0.
     assert 0.0 < sign_flip_p([0.2] * 20) < 1e-4
 
@@ -37,6 +41,8 @@ def test_p_values_are_corrected_after_holm() -> None:
     assert holm({"a": 0.02, "b": 0.5, "c": 0.01, "d": 0.03}) == pytest.approx({"c": 0.04, "a": 0.06, "d": 0.06, "b": 0.5})
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
     assert holm({}) == {}
+    # One that was stated and has no data yet could still be the largest.
+    assert holm({"a": 0.02, "b": 0.5}, asked=3) == pytest.approx({"a": 0.06, "b": 1.0})
 
 
 @pytest.mark.parametrize("same_questions", [True, False])
@@ -63,6 +69,10 @@ def test_the_bootstrap_says_nothing_where_there_is_nothing_to_say() -> None:
     twice = {seed: [0.2 * place for place in range(1, 9)] for seed in range(4)}
     once = {seed: [0.1 * place for place in range(1, 9)] for seed in range(4)}
     assert bootstrap_ratio(twice, once, same_questions=False) == pytest.approx((2.0, 2.0))
+    assert bootstrap_ratio(twice | {2: [0.1]}, once, same_questions=False) is None
+    uneven = ({1: [0.2] * 8, 2: [0.2] * 9}, {1: [0.1] * 8, 2: [0.1] * 9})
+    assert bootstrap_ratio(*uneven, same_questions=True) is None
+    assert bootstrap_ratio(*uneven, same_questions=False) == pytest.approx((2.0, 2.0))
 
 
 FLOORS = [
@@ -150,6 +160,55 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
     assert found["ratio"] == pytest.approx(ratio)
     assert found["ratio_interval"][0] <= ratio <= found["ratio_interval"][1]
     assert f"screened, over {compare}: " in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_stated_twice_once(tmp_path: Path) -> None:
+    spec = parse_spec(source(confirm=["b", "b/a", "c"]))
+    write_manifest(tmp_path, spec, "simulate")
+    for arm, last in {"a": "10000", "b": "11000"}.items():
+        for seed in range(1, 7):
+            folder = run_folder(tmp_path, arm, seed)
+            write_run(folder.records, {0: "00000", 1: last, 2: last})
+            folder.finish(3, 1.0, spec.digest(arm))
+    write_report(tmp_path, tmp_path / "report")
+    (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["comparisons"]
+    assert (found["p"], found["p_corrected"]) == (2 / 2**6, 2 * 2 / 2**6)
+
+
+def test_records_without_questions_are_compared_at_equal_completions_too(tmp_path: Path) -> None:
+    """As real processes write them; an arm that made nothing has no part to be compared."""
+    spec = parse_spec(source(compare="equal completions"))
+    write_manifest(tmp_path, spec, "services")
+    for arm, generated, last in (("a", 8, 0.4), ("b", 16, 0.4), ("c", 0, 0.1)):
+        for seed in (1, 2):
+            folder = run_folder(tmp_path, arm, seed)
+            writer = RecordWriter(folder.records)
+            for number, rate in enumerate((0.0, last / 2, last)):
+                tasks = {"gcd": [10, rate, rate]}
+                writer.write("step", round=number, node="n", trained_reward=0.1, local_reward=0.1, generated=generated)
+                writer.write("eval", round=number, node="n", n=10, pass_rate=rate, mean_reward=rate, tasks=tasks)
+            writer.close()
+            folder.finish(3, 1.0, spec.digest(arm))
+    write_report(tmp_path, tmp_path / "report")
+    (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["comparisons"]
+    # b has the 24 completions of a's run in round 0.5: a mean of 0.05 against 0.2.
+    assert (found["arm"], found["ratio"]) == ("b", pytest.approx(0.25))
+
+
+def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -> None:
+    """Real generators skip versions. Two nodes that learn nothing, one better than the other, have no gain between them."""
+    writer = RecordWriter(tmp_path / "r.gz")
+    for node, level, rounds in (("a", 0.1, (0, 4, 8, 12)), ("b", 0.5, (0, 5, 7, 11))):
+        for number in rounds:
+            tasks = {"gcd": [10, level, level]}
+            writer.write("step", round=number, node=node, trained_reward=0.1, local_reward=0.1, generated=8)
+            writer.write("eval", round=number, node=node, n=10, pass_rate=level, mean_reward=level, tasks=tasks)
+    writer.close()
+    found = measures(read_records(tmp_path / "r.gz"))
+    assert [y for _, y in found.held_out] == pytest.approx([0.3] * 7)
+    assert [y for _, y in found.held_out_of_task["gcd"]] == pytest.approx([0.3] * 7)
+    for name in ("gain", "gain_screened", "final_gain", "oscillation_swarm"):
+        assert found.numbers.get(name, 0.0) == pytest.approx(0.0, abs=1e-12), name
 
 
 def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:

@@ -154,6 +154,39 @@ def test_topr_leaves_positive_ones_alone_and_pushes_negative_ones_no_harder_than
     assert sequence.weights.tolist() == [pytest.approx([2.0] * 3), pytest.approx([1.0] * 3)]
 
 
+@pytest.mark.parametrize("claim", [-1.0, 3.0e38 / 10], ids=["one unlikely token", "an absurd claim"])
+@pytest.mark.parametrize("level", ["geometric_mean", "sequence"])
+def test_one_token_counts_in_full_in_an_answer_s_mean_and_sum(level: WeightLevel, claim: float) -> None:
+    """Bounds are for the weight, not for what it is a mean of: 60 nats at one token of ten are 6 in the mean."""
+    proximal = [-61.0] + [-1.0] * 9
+    group = TokenGroup(
+        prompt_ids=[1],
+        completions=[range(10)],
+        behaviour_logprobs=[[-1.0 if claim == -1.0 else claim] + [-1.0] * 9],
+        advantages=[-1.0],
+        is_local=False,
+    )
+    rules = ForeignRules(level=level, negative="at_most_one", negative_divergence=2.5)
+    found = weigh(rules, [group], [[proximal]])
+    expected = math.exp(-6.0 if level == "geometric_mean" and claim == -1.0 else -20.0)
+    assert torch.allclose(found.weights, torch.full_like(found.weights, expected), rtol=1e-6)
+    assert not found.keep.any()
+
+
+def test_only_what_a_rule_cuts_is_called_truncated() -> None:
+    up_and_down = [math.log(4.0), -math.log(4.0)] * 2
+    group = TokenGroup(prompt_ids=[1], completions=[range(4)], behaviour_logprobs=[[-2.0] * 4], advantages=[1.0], is_local=False)
+    proximal = [[[-2.0 + ratio for ratio in up_and_down]]]
+
+    def cut(**rules: Any) -> list[bool]:
+        return weigh(ForeignRules(**rules), [group], proximal).truncated[0].tolist()
+
+    assert cut(level="geometric_mean") == [False] * 4
+    assert cut(positive="one") == [False] * 4
+    assert cut(level="geometric_mean", positive="one") == [False] * 4
+    assert cut(positive="at_most_one") == cut() == [True, False, True, False]
+
+
 def test_local_completions_are_weighed_as_ever() -> None:
     local = replace(FOREIGN, is_local=True)
     found = weigh(ForeignRules(level="sequence", positive="one", negative="one", negative_divergence=0.0), [local], PROXIMAL)
