@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from services.trainer.memory_need import MemoryNeed
 from swarm_cli.model_memory import ModelMemory, Way, model_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
@@ -63,8 +64,8 @@ def table_row(name: str, config: Any) -> str:
     """One line of the table."""
     found: ModelMemory = model_memory(config, torch.bfloat16, rank=RANK, tokens=TOKENS, width=WIDTH, gpus=GPUS)
     whole, adapters, split = found.ways
-    cells = [name, f"{found.size.parameters / 1e6:,.0f} M", *_both(whole), *_both(adapters), _gb(split.checkpointed)]
-    return f"| {' | '.join([*cells, _gb(found.generating)])} |"
+    cells = [name, f"{found.size.parameters / 1e6:,.0f} M", *_both(whole), *_both(adapters), _gb(split.recomputing)]
+    return f"| {' | '.join([*cells, f'{found.generating / 1e9:.1f} GB'])} |"
 
 
 def table() -> str:
@@ -80,11 +81,11 @@ def write_table() -> None:
 
 
 def _both(way: Way) -> tuple[str, str]:
-    return _gb(way.pass_), _gb(way.checkpointed)
+    return _gb(way.plain), _gb(way.recomputing)
 
 
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"
+def _gb(need: MemoryNeed | None) -> str:
+    return "–" if need is None else f"{need.total / 1e9:.1f} GB"
 
 
 if __name__ == "__main__":

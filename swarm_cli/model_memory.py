@@ -10,6 +10,7 @@ from swarm_cli.errors import CommandError
 if TYPE_CHECKING:
     import torch
 
+    from services.trainer.memory_need import MemoryNeed
     from shared.model.model_size import ModelSize
 
 SIDE_BY_SIDE_TOKENS = 10_000
@@ -18,22 +19,22 @@ SIDE_BY_SIDE_TOKENS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train. states, pass_, checkpointed: bytes a process holds: without any pass, in a step, and in a step with
-    `trainer.gradient_checkpointing`."""
+    """One way to train, and what a process then holds, without and with `trainer.gradient_checkpointing`; None: cannot be told."""
 
     name: str
-    states: int
-    pass_: int
-    checkpointed: int
+    plain: MemoryNeed | None
+    recomputing: MemoryNeed | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What a model takes. ways: of training. generating: bytes with `SIDE_BY_SIDE_TOKENS` tokens side by side."""
+    """What a model takes. ways: of training. generating: bytes with `SIDE_BY_SIDE_TOKENS` tokens side by side. reasons: why some
+    needs cannot be told."""
 
     size: ModelSize
     ways: list[Way]
     generating: int
+    reasons: list[str]
 
 
 def configuration_of(model: str, revision: str = "") -> Any:
@@ -58,36 +59,38 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
     `tokens`, `width`, `dtype`: as `services.trainer.memory_need.TrainingPlan` has them.
 
     Raises:
-        CommandError: it is no causal language model, or its linear layers cannot be adapted.
+        CommandError: it is no causal language model, or nothing can be told of training it.
     """
     from services.trainer.memory_need import TrainingPlan, memory_need
     from shared.model.model_size import model_size
 
-    def way(name: str, lora_rank: int = 0, processes: int = 1) -> Way:
-        plain, checkpointed = (
-            memory_need(
-                config,
-                TrainingPlan(
-                    dtype=dtype,
-                    lora_rank=lora_rank,
-                    gradient_checkpointing=checkpointing,
-                    tokens=tokens,
-                    width=width,
-                    processes=processes,
-                ),
-            )
-            for checkpointing in (False, True)
+    def need(lora_rank: int, processes: int, checkpointing: bool) -> MemoryNeed | None:
+        plan = TrainingPlan(
+            dtype=dtype,
+            lora_rank=lora_rank,
+            gradient_checkpointing=checkpointing,
+            tokens=tokens,
+            width=width,
+            processes=processes,
         )
-        return Way(name, plain.states, plain.total, checkpointed.total)
+        try:
+            return memory_need(config, plan)
+        except (ValueError, KeyError, AttributeError) as error:
+            reasons.append(str(error).strip("'"))
+            return None
 
+    reasons: list[str] = []
+    asked = [("all weights", 0, 1), (f"LoRA of rank {rank}", rank, 1)]
+    if gpus > 1:
+        asked.append((f"all weights, each of {gpus} GPUs", 0, gpus))
     try:
         size = model_size(config)
-        ways = [way("all weights"), way(f"LoRA of rank {rank}", lora_rank=rank)]
-        if gpus > 1:
-            ways.append(way(f"all weights, each of {gpus} GPUs", processes=gpus))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CommandError(f"this model's memory cannot be told from its configuration: {error}; try a step and watch it") from None
-    return ModelMemory(size, ways, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS))
+    except (ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise CommandError(f"this model's memory cannot be told from its configuration: {error}") from None
+    ways = [Way(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked]
+    if all(way.plain is None and way.recomputing is None for way in ways):
+        raise CommandError(f"this model's memory cannot be told from its configuration: {reasons[0]}; try a step and watch it")
+    return ModelMemory(size, ways, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS), list(dict.fromkeys(reasons)))
 
 
 def gigabytes(size_bytes: float) -> str:
@@ -104,14 +107,21 @@ def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
         "",
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",
     ]
-    lines += [
-        f"{way.name:<30}{gigabytes(way.states):>15}{gigabytes(way.pass_):>15}{gigabytes(way.checkpointed):>38}"
-        for way in found.ways
-    ]
+    lines += [f"{way.name:<30}{_states(way):>15}{_total(way.plain):>15}{_total(way.recomputing):>38}" for way in found.ways]
     generating = f"{gigabytes(found.generating):>15}   weights, keys and values of {SIDE_BY_SIDE_TOKENS:,} tokens side by side"
     return [
         *lines,
         f"{'to generate':<30}{generating}",
         "",
-        "computed, and at most; torch and CUDA keep about 1 GB of a GPU besides",
+        "computed, for the default settings; torch and CUDA keep about 1 GB of a GPU besides (docs/models.md: what is not counted)",
+        *(f"not told: {reason}" for reason in found.reasons),
     ]
+
+
+def _states(way: Way) -> str:
+    told = way.plain or way.recomputing
+    return "–" if told is None else gigabytes(told.states)
+
+
+def _total(need: MemoryNeed | None) -> str:
+    return "–" if need is None else gigabytes(need.total)

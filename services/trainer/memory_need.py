@@ -23,8 +23,10 @@ from services.trainer.chunked_head import CHUNK_BYTES
 from services.trainer.parallel.shard import transformer_blocks
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection
+from shared.model.attention import meant_attention
 
 _FLOAT32_BYTES = 4
+_GRADIENT_COPIES = 2
 _MOMENTS = 2
 LOGITS_BYTES = 5 * CHUNK_BYTES
 """Of one chunk of logits, as `chunked_head` computes them."""
@@ -50,14 +52,17 @@ class TrainingPlan:
 class MemoryNeed:
     """Bytes that one process holds in a step.
 
-    states: weights, gradients and Adam's two moments, its part of them. together: what FSDP2 puts together for a moment; 0 alone.
-    activations: what one pass keeps for the backward pass, copies of the weights in the products' dtype among them.
+    states: weights, gradients, Adam's two moments and, because of the bound on foreign groups, a copy of the gradients; its part of
+    them. together: what FSDP2 puts together for a moment; 0 alone. activations: what one pass keeps for the backward pass, copies
+    of the weights in the products' dtype among them. logits: of a chunk, and the output layer's own gradient beside the one that is
+    added to. Not counted: logits of a model that cannot compute them in chunks (log `logits_not_chunked`), and the reference
+    model of `trainer.kl_coefficient`.
     """
 
     states: int
     together: int
     activations: int
-    logits: int = LOGITS_BYTES
+    logits: int
 
     @property
     def total(self) -> int:
@@ -69,13 +74,18 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
     """What a step of the causal model takes that `config`, a transformers configuration, describes.
 
     Raises:
-        ValueError, KeyError: there is no causal language model of this kind, its linear layers cannot be adapted, or what it keeps
-            depends on the text.
+        ValueError, KeyError: there is no causal language model of this kind, its linear layers cannot be adapted or its activations
+            recomputed, its positions do not reach `width`, or its pass cannot be followed without numbers.
     """
+    if plan.width < 1 or plan.tokens < 1:
+        raise ValueError(f"{plan.tokens} tokens in rows of {plan.width}: both must be 1 or more")
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
+    if longest and plan.width > longest:
+        raise ValueError(f"it reads texts of up to {longest} tokens, and rows of {plan.width} are asked for: ask for narrower ones")
     model = _without_numbers(copy.deepcopy(config), plan)
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    states = _bytes(parameters) + (1 + _MOMENTS) * _bytes(trained)
+    states = _bytes(parameters) + (_GRADIENT_COPIES + _MOMENTS) * _bytes(trained)
     together = 0
     if plan.processes > 1:
         blocks = transformer_blocks(model)
@@ -83,21 +93,31 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         around = _bytes(parameters) - sum(_bytes(block.parameters()) for block in blocks)
         # The next block is fetched while one computes; what is around the blocks stays together, with its gradient.
         together = 2 * around + 3 * largest
-    return MemoryNeed(states=-(-states // plan.processes), together=together, activations=_activations(model, plan))
+    return MemoryNeed(
+        states=-(-states // plan.processes),
+        together=together,
+        activations=_activations(model, plan),
+        logits=LOGITS_BYTES + _of_head(model, plan.dtype),
+    )
 
 
 def _without_numbers(config: Any, plan: TrainingPlan) -> Any:
     with torch.device("meta"):
         dtype = plan.dtype if plan.lora_rank else torch.float32
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        attention = meant_attention(config)
+        chosen = {} if attention is None else {"attn_implementation": attention}
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)  # type: ignore[no-untyped-call]
         if plan.lora_rank:
-            model = with_adapters(model, LoraSection(rank=plan.lora_rank))
+            try:
+                model = with_adapters(model, LoraSection(rank=plan.lora_rank))
+            except RuntimeError as error:
+                raise ValueError("whether its linear layers can be adapted is found out with numbers alone") from error
     return model
 
 
 def _activations(model: Any, plan: TrainingPlan) -> int:
-    rows = max(1, plan.tokens // plan.width)
-    width = min(plan.width, plan.tokens)
+    # A text that is wider than the budget goes alone.
+    rows, width = max(1, plan.tokens // plan.width), plan.width
     with FakeTensorMode():
         _give_shapes(model)
         whole = _kept(model, rows, width, plan.dtype)
@@ -109,6 +129,15 @@ def _activations(model: Any, plan: TrainingPlan) -> int:
         model.train()
         # In the backward pass one block's activations are computed again at a time.
         return _kept(model, rows, width, plan.dtype) + whole // max(1, len(transformer_blocks(model)))
+
+
+def _of_head(model: Any, dtype: torch.dtype) -> int:
+    head = model.get_output_embeddings()
+    if head is None:
+        return 0
+    weight = head.weight
+    rounded = weight.numel() * dtype.itemsize if dtype == torch.bfloat16 and weight.dtype != dtype else 0
+    return rounded + (weight.numel() * weight.element_size() if weight.requires_grad else 0)
 
 
 def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
@@ -126,8 +155,8 @@ def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast, _unlogged():
             causal.get_decoder()(input_ids=ids, use_cache=False)
-    except RuntimeError as error:
-        raise ValueError("what a pass computes depends on the text, as in mixtures of experts") from error
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ValueError("its pass cannot be followed without numbers, as where experts are chosen by the text") from error
     return sum(storage.nbytes() for storage in kept.values())
 
 

@@ -3,30 +3,77 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, Qwen3MoeConfig
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, FalconConfig, Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
+from benchmarks.head import most_held
 from benchmarks.memory_table import PAGE, TOKENS, WIDTH, shapes
-from benchmarks.step_memory import StepShape, measure_step
-from services.trainer.memory_need import LOGITS_BYTES, TrainingPlan, memory_need
+from benchmarks.workload import node_config, random_batch
+from services.trainer.learner import Learner
+from services.trainer.memory_need import TrainingPlan, memory_need
+from shared.messages import Batch
+from swarm_cli.model_memory import model_memory, told
+from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 PLAN = TrainingPlan(dtype=torch.bfloat16, tokens=2048, width=512)
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "answer", "budget"), [(8_192, 120, 2048), (49_152, 248, 1024)], ids=["activations", "parameters"]
+    ("config", "answer", "budget"),
+    [
+        (LlamaConfig(**_BODY, vocab_size=8_192, tie_word_embeddings=True), 120, 2048),
+        (LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 248, 1024),
+        (LlamaConfig(**_BODY, vocab_size=8_192), 1016, 256),
+        (Gemma2Config(**_BODY, vocab_size=8_192, head_dim=64), 504, 2048),
+    ],
+    ids=["activations", "parameters", "texts wider than the budget", "soft-capped attention"],
 )
-def test_a_measured_step_holds_at_most_what_is_said_and_not_much_less(vocabulary: int, answer: int, budget: int) -> None:
-    shape = StepShape({**_BODY, "vocab_size": vocabulary}, prompt=8, answers=32, answer=answer, budget=budget)
-    measured = 1e9 * measure_step("short", shape).product
-    plan = TrainingPlan(dtype=torch.float32, tokens=budget, width=answer + 8)
-    need = memory_need(LlamaConfig(**shape.model, tie_word_embeddings=True), plan)
+def test_a_measured_step_holds_at_most_what_is_said_and_not_much_less(
+    config: PreTrainedConfig, answer: int, budget: int, tmp_path: Path
+) -> None:
+    measured = step_bytes(config, answer, budget, tmp_path)
+    need = memory_need(config, TrainingPlan(dtype=torch.float32, tokens=budget, width=answer + 8))
     # The room for logits is that of a large batch's chunk.
-    without_logits = need.total - LOGITS_BYTES
-    assert 2 / 3 * without_logits < measured < need.total, (measured, need)
+    without_logits = need.total - need.logits
+    assert 0.6 * without_logits < measured < need.total, (measured, need)
+
+
+def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path) -> float:
+    """Most that is held in a learner's second step, on two groups of its own: see `benchmarks.step_memory`."""
+    model = AutoModelForCausalLM.from_config(config)
+    for token in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        setattr(model.config, token, {"eos_token_id": END_TOKEN_ID}.get(token, PAD_TOKEN_ID))
+        setattr(model.generation_config, token, getattr(model.config, token))
+    write_model_folder(folder / "model", model)
+    trainer = {"token_budget": budget, "threads": 1, "warmup_steps": 0, "shared_prompt": "off"}
+    section = {"path": str(folder / "model"), "device": "cpu", "dtype": "float32"}
+    learner = Learner(
+        node_config(folder, "nats://127.0.0.1:4222", model=section, trainer=trainer, generator={"max_new_tokens": answer})
+    )
+
+    def batch(number: int) -> Batch:
+        return random_batch(
+            number,
+            groups=2,
+            completions=8,
+            prompt_tokens=8,
+            completion_tokens=(answer, answer),
+            vocabulary=200,
+            tokenizer_hash=learner.rules.tokenizer_hash,
+            end_token_id=learner.rules.end_token_id or 0,
+        )
+
+    learner.step(batch(1))
+    second = batch(2)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        learner.step(second)
+    parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+    return 12 * parameters + most_held(recorded)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +101,29 @@ def test_adapters_need_no_gradients_or_moments_of_the_base() -> None:
     parameters = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     adapters = memory_need(config, replace(PLAN, lora_rank=8))
     assert 2 * parameters < adapters.states < 3 * parameters
-    assert memory_need(config, PLAN).states == 16 * parameters
+    assert memory_need(config, PLAN).states == 20 * parameters
 
 
 def test_a_mixture_of_experts_is_not_guessed_at() -> None:
     config = Qwen3MoeConfig(**_BODY, vocab_size=1000, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, head_dim=64)
-    with pytest.raises(ValueError, match="depends on the text, as in mixtures of experts"):
+    with pytest.raises(ValueError, match="cannot be followed without numbers, as where experts are chosen"):
         memory_need(config, PLAN)
+
+
+def test_what_cannot_be_told_is_left_out_and_the_rest_is_told() -> None:
+    config = FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=1000)
+    found = model_memory(config, torch.float32, rank=8, tokens=512, width=128, gpus=1)
+    whole, adapters = found.ways
+    assert whole.plain is not None and whole.recomputing is not None and adapters.plain is None
+    text = "\n".join(told(found, "float32", 512, 128))
+    assert "LoRA of rank 8                              –" in text
+    assert "not told: whether its linear layers can be adapted is found out with numbers alone" in text
+
+
+@pytest.mark.parametrize("width", [0, 4096])
+def test_rows_that_no_model_of_this_kind_reads_are_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more|reads texts of up to 2048 tokens"):
+        memory_need(LlamaConfig(**_BODY, vocab_size=1000, max_position_embeddings=2048), replace(PLAN, width=width))
 
 
 def test_the_configuration_of_a_caller_is_not_changed() -> None:
