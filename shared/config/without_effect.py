@@ -140,9 +140,9 @@ def _of_foreign_text(trainer: TrainerSection) -> Reasons:
     if trainer.foreign_weight_positive == "one":
         positive = "trainer.foreign_weight_positive is one"
         if trainer.drop_foreign_negatives:
-            yield f"{positive} and {no_negatives}", ("foreign_weight_level",)
+            yield f"{positive} and {no_negatives}", ("foreign_weight_level", "unknown_behaviour_logprob")
         if trainer.foreign_weight_negative == "one":
-            yield f"{positive} and so is foreign_weight_negative", ("foreign_weight_level",)
+            yield f"{positive} and so is foreign_weight_negative", ("foreign_weight_level", "unknown_behaviour_logprob")
     if not trainer.foreign_capability_window:
         yield "trainer.foreign_capability_window is 0", ("foreign_capability_bounds",)
     if not trainer.policy_check_fraction:

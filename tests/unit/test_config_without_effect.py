@@ -201,6 +201,7 @@ BOTH_SIGNS: dict[str, Any] = {"drop_foreign_negatives": False}
         ("cispo_max", 1.01, {"objective": "cispo"}, {"objective": "cispo", "updates_per_batch": 3}),
         ("importance_cap", 0.5, {"objective": "gepo"}, {}),
         ("unknown_behaviour_logprob", -1.0, {"objective": "vespo", **BOTH_SIGNS}, BOTH_SIGNS),
+        ("unknown_behaviour_logprob", -1.0, {}, BOTH_SIGNS),
         ("foreign_weight_negative", "one", {}, BOTH_SIGNS),
         ("foreign_negative_divergence", 0.0, {"updates_per_batch": 2}, {"updates_per_batch": 2, **BOTH_SIGNS}),
         ("foreign_weight_level", "geometric_mean", {}, BOTH_SIGNS),
