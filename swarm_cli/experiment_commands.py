@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shared.runtime.errors import FatalError
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
@@ -60,7 +61,7 @@ def run(
             from swarm_cli.experiment_services import make_services_runs
 
             make_services_runs(spec, todo)
-    except (SpecError, ValueError) as error:
+    except (SpecError, FatalError, ValueError) as error:
         raise CommandError(str(error)) from None
     typer.echo(str(folder))
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,16 @@ def test_a_mistake_in_a_spec_is_told_in_a_sentence_and_nothing_is_made(spec_file
     assert "rounds" in told.stderr
     assert "Traceback" not in told.stderr
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_a_run_finds_to_be_impossible_is_told_in_a_sentence(spec_file: Path, tmp_path: Path, jobs: str) -> None:
+    """That answers leave no room for a prompt is known when the model is there."""
+    bad = tmp_path / "bad.toml"
+    text, found = re.subn(r"max_new_tokens = \d+", "max_new_tokens = 40000", spec_file.read_text())
+    assert found == 1
+    bad.write_text(text)
+    told = swarm("run", bad, "--out", tmp_path / "results", "--jobs", jobs)
+    assert told.returncode == 1
+    assert "generator.max_new_tokens 40000 leaves no room for a prompt" in told.stderr
+    assert "Traceback" not in told.stderr
