@@ -65,6 +65,7 @@ class GeneratorService:
             threads=generator.threads or None,
             gpu_memory_utilization=generator.gpu_memory_fraction,
             swap_timeout_s=generator.policy_load_timeout_s,
+            adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
             base_url=generator.openai_url or None,
             served_model=config.model.name or None,
         )

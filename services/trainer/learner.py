@@ -33,9 +33,10 @@ from services.trainer.update import BatchLogprobs, batch_logprobs, without_dropp
 from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 from shared.messages import Batch
+from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size
-from shared.model.weights import load_trainable, policy_tensors, trainable_tensors
+from shared.model.weights import load_trainable, plain_name, policy_tensors, trainable_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Learner:
         self.published_dtype = policy.dtype if wanted == "auto" else DTYPES[wanted]
         self.delta_rounding: DeltaRounding | None = None
         self.model: Any = policy.model
+        self._adapters = _published_adapters(config, self.model)
         self.tokenizer = policy.tokenizer
         self.rules = intake_rules(
             config,
@@ -124,11 +126,19 @@ class Learner:
         self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
         return _record(preferred, intake, absurd, updates, rate, intake_s)
 
-    def policy(self) -> dict[str, Tensor]:
-        """The policy as generators load it: Hugging Face names, adapters merged, tied tensors once, in `published_dtype`.
+    @property
+    def policy_metadata(self) -> dict[str, str]:
+        """What a file of `policy()` says besides its tensors."""
+        return {} if self._adapters is None else self._adapters.metadata()
 
-        Afterwards `delta_rounding` says what that dtype loses of what the adapters add (None without adapters).
+    def policy(self) -> dict[str, Tensor]:
+        """The policy as generators load it: all weights under Hugging Face names, tied tensors once, in `published_dtype`; or the
+        factors of its adapters alone, in float32.
+
+        Afterwards `delta_rounding` says what that dtype loses of what merged adapters add (None without).
         """
+        if self._adapters is not None:
+            return adapter_tensors(self.model, self._parallel.whole)
         tally = RoundingTally()
         tensors = policy_tensors(self.model, self.published_dtype, self._parallel.whole, tally)
         self.delta_rounding = tally.rounding(self._parallel.number)
@@ -316,3 +326,16 @@ def _record(
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _published_adapters(config: NodeConfig, model: Any) -> Adapters | None:
+    lora = config.trainer.lora
+    if not lora.rank or lora.publish == "merged":
+        return None
+    odd = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.ndim != 2]
+    if odd:
+        raise ValueError(
+            f"trainer.lora adapts {plain_name(odd[0])}, whose factors are no matrices, and generators add only such to a layer: "
+            'set trainer.lora.publish = "merged", or leave the layer out of trainer.lora.target_modules'
+        )
+    return Adapters(rank=lora.rank, alpha=lora.alpha, base=base_fingerprint(config.model.path, config.model.revision))

@@ -316,7 +316,7 @@ class _Training:
         self._context.status.set("policy_version", version)
 
     async def _write_policy(self, file: Path) -> None:
-        await self._in_torch(lambda: write_tensors(self._learner.policy(), file))
+        await self._in_torch(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))
 
     async def _announce(self, finished: bool = False) -> None:
         position = TrainerPosition(

@@ -24,6 +24,12 @@ class LoraSection(Section):
         description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
         "a name fits all layers that end in it.",
     )
+    publish: Literal["adapters", "merged"] = Field(
+        "adapters",
+        description="What generators get. adapters: their factors alone, in float32, beside the base that a generator has; small, "
+        "and nothing is rounded into weights. merged: whole weights with the adapters in them, for an architecture that vLLM has "
+        "no adapters for. A generator with vLLM needs the same trainer.lora settings as the trainer.",
+    )
 
 
 class TrainerSection(Section):
@@ -195,9 +201,9 @@ class TrainerSection(Section):
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Of published weights, LoRA adapters merged in; auto: model.dtype. bfloat16 drops changes of less than 0.2 to "
-        "0.4 % of a weight (swarm_trainer_delta_lost_ratio), float16 an eighth of that. Helps only generators with the same "
-        "model.dtype or float32: others round again. See docs/models.md.",
+        description="Of published whole weights; auto: model.dtype. bfloat16 drops changes of less than 0.2 to 0.4 % of a weight, "
+        "also of adapters that are merged in (lora.publish, swarm_trainer_delta_lost_ratio), float16 an eighth of that. Helps only "
+        "generators with the same model.dtype or float32: others round again. See docs/models.md.",
     )
 
     @model_validator(mode="after")

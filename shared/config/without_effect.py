@@ -98,7 +98,9 @@ def _of_trainer(config: NodeConfig) -> Reasons:
     if trainer.schedule == "constant":
         yield "trainer.schedule is constant", ("schedule_steps",)
     if not trainer.lora.rank:
-        yield "trainer.lora.rank is 0", ("lora.alpha", "lora.dropout", "lora.target_modules")
+        yield "trainer.lora.rank is 0", ("lora.alpha", "lora.dropout", "lora.target_modules", "lora.publish")
+    elif trainer.lora.publish == "adapters":
+        yield "trainer.lora.publish is adapters, which travel in float32", ("publish_dtype",)
 
 
 def _of_objective(trainer: TrainerSection) -> Reasons:

@@ -18,7 +18,8 @@ _WRAPPED = ".base_layer."
 _PEFT_PREFIX = "base_model.model."
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def as_it_is(tensor: Tensor) -> Tensor:
+    """The part that this process holds, where that is all of it."""
     return tensor
 
 
@@ -34,7 +35,7 @@ class WeightsError(RuntimeError):
 def policy_tensors(
     model: nn.Module,
     dtype: torch.dtype | None = None,
-    whole: Callable[[Tensor], Tensor] = _as_it_is,
+    whole: Callable[[Tensor], Tensor] = as_it_is,
     tally: RoundingTally | None = None,
 ) -> dict[str, Tensor]:
     """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
@@ -60,7 +61,7 @@ def policy_tensors(
     return tensors
 
 
-def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = _as_it_is) -> dict[str, Tensor]:
+def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_it_is) -> dict[str, Tensor]:
     """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU, put together by `whole`."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: _on_cpu(parameter, None, whole) for name, parameter in trained.items()}
@@ -99,14 +100,16 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
     return payload
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write what `serialize` gives straight from the tensors' memory, which for a large policy saves most of the time.
+
+    `metadata`: what its header says besides.
 
     Raises:
         OSError: it cannot be written; the safetensors library does not say more than the words of the message.
     """
     try:
-        save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata={"format": "pt"})
+        save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from None
 

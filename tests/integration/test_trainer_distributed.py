@@ -259,7 +259,7 @@ def test_two_processes_that_are_started_again_end_with_the_same_bits_dropout_inc
 def test_three_processes_merge_adapters_and_measure_what_rounding_loses_as_one_does(
     model: Path, batches: list[Batch], publish_dtype: str, tmp_path: Path
 ) -> None:
-    trainer = {"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4}, "publish_dtype": publish_dtype}
+    trainer = {"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4, "publish": "merged"}, "publish_dtype": publish_dtype}
     config = node_config(model, model.parent, model_section={"dtype": "bfloat16"}, trainer=trainer)
     trained = train_alone(config, batches[:1])
     expected = train_alone(config, [], trained.state)
@@ -270,6 +270,16 @@ def test_three_processes_merge_adapters_and_measure_what_rounding_loses_as_one_d
     assert found.rounding.lost_ratio == pytest.approx(expected.rounding.lost_ratio, abs=1e-5)
     assert found.rounding.unmoved_ratio == expected.rounding.unmoved_ratio
     assert (found.rounding.lost_ratio > 0.5) == (publish_dtype == "auto")
+
+
+def test_three_processes_publish_the_adapters_that_one_does(model: Path, batches: list[Batch], tmp_path: Path) -> None:
+    config = node_config(model, model.parent, trainer={"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4}})
+    trained = train_alone(config, batches[:1])
+    expected = train_alone(config, [], trained.state)
+    found = train_together(config, [], through_a_file(trained.state, tmp_path / "saved"), ranks=3, folder=tmp_path / "ranks")
+    assert expected.policy and all(".lora_" in name for name in expected.policy)
+    assert expected.policy.keys() == found.policy.keys()
+    assert all(torch.equal(value, found.policy[name]) for name, value in expected.policy.items())
 
 
 # Refusals.

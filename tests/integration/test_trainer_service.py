@@ -337,10 +337,42 @@ async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_
     assert [line["level"] for line in life.logged("policy_steps_back")] == ["warning"]
 
 
-async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged(
+async def test_lora_publishes_adapters_alone_which_an_engine_answers_with_as_the_merged_export_does(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 3, "lora": {"rank": 4}})
+    trainer = {"max_steps": 3, "learning_rate": 1e-2, "lora": {"rank": 4, "alpha": 32.0}}
+    config = node_config(model, tmp_path, trainer=trainer)
+    await set_up(transport, some_batches(tokenizer, 3))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    pointer = await policy_pointer(transport)
+    assert pointer is not None
+    store = open_policy_store(config.policy_store_uri, transport, NODE)
+    fetched = await store.fetch(pointer, tmp_path / "fetched")
+    assert {value.dtype for value in load_file(fetched).values()} == {torch.float32}
+    assert all(".lora_" in name for name in load_file(fetched))
+    assert life.context.registry.get_sample_value("swarm_trainer_delta_lost_ratio") is None
+
+    async def scores(folder: Path, policy: Path | None) -> list[list[float]]:
+        engine = TransformersEngine(str(folder), device="cpu", max_model_len=128)
+        await engine.start()
+        if policy is not None:
+            await engine.load_policy(policy, pointer.version)
+        found = await engine.score([[72, 105]], [[40, 41, 42, 43]], SamplingParams(temperature=1.0, max_new_tokens=8))
+        await engine.close()
+        return found
+
+    base, published = await scores(model, None), await scores(model, fetched)
+    exported = await scores(export_policy(config.node.run_dir, tmp_path / "export").folder, None)
+    assert published[0] == pytest.approx(exported[0], abs=1e-4)
+    assert base[0] != pytest.approx(exported[0], abs=1e-2)
+
+
+async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged_where_that_is_asked_for(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 3, "lora": {"rank": 4, "publish": "merged"}})
     await set_up(transport, some_batches(tokenizer, 3))
     life = Life(config, transport)
     await life.until_finished()
@@ -364,7 +396,7 @@ async def test_a_delta_that_bfloat16_rounds_away_is_told_with_cause_and_remedy_a
 ) -> None:
     published = {}
     for dtype in ("auto", "float32"):
-        trainer = {"max_steps": 3, "learning_rate": 1e-5, "lora": {"rank": 4}, "publish_dtype": dtype}
+        trainer = {"max_steps": 3, "learning_rate": 1e-5, "lora": {"rank": 4, "publish": "merged"}, "publish_dtype": dtype}
         config = node_config(model, tmp_path / dtype, model_section={"dtype": "bfloat16"}, trainer=trainer)
         transport = MemoryTransport(MemoryServer())
         await set_up(transport, some_batches(tokenizer, 3))

@@ -97,6 +97,11 @@ BY_ONE = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
         ),
         ({"schedule_steps": 100}, "trainer.schedule_steps = 100 has no effect: trainer.schedule is constant"),
         ({"lora": {"alpha": 32.0}}, "trainer.lora.alpha = 32.0 has no effect: trainer.lora.rank is 0"),
+        ({"lora": {"publish": "merged"}}, "trainer.lora.publish = merged has no effect: trainer.lora.rank is 0"),
+        (
+            {"lora": {"rank": 4}, "publish_dtype": "float32"},
+            "trainer.publish_dtype = float32 has no effect: trainer.lora.publish is adapters, which travel in float32",
+        ),
     ],
 )
 def test_a_setting_of_the_trainer_that_cannot_act_is_named_with_the_reason(trainer: dict[str, Any], sentence: str) -> None:

@@ -116,8 +116,9 @@ def test_bfloat16_trains_float32_weights_and_publishes_bfloat16(model: Path) -> 
 
 
 def test_adapters_train_with_gradient_checkpointing_as_without(model: Path) -> None:
-    plain = trained(Learner(config_for(model, lora={"rank": 2})), 1, 2)
-    frugal = trained(Learner(config_for(model, lora={"rank": 2}, gradient_checkpointing=True)), 1, 2)
+    lora = {"rank": 2, "publish": "merged"}
+    plain = trained(Learner(config_for(model, lora=lora)), 1, 2)
+    frugal = trained(Learner(config_for(model, lora=lora, gradient_checkpointing=True)), 1, 2)
     base = Learner(config_for(model)).policy()
     assert all(torch.allclose(plain.policy()[name], value, atol=1e-6) for name, value in frugal.policy().items())
     assert any(not torch.equal(base[name], value) for name, value in frugal.policy().items())

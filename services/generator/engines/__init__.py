@@ -45,6 +45,7 @@ def create_engine(
     tensor_parallel_size: int = 1,
     start_timeout_s: int = 600,
     swap_timeout_s: float = 120.0,
+    adapter_rank: int = 0,
     base_url: str | None = None,
     served_model: str | None = None,
     api_key: str | None = None,
@@ -71,6 +72,7 @@ def create_engine(
             tensor_parallel_size=tensor_parallel_size,
             start_timeout_s=start_timeout_s,
             swap_timeout_s=swap_timeout_s,
+            adapter_rank=adapter_rank,
         )
     if kind == "openai":
         from services.generator.engines.openai_engine import OpenAiEngine

@@ -88,7 +88,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Replace the weights by those in a safetensors file with Hugging Face parameter names.
+        """Replace the weights by those in a safetensors file with Hugging Face parameter names, or add its adapters to the base.
 
         Names and shapes are checked before anything is touched. Raises `PolicyLoadError` and keeps the old policy on failure.
         """

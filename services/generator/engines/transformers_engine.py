@@ -19,10 +19,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from services.generator.engines.adapters import AdapterSlot, adapters_in
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import Row, sample_completions, score_completions
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
+from shared.model.adapter_file import Adapters
 from shared.model.loading import read_causal_lm
 
 _T = TypeVar("_T")
@@ -66,6 +68,8 @@ class TransformersEngine(Engine):
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers-engine")
         self._closing = threading.Event()
         self._model: Any = None
+        self._adapters: AdapterSlot | None = None
+        self._is_base = True
         self._folder: ModelFolder | None = None
         self._way = WAYS[-1]
 
@@ -108,11 +112,7 @@ class TransformersEngine(Engine):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         folder = read_model_folder(self._model_path, max_model_len=self._max_model_len, revision=self._revision)
-        try:
-            model: Any = read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
-        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._read_base()
         try:
             self._way = choose_batching(self._model, context_length=folder.context_length, pad_token_id=folder.pad_token_id)
         except UnsafeModel as error:
@@ -120,6 +120,15 @@ class TransformersEngine(Engine):
         if self._way is not WAYS[0]:
             structlog.get_logger("generator").warning("engine_batches_less", model=self._model_path, way=self._way.name)
         self._folder = folder
+
+    def _read_base(self) -> None:
+        try:
+            model: Any = read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._adapters = AdapterSlot(self._model)
+        self._is_base = True
 
     def _generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int) -> list[list[Sample]]:
         assert self._folder is not None
@@ -161,15 +170,35 @@ class TransformersEngine(Engine):
             raise EngineError("the transformers engine was closed while it was sampling")
 
     def _load_policy(self, weights_file: Path, version: int) -> None:
-        assert self._folder is not None
-        check_policy_file(weights_file, self._folder)
+        assert self._folder is not None and self._adapters is not None
+        adapters = adapters_in(weights_file, self._folder, self._model_path, self._revision)
+        if adapters is None:
+            check_policy_file(weights_file, self._folder)
         try:
             # Everything is in memory before the first parameter changes, so an I/O error cannot leave half a policy.
             loaded = load_file(weights_file, device="cpu")
         except (OSError, SafetensorError) as error:
             raise PolicyLoadError(f"policy file {weights_file}: unreadable ({error}): fetch it again") from error
-        state = self._model.state_dict()
-        with torch.no_grad():
-            for tensor_name in self._folder.tensor_shapes:
-                state[tensor_name].copy_(loaded[tensor_name])
+        if adapters is None:
+            self._adapters.clear()
+            self._is_base = False
+            state = self._model.state_dict()
+            with torch.no_grad():
+                for tensor_name in self._folder.tensor_shapes:
+                    state[tensor_name].copy_(loaded[tensor_name])
+        else:
+            self._load_adapters(weights_file, loaded, *adapters)
         self.policy_version = version
+
+    def _load_adapters(self, weights_file: Path, tensors: dict[str, torch.Tensor], adapters: Adapters, modules: list[str]) -> None:
+        if not self._is_base:
+            # A trainer that trained all weights before, and now trains adapters, means those of the base.
+            self._read_base()
+        assert self._adapters is not None
+        try:
+            self._adapters.load(tensors, adapters, modules)
+        except ValueError as error:
+            raise PolicyLoadError(
+                f"policy file {weights_file}: its adapters have no place in this model ({error}): set trainer.lora.publish = "
+                '"merged"'
+            ) from error

@@ -10,15 +10,18 @@ import asyncio
 import gc
 import itertools
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from services.generator.engines.adapters import adapters_in
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
 from services.generator.engines.policy_gate import PolicyGate
 from shared.hub_models import hub_arguments
+from shared.model.adapter_file import Adapters, write_peft_folder
 
 _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
 
@@ -37,6 +40,7 @@ class VllmEngine(Engine):
         tensor_parallel_size: GPUs that one copy of the model is spread over.
         start_timeout_s: deadline for vLLM's process to be ready.
         swap_timeout_s: deadline for running calls to end before a swap, and again for the swap itself.
+        adapter_rank: of the LoRA adapters that policies are, beside the base model; 0: policies are all weights.
     """
 
     name = "vllm"
@@ -54,6 +58,7 @@ class VllmEngine(Engine):
         tensor_parallel_size: int = 1,
         start_timeout_s: int = 600,
         swap_timeout_s: float = 120.0,
+        adapter_rank: int = 0,
     ) -> None:
         self._model_path = model_path
         self._revision = revision
@@ -65,6 +70,9 @@ class VllmEngine(Engine):
         self._tensor_parallel_size = tensor_parallel_size
         self._start_timeout_s = start_timeout_s
         self._swap_timeout_s = swap_timeout_s
+        self._adapter_rank = adapter_rank
+        self._adapters: Any = None
+        self._adapter_numbers = itertools.count(1)
         self._gate = PolicyGate()
         self._request_numbers = itertools.count()
         self._half_loaded = ""
@@ -134,10 +142,19 @@ class VllmEngine(Engine):
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Load as `Engine.load_policy` says, once the running calls have ended.
 
-        Should vLLM itself fail on a file that passed the check, its weights are undefined: then nothing is sampled until a load
-        succeeds.
+        Should vLLM itself fail on a file of all weights that passed the check, its weights are undefined: then nothing is sampled
+        until a load succeeds. Adapters that it fails on leave the old ones answering.
         """
         folder = self._started()
+        found = await asyncio.to_thread(adapters_in, weights_file, folder, self._model_path, self._revision)
+        if found is not None:
+            await self._load_adapters(weights_file, version, *found)
+            return
+        if self._adapter_rank:
+            raise PolicyLoadError(
+                f"policy file {weights_file}: holds all weights, and this vLLM was started for adapters: give trainer and "
+                "generator the same trainer.lora settings"
+            )
         await asyncio.to_thread(check_policy_file, weights_file, folder)
         async with self._gate.swapping(self._swap_timeout_s):
             self._half_loaded = f"version {version} from {weights_file}"
@@ -154,6 +171,36 @@ class VllmEngine(Engine):
                 raise PolicyLoadError(f"policy {version}: vLLM's workers read back {read_back}: try again")
             self._half_loaded = ""
             self.policy_version = version
+
+    async def _load_adapters(self, weights_file: Path, version: int, adapters: Adapters, modules: list[str]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if adapters.rank > self._adapter_rank:
+            raise PolicyLoadError(
+                f"policy file {weights_file}: adapters of rank {adapters.rank}, and this vLLM was started for rank "
+                f"{self._adapter_rank}: give trainer and generator the same trainer.lora settings"
+            )
+        number = next(self._adapter_numbers)
+        folder = weights_file.with_name(f"{weights_file.name}.adapters-{number}")
+        await asyncio.to_thread(write_peft_folder, weights_file, adapters, modules, folder)
+        request = LoRARequest(lora_name=f"policy-{version}-{number}", lora_int_id=number, lora_path=str(folder))
+        async with self._gate.swapping(self._swap_timeout_s):
+            try:
+                async with asyncio.timeout(self._swap_timeout_s):
+                    if not await self._vllm.add_lora(request):
+                        raise RuntimeError("it said no")
+            except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                raise PolicyLoadError(
+                    f"policy {version}: vLLM failed to load the adapters in {weights_file} ({type(error).__name__}: {error}): set "
+                    'trainer.lora.publish = "merged" for a model that it has no adapters for'
+                ) from error
+            old, self._adapters = self._adapters, request
+            self.policy_version = version
+        if old is not None:
+            with suppress(Exception):  # It falls out of vLLM's memory when the next one comes.
+                await self._vllm.remove_lora(old.lora_int_id)
+        await asyncio.to_thread(_forget_other_adapters, folder)
 
     async def healthy(self) -> bool:
         """Return whether vLLM's process lives and its weights are whole."""
@@ -223,6 +270,7 @@ class VllmEngine(Engine):
                         tensor_parallel_size=self._tensor_parallel_size,
                         distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
                         worker_extension_cls=_WORKER_EXTENSION,
+                        **self._for_adapters(),
                         # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
                         disable_log_stats=False,
                         use_tqdm_on_load=False,
@@ -234,6 +282,22 @@ class VllmEngine(Engine):
         """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one, and no code of the model's."""
         pinned = hub_arguments(self._model_path, self._revision)
         return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
+
+    def _for_adapters(self) -> dict[str, Any]:
+        """Room for adapters of one policy, and while a new one is read for two."""
+        if not self._adapter_rank:
+            return {}
+        from typing import get_args
+
+        from vllm.config.lora import MaxLoRARanks
+
+        fitting = [rank for rank in get_args(MaxLoRARanks) if rank >= self._adapter_rank]
+        if not fitting:
+            raise ValueError(
+                f"trainer.lora.rank {self._adapter_rank} is more than vLLM serves ({max(get_args(MaxLoRARanks))}): set "
+                'trainer.lora.publish = "merged"'
+            )
+        return {"enable_lora": True, "max_lora_rank": min(fitting), "max_loras": 1, "max_cpu_loras": 2}
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
         from vllm import SamplingParams as VllmSamplingParams
@@ -271,7 +335,7 @@ class VllmEngine(Engine):
 
         request_id = f"swarm-{next(self._request_numbers)}"
         final = None
-        async for output in self._vllm.generate(tokens_input(list(prompt)), params, request_id):
+        async for output in self._vllm.generate(tokens_input(list(prompt)), params, request_id, lora_request=self._adapters):
             final = output
         if final is None or not final.finished:
             raise EngineError(f"vLLM ended request {request_id} without an answer")
@@ -289,6 +353,13 @@ def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:
         logprobs=tuple(float(step[token_id].logprob) for token_id, step in zip(token_ids, completion.logprobs, strict=True)),
         policy_version=version,
     )
+
+
+def _forget_other_adapters(keep: Path) -> None:
+    """Also those of an engine that ended without."""
+    for folder in keep.parent.glob("*.adapters-*"):
+        if folder != keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -1,0 +1,218 @@
+"""Policies that are adapters beside the base: engines answer as both together do, and refuse adapters of another model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from services.generator.engines import Engine, PolicyLoadError, Sample, SamplingParams, create_engine
+from shared.model.adapter_file import METADATA_KEY, Adapters, adapter_tensors, base_fingerprint
+from shared.model.weights import write_tensors
+from tests.engines.conftest import BASE_SEED, CONTEXT_LENGTH, Run, needs_vllm
+from tests.engines.reference import reference_logprobs
+from tests.engines.test_engine_conformance import PROMPTS
+from tests.engines.tiny_models import random_policy, write_policy_file
+
+RANK = 5
+"""No rank that vLLM has room for exactly."""
+ENGINES = pytest.mark.parametrize("answering", ["transformers", pytest.param("vllm", marks=needs_vllm)], indirect=True)
+
+
+@dataclass
+class Answering:
+    engine: Engine
+    folder: Path
+    kind: str
+
+
+@pytest.fixture(scope="module")
+def answering(request: pytest.FixtureRequest, run: Run, model_folders: dict[bool, Path]) -> Iterator[Answering]:
+    folder = model_folders[True]
+    engine = create_engine(
+        request.param,
+        str(folder),
+        max_model_len=CONTEXT_LENGTH,
+        threads=1,
+        kv_cache_bytes=64 * 1024**2,
+        device="cpu",
+        adapter_rank=RANK,
+    )
+    run(engine.start())
+    yield Answering(engine, folder, request.param)
+    run(engine.close())
+
+
+def adapted(seed: int, *, rank: int = RANK, alpha: float = 8.0, targets: Any = "all-linear") -> Any:
+    """The base with adapters that change its answers."""
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    model = get_peft_model(random_policy(BASE_SEED, tied=True), config)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.1)
+    return model.eval()
+
+
+def publish(model: Any, folder: Path, file: Path, *, rank: int = RANK, alpha: float = 8.0) -> Path:
+    described = Adapters(rank=rank, alpha=alpha, base=base_fingerprint(str(folder)))
+    write_tensors(adapter_tensors(model), file, described.metadata())
+    return file
+
+
+def greedy(answering: Answering, run: Run) -> list[tuple[int, ...]]:
+    groups: list[list[Sample]] = run(
+        answering.engine.generate(PROMPTS, 1, SamplingParams(temperature=0, max_new_tokens=10), seed=0)
+    )
+    return [sample.token_ids for (sample,) in groups]
+
+
+def answers_as(answering: Answering, run: Run, model: Any, version: int) -> None:
+    params = SamplingParams(max_new_tokens=12)
+    for prompt, group in zip(PROMPTS, run(answering.engine.generate(PROMPTS, 2, params, seed=8)), strict=True):
+        for sample in group:
+            assert sample.policy_version == version
+            expected = reference_logprobs(model, prompt, sample.token_ids, params)
+            np.testing.assert_allclose(sample.logprobs, expected, atol=2e-4)
+    scores = run(answering.engine.score(PROMPTS, [[1, 2, 3]] * len(PROMPTS), params))
+    for prompt, score in zip(PROMPTS, scores, strict=True):
+        np.testing.assert_allclose(score, reference_logprobs(model, prompt, [1, 2, 3], params), atol=2e-4)
+
+
+@ENGINES
+def test_after_every_load_samples_and_scores_are_those_of_base_and_adapters(answering: Answering, run: Run, tmp_path: Path) -> None:
+    seen = set()
+    for version in (11, 12, 13):
+        model = adapted(version)
+        run(answering.engine.load_policy(publish(model, answering.folder, tmp_path / f"{version}.safetensors"), version))
+        assert answering.engine.policy_version == version
+        answers_as(answering, run, model, version)
+        seen.add(tuple(greedy(answering, run)))
+    assert len(seen) == 3
+    assert len(list(tmp_path.glob("*.adapters-*"))) <= 1
+
+
+@ENGINES
+def test_other_modules_a_smaller_rank_and_another_scale_are_taken(answering: Answering, run: Run, tmp_path: Path) -> None:
+    settings = [(2, 16.0, ["q_proj", "down_proj"]), (RANK, 1.0, ["v_proj"]), (3, 8.0, "all-linear")]
+    for version, (rank, alpha, targets) in enumerate(settings, 21):
+        model = adapted(version, rank=rank, alpha=alpha, targets=targets)
+        file = publish(model, answering.folder, tmp_path / f"{version}.safetensors", rank=rank, alpha=alpha)
+        run(answering.engine.load_policy(file, version))
+        answers_as(answering, run, model, version)
+
+
+Spoil = Callable[[dict[str, torch.Tensor], dict[str, str]], None]
+FIRST = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
+
+
+def other_base(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    metadata.update(Adapters(rank=RANK, alpha=8.0, base="0" * 64).metadata())
+
+
+def half_a_pair(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    del tensors[FIRST]
+
+
+def unknown_layer(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    for factor in "AB":
+        name = FIRST.replace("_A", f"_{factor}")
+        tensors[name.replace("layers.0", "layers.9")] = tensors[name].clone()
+
+
+def other_rank(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    tensors[FIRST] = tensors[FIRST][:2].clone()
+
+
+def other_width(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    tensors[FIRST] = tensors[FIRST][:, :7].clone()
+
+
+def a_weight_besides(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    tensors["model.norm.weight"] = torch.ones(128)
+
+
+def undescribed(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    del metadata[METADATA_KEY]
+
+
+def described_otherwise(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    metadata[METADATA_KEY] = '{"rank": "many"}'
+
+
+FAULTS: dict[Spoil, str] = {
+    other_base: "trained on a base model with other weights",
+    half_a_pair: r"factors of model.layers.0.mlp.down_proj have shapes \(\)",
+    unknown_layer: "adapts model.layers.9.mlp.down_proj, which this model has not",
+    other_rank: "and the rank 5",
+    other_width: r"have shapes \(5, 7\)",
+    a_weight_besides: "'model.norm.weight' is no LoRA factor's name",
+    undescribed: "lacks|holds all weights",
+    described_otherwise: "what it says of its adapters cannot be read",
+}
+
+
+@ENGINES
+def test_faulty_adapters_are_refused_and_the_old_policy_answers_on(answering: Answering, run: Run, tmp_path: Path) -> None:
+    good = publish(adapted(31), answering.folder, tmp_path / "good.safetensors")
+    run(answering.engine.load_policy(good, 31))
+    answers = greedy(answering, run)
+    for spoil, message in FAULTS.items():
+        bad = tmp_path / f"{spoil.__name__}.safetensors"
+        with safe_open(str(publish(adapted(32), answering.folder, tmp_path / "next.safetensors")), framework="pt") as whole:
+            metadata = dict(whole.metadata())
+        tensors = load_file(tmp_path / "next.safetensors")
+        spoil(tensors, metadata)
+        save_file(tensors, bad, metadata=metadata)
+        with pytest.raises(PolicyLoadError, match=message):
+            run(answering.engine.load_policy(bad, 32))
+        assert answering.engine.policy_version == 31
+        assert run(answering.engine.healthy())
+        assert greedy(answering, run) == answers
+    truncated = tmp_path / "truncated.safetensors"
+    truncated.write_bytes(good.read_bytes()[:-100])
+    with pytest.raises(PolicyLoadError, match="unreadable or truncated"):
+        run(answering.engine.load_policy(truncated, 33))
+    assert greedy(answering, run) == answers
+
+
+@pytest.mark.parametrize("answering", ["transformers"], indirect=True)
+def test_adapters_after_whole_weights_are_those_of_the_base_and_whole_weights_after_adapters_stand_alone(
+    answering: Answering, run: Run, tmp_path: Path
+) -> None:
+    whole, model = random_policy(41, tied=True), adapted(42)
+    weights = write_policy_file(tmp_path / "whole.safetensors", whole)
+    adapters = publish(model, answering.folder, tmp_path / "adapters.safetensors")
+    for version, (file, expected) in enumerate([(weights, whole), (adapters, model), (weights, whole), (adapters, model)], 41):
+        run(answering.engine.load_policy(file, version))
+        answers_as(answering, run, expected, version)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("answering", [pytest.param("vllm", marks=needs_vllm)], indirect=True)
+def test_vllm_refuses_a_rank_above_the_one_it_was_started_for(answering: Answering, run: Run, tmp_path: Path) -> None:
+    file = publish(adapted(51, rank=9), answering.folder, tmp_path / "9.safetensors", rank=9)
+    with pytest.raises(PolicyLoadError, match="adapters of rank 9, and this vLLM was started for rank 5"):
+        run(answering.engine.load_policy(file, 51))
+
+
+def test_a_base_is_told_by_its_weights_wherever_it_lies(model_folders: dict[bool, Path], tmp_path: Path) -> None:
+    folder = model_folders[True]
+    copy = tmp_path / "copy"
+    random_policy(BASE_SEED, tied=True).save_pretrained(copy)
+    assert base_fingerprint(str(copy)) == base_fingerprint(str(folder))
+    trained = random_policy(BASE_SEED, tied=True)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(1.001)
+    trained.save_pretrained(tmp_path / "trained")
+    assert base_fingerprint(str(tmp_path / "trained")) != base_fingerprint(str(folder))
