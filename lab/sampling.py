@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.stacked_model import Leaves, Packing, StackedQwen3, attend_behind_prompt, padding_bias, prompt_pass
+from lab.stacked_model import Leaves, Packing, StackedDecoder, attend_behind_prompt, padding_bias, prompt_pass
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.decoding import processed_logprobs
 
@@ -45,7 +45,7 @@ class _Rows:
 
 @torch.no_grad()
 def sample(
-    model: StackedQwen3,
+    model: StackedDecoder,
     leaves: Leaves,
     prompts: Sequence[Sequence[Sequence[int]]],
     count: int,
@@ -68,7 +68,7 @@ def sample(
 
 
 def _run(
-    model: StackedQwen3,
+    model: StackedDecoder,
     leaves: Leaves,
     ids: Tensor,
     lengths: Tensor,
@@ -114,7 +114,7 @@ def _run(
     return tokens, logprobs
 
 
-def _after_prompts(model: StackedQwen3, leaves: Leaves, hidden: Tensor, packing: Packing, lengths: Tensor, width: int) -> Tensor:
+def _after_prompts(model: StackedDecoder, leaves: Leaves, hidden: Tensor, packing: Packing, lengths: Tensor, width: int) -> Tensor:
     """(N, G, vocabulary) that follow the prompts' last tokens."""
     starts = torch.arange(lengths.shape[1], device=lengths.device) * width
     last = packing.places.gather(1, starts + (lengths - 1).clamp(min=0))
@@ -133,7 +133,7 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
     return chosen.squeeze(-1), logprobs.gather(-1, chosen).squeeze(-1)
 
 
-def _next_logits(model: StackedQwen3, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
+def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
     nodes, groups, count = chosen.shape
     shape = model.architecture
     width = rows.prompt_keys[0].shape[3]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lab.stacked_adamw import AdamWSettings, StackedAdamW
 from lab.stacked_logprobs import group_logprobs, stack_groups
-from lab.stacked_model import StackedQwen3
+from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
 from services.trainer.influence import foreign_scales, out_of_proportion
 from services.trainer.intake import Intake
@@ -50,6 +50,10 @@ class StepOutcome:
         return self.absurd_of.total()
 
 
+_IN_ONE_PASS = 100_000_000
+"""Parameters of the policies that are computed in one pass. More of them gain nothing and take their memory at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Some groups of one node's step, by number."""
@@ -58,11 +62,14 @@ class _Part:
     groups: Sequence[int]
 
 
+_Accumulate = Callable[[Sequence[_Part]], tuple[Tensor, list[GradientPart]]]
+
+
 class StackedLearner:
     """Policies and optimisers of N nodes. `flat` is (N, parameters); the nodes' configurations may differ in all but the model."""
 
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
-        self.model = StackedQwen3(architecture, flat.device)
+        self.model = StackedDecoder(architecture, flat.device)
         self.flat = flat.clone()
         self._trainers = [config.trainer for config in configs]
         self._update_configs = [update_config(config) for config in configs]
@@ -166,11 +173,8 @@ class StackedLearner:
             else:
                 gradient[node] += part_gradient
                 found[node] += part
-        alone, sums = of([_Part(node, [number]) for node in suspects for number in foreign[node]])
-        each = zip(_norms(alone), alone, sums, strict=True)
         scaled = [0] * len(groups)
-        for node in suspects:
-            measured = [next(each) for _ in foreign[node]]
+        for node, measured in self._each_alone(of, suspects, foreign):
             scales = foreign_scales(self._influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
             scaled[node] = sum(scale < 1.0 for scale in scales)
             for scale, (_, part_gradient, part) in zip(scales, measured, strict=True):
@@ -184,6 +188,18 @@ class StackedLearner:
         ]
         return gradient, stats, scaled
 
+    def _each_alone(
+        self, of: _Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
+        """Norm, gradient and statistics of each foreign group of the suspects, small policies' all measured in one pass."""
+        parts = [_Part(node, [number]) for node in suspects for number in foreign[node]]
+        at_once = [suspects] if len(self._together(range(len(parts)))) <= 1 else [[node] for node in suspects]
+        for nodes in at_once:
+            alone, sums = of([_Part(node, [number]) for node in nodes for number in foreign[node]])
+            each = zip(_norms(alone), alone, sums, strict=True)
+            for node in nodes:
+                yield node, [next(each) for _ in foreign[node]]
+
     def _accumulate(
         self,
         groups: Sequence[Sequence[TokenGroup]],
@@ -191,12 +207,24 @@ class StackedLearner:
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
     ) -> tuple[Tensor, list[GradientPart]]:
-        """The gradients (parts, parameters) of parts of nodes' steps, in one pass, and their statistics."""
+        """The gradients (parts, parameters) of parts of nodes' steps, and their statistics."""
         gradients = self.flat.new_zeros(len(parts), self.flat.shape[1])
         found = [GradientPart(LossSums.zero(self.flat.device)) for _ in parts]
-        rows = [row for row, part in enumerate(parts) if part.groups]
-        if not rows:
-            return gradients, found
+        for rows in self._together([row for row, part in enumerate(parts) if part.groups]):
+            self._accumulate_together(groups, parts, rows, proximal, reference, gradients, found)
+        return gradients, found
+
+    def _accumulate_together(
+        self,
+        groups: Sequence[Sequence[TokenGroup]],
+        parts: Sequence[_Part],
+        rows: Sequence[int],
+        proximal: Sequence[BatchLogprobs | None],
+        reference: Sequence[BatchLogprobs | None],
+        gradients: Tensor,
+        found: list[GradientPart],
+    ) -> None:
+        """The `rows` of `_accumulate`'s results, in one pass."""
         nodes = [parts[row].node for row in rows]
         flat = self.flat if nodes == list(range(len(self.flat))) else self.flat[nodes]
         trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, flat).items()}
@@ -212,8 +240,12 @@ class StackedLearner:
             total = total + loss
             found[row] = GradientPart(sums, 1, stacked.padded_tokens // len(rows))
         of_leaves = torch.autograd.grad(total, list(trained.values()))
-        gradients[rows] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
-        return gradients, found
+        gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
+
+    def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
+        """Items in parts of a policy each that are computed in one pass: all of small policies, one of a large one."""
+        size = max(1, _IN_ONE_PASS // self.flat.shape[1])
+        return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
@@ -222,14 +254,16 @@ class StackedLearner:
         if not any(wanted):
             return found
         flat = self._base if base and self._base is not None else self.flat
-        stacked = stack_groups(groups, wanted, self.flat.device)
-        scored = group_logprobs(
-            self.model, leaves(self.model.architecture, flat), stacked, [config.temperature for config in self._update_configs]
-        )
-        for node, rows in enumerate(stacked.rows):
-            of_rows = scored[node].logprobs.cpu()
-            for row, (group, completion) in enumerate(rows.sequences):
-                found[node][group][completion] = of_rows[row, : len(groups[node][group].completions[completion])]
+        for nodes in self._together(range(len(groups))):
+            if not any(wanted[node] for node in nodes):
+                continue
+            stacked = stack_groups([groups[node] for node in nodes], [wanted[node] for node in nodes], self.flat.device)
+            policies = leaves(self.model.architecture, flat[nodes[0] : nodes[-1] + 1])
+            scored = group_logprobs(self.model, policies, stacked, [self._update_configs[node].temperature for node in nodes])
+            for node, rows, of_node in zip(nodes, stacked.rows, scored, strict=True):
+                of_rows = of_node.logprobs.cpu()
+                for row, (group, completion) in enumerate(rows.sequences):
+                    found[node][group][completion] = of_rows[row, : len(groups[node][group].completions[completion])]
         return found
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.stacked_model import Leaves, Packing, StackedQwen3, attend_behind_prompt, causal_bias, padding_bias, prompt_pass
+from lab.stacked_model import Leaves, Packing, StackedDecoder, attend_behind_prompt, causal_bias, padding_bias, prompt_pass
 from services.trainer.forward import CompletionLogprobs
 from services.trainer.rows import CompletionRows, TokenGroup
 
@@ -73,7 +73,7 @@ def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequen
 
 
 def group_logprobs(
-    model: StackedQwen3, leaves: Leaves, stacked: StackedGroups, temperatures: Sequence[float]
+    model: StackedDecoder, leaves: Leaves, stacked: StackedGroups, temperatures: Sequence[float]
 ) -> list[CompletionLogprobs]:
     """`completion_logprobs` of each node's rows, at each node's temperature; with gradient unless that is turned off."""
     nodes, groups, count, longest = stacked.completion_ids.shape
@@ -115,7 +115,7 @@ def group_logprobs(
 
 
 def _completion_pass(
-    model: StackedQwen3, leaves: Leaves, stacked: StackedGroups, prompt_keys: list[Tensor], prompt_values: list[Tensor]
+    model: StackedDecoder, leaves: Leaves, stacked: StackedGroups, prompt_keys: list[Tensor], prompt_values: list[Tensor]
 ) -> tuple[Tensor, Packing]:
     """Hidden states of all completion tokens but each one's last, packed."""
     nodes, groups, count, longest = stacked.completion_ids.shape

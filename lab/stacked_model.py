@@ -1,4 +1,4 @@
-"""The forward pass of Qwen3 over a node axis: N policies, each over its own tokens, in batched matrix products.
+"""The forward pass of Qwen3 and Llama over a node axis: N policies, each over its own tokens, in batched matrix products.
 
 Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most tokens any node has. Only
 attention sees rows: prompts as `(N x G, P)`, completions as `(N x G, L, C)` behind the keys and values of their prompt, which are
@@ -61,7 +61,7 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
     return flat.view(*index.shape, *values.shape[2:])
 
 
-class StackedQwen3:
+class StackedDecoder:
     """Forward pass pieces for one architecture. Holds the rotary tables, no parameters."""
 
     def __init__(self, architecture: Architecture, device: torch.device) -> None:
@@ -89,8 +89,10 @@ class StackedQwen3:
             normed = _rms_norm(x, leaves[f"{layer}.norm_in"], shape.eps)
             qkv = _linear(normed, leaves[f"{layer}.qkv"]).view(nodes, tokens, shape.heads + 2 * shape.kv_heads, shape.head_size)
             q, k, v = torch.split_with_sizes(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
-            q = _rotated(_rms_norm(q, leaves[f"{layer}.q_norm"], shape.eps), cos, sin)
-            k = _rotated(_rms_norm(k, leaves[f"{layer}.k_norm"], shape.eps), cos, sin)
+            if shape.qk_norm:
+                q = _rms_norm(q, leaves[f"{layer}.q_norm"], shape.eps)
+                k = _rms_norm(k, leaves[f"{layer}.k_norm"], shape.eps)
+            q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
             x = x + _linear(attend(layer, q, k, v).flatten(2), leaves[f"{layer}.out"])
             normed = _rms_norm(x, leaves[f"{layer}.norm_mlp"], shape.eps)
             gate, up = _linear(normed, leaves[f"{layer}.gate_up"]).chunk(2, dim=-1)
@@ -111,7 +113,7 @@ class PromptPass:
     values: list[Tensor]
 
 
-def prompt_pass(model: StackedQwen3, leaves: Leaves, ids: Tensor, lengths: Tensor) -> tuple[PromptPass, Packing]:
+def prompt_pass(model: StackedDecoder, leaves: Leaves, ids: Tensor, lengths: Tensor) -> tuple[PromptPass, Packing]:
     """Run prompts (N, G, P), right-padded, of `lengths` (N, G); length 0 is no prompt."""
     nodes, groups, width = ids.shape
     columns = torch.arange(width, device=ids.device)

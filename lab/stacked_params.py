@@ -1,7 +1,7 @@
 """The parameters of many policies of one architecture, stacked along a node axis in one flat buffer.
 
 Gradients, norms and AdamW are then a few operations over `(nodes, parameters)`, and the forward pass is batched matrix products.
-Only Qwen3 is known: the toy policies are Qwen3, and one architecture done exactly is worth more than several done nearly.
+Qwen3, which the toy policies are, and Llama, which SmolLM2 is, are known; they differ in the norm of queries and keys alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from shared.model.weights import read_tensors
+
+_QK_NORM = {"qwen3": True, "llama": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,35 +36,31 @@ class Architecture:
     rope_theta: float
     tied: bool
     max_length: int
+    qk_norm: bool
+    """Whether each head's queries and keys are normed before they are rotated: Qwen3 does, Llama does not."""
 
     @classmethod
     def of_folder(cls, folder: Path) -> Architecture:
         """Read it from a model folder's config.json.
 
         Raises:
-            ValueError: the folder holds no Qwen3 that this code computes exactly; the message says what it is instead.
+            ValueError: the folder holds no Qwen3 or Llama that this code computes exactly; the message says what it is instead.
         """
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"model folder {folder}: config.json cannot be read ({error}): give a model folder") from None
         rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": "default"}
-        unusual = [
-            f"{name} {config.get(name)!r}"
-            for name, wanted in (
-                ("model_type", "qwen3"),
-                ("attention_bias", False),
-                ("use_sliding_window", False),
-                ("hidden_act", "silu"),
-            )
-            if config.get(name) != wanted
-        ]
+        plain = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+        unusual = [f"{name} {config[name]!r}" for name, wanted in plain.items() if config.get(name, wanted) != wanted]
+        if config.get("model_type") not in _QK_NORM:
+            unusual.insert(0, f"model_type {config.get('model_type')!r}")
         if rope.get("rope_type", "default") != "default":
             unusual.append(f"rope_type {rope['rope_type']!r}")
         if unusual:
             raise ValueError(
-                f"model folder {folder}: {', '.join(unusual)}: the simulate driver computes plain Qwen3 only; "
-                "use a Qwen3 folder, or the services driver"
+                f"model folder {folder}: {', '.join(unusual)}: the simulate driver computes plain Qwen3 and Llama only; "
+                "use such a folder, or the services driver"
             )
         return cls(
             vocabulary=config["vocab_size"],
@@ -71,11 +69,12 @@ class Architecture:
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"],
-            head_size=config["head_dim"],
+            head_size=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
             eps=config["rms_norm_eps"],
             rope_theta=rope["rope_theta"],
             tied=config["tie_word_embeddings"],
             max_length=config["max_position_embeddings"],
+            qk_norm=_QK_NORM[config["model_type"]],
         )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -86,8 +85,7 @@ class Architecture:
             shapes |= {
                 f"{layer}.norm_in": (self.hidden,),
                 f"{layer}.qkv": (queries + 2 * keys, self.hidden),
-                f"{layer}.q_norm": (self.head_size,),
-                f"{layer}.k_norm": (self.head_size,),
+                **({f"{layer}.q_norm": (self.head_size,), f"{layer}.k_norm": (self.head_size,)} if self.qk_norm else {}),
                 f"{layer}.out": (self.hidden, queries),
                 f"{layer}.norm_mlp": (self.hidden,),
                 f"{layer}.gate_up": (2 * self.intermediate, self.hidden),
@@ -155,7 +153,7 @@ def load_stack(folders: Sequence[Path], device: torch.device) -> tuple[Architect
     """The architecture and the stacked parameters `(nodes, parameters)` of model folders, one a node.
 
     Raises:
-        ValueError: they are not of one architecture, or one is no plain Qwen3.
+        ValueError: they are not of one architecture, or one that is not computed here.
     """
     by_folder = {folder: Architecture.of_folder(folder) for folder in dict.fromkeys(folders)}
     architectures = list(by_folder.values())

@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from lab.sampling import Sampled, sample
-from lab.stacked_model import StackedQwen3
+from lab.stacked_model import StackedDecoder
 from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.batching import WAYS
 from services.generator.engines.decoding import processed_logprobs, sample_completions, score_completions
-from tests.lab.tiny_swarm import END, spread_out, tiny_qwen3, transformers_model
+from tests.lab.tiny_swarm import END, spread_out, tiny_llama, tiny_qwen3, transformers_model
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen3(tmp_path_factory.mktemp("qwen3") / "model")
+@pytest.fixture(scope="module", params=[tiny_qwen3, tiny_llama], ids=["qwen3", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = request.param(tmp_path_factory.mktemp("model") / "model")
+    return made
 
 
 def prompts(counts: tuple[int, ...]) -> list[list[list[int]]]:
@@ -35,7 +36,7 @@ def test_reported_logprobs_are_those_of_each_nodes_own_model(folder: Path, param
     flat = spread_out(architecture, flat)
     asked = prompts((3, 5, 1))
     generator = torch.Generator().manual_seed(0)
-    model = StackedQwen3(architecture, torch.device("cpu"))
+    model = StackedDecoder(architecture, torch.device("cpu"))
     found = sample(model, leaves(architecture, flat), asked, 4, params, end_token=END, generator=generator)
     for node, of_node in enumerate(found):
         reference = transformers_model(folder, architecture, flat[node])
@@ -54,7 +55,7 @@ def test_greedy_answers_are_the_engines(folder: Path) -> None:
     flat = spread_out(architecture, flat, noise=0.05)
     asked = prompts((12, 7))
     params = SamplingParams(temperature=0.0, max_new_tokens=16)
-    model = StackedQwen3(architecture, torch.device("cpu"))
+    model = StackedDecoder(architecture, torch.device("cpu"))
 
     def greedy(end_token: int) -> list[list[list[Sampled]]]:
         generator = torch.Generator().manual_seed(0)
@@ -87,7 +88,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(folder: Path) -> No
     architecture, flat = load_stack([folder], torch.device("cpu"))
     asked, count = prompts((2,)), 4000
     params = SamplingParams(temperature=0.5, max_new_tokens=1)
-    model = StackedQwen3(architecture, torch.device("cpu"))
+    model = StackedDecoder(architecture, torch.device("cpu"))
     found = sample(
         model, leaves(architecture, flat), asked, count, params, end_token=END, generator=torch.Generator().manual_seed(1)
     )
@@ -103,7 +104,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(folder: Path) -> No
 
 def test_the_same_seed_gives_the_same_answers(folder: Path) -> None:
     architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
-    model, asked = StackedQwen3(architecture, torch.device("cpu")), prompts((3, 2))
+    model, asked = StackedDecoder(architecture, torch.device("cpu")), prompts((3, 2))
 
     def answers(seed: int) -> object:
         generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,7 @@ import torch
 
 from lab.stacked_learner import StackedLearner, _Part
 from lab.stacked_logprobs import group_logprobs, stack_groups
-from lab.stacked_model import StackedQwen3
+from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves, load_stack
 from services.trainer.forward import completion_logprobs
 from services.trainer.intake import Intake
@@ -18,15 +18,24 @@ from services.trainer.learner import Learner
 from services.trainer.micro_batches import plan_rows
 from services.trainer.rows import TokenGroup, build_rows
 from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_qwen3, transformers_model
+from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_llama, tiny_qwen3, transformers_model
 from tests.unit.trainer_models import ragged_groups
 
 NODES = 3
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=["qwen3-tied", "qwen3-untied", "llama-tied"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_qwen3(tmp_path_factory.mktemp("qwen3") / "model", tied=request.param)
+    kind, embeddings = request.param.split("-")
+    make = {"qwen3": tiny_qwen3, "llama": tiny_llama}[kind]
+    return make(tmp_path_factory.mktemp(kind) / "model", tied=embeddings == "tied")
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether policies are computed in one pass, or are taken for so large that each has its own."""
+    if request.param == "large":
+        monkeypatch.setattr("lab.stacked_learner._IN_ONE_PASS", 1)
 
 
 def groups_of_nodes() -> list[list[TokenGroup]]:
@@ -61,7 +70,7 @@ def test_logprobs_and_entropy_of_every_node_are_those_of_its_own_model(folder: P
     stacked = stack_groups(groups, [list(range(len(each))) for each in groups], torch.device("cpu"))
     with torch.no_grad():
         scored = group_logprobs(
-            StackedQwen3(architecture, torch.device("cpu")), leaves(architecture, flat), stacked, [1.0, 0.7, 2.0]
+            StackedDecoder(architecture, torch.device("cpu")), leaves(architecture, flat), stacked, [1.0, 0.7, 2.0]
         )
     for node, temperature in enumerate((1.0, 0.7, 2.0)):
         model = transformers_model(folder, architecture, flat[node])
@@ -95,6 +104,7 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
         assert stats.tokens == expected_stats.tokens
 
 
+@pytest.mark.usefixtures("size")
 def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(folder: Path) -> None:
     """One foreign group of a hundredfold gradient: every node finds the scales and ends with the weights of a real learner."""
     config = tiny_config(folder, trainer={"adam_eps": 1e-2, "policy_check_fraction": 0.0})
@@ -120,6 +130,7 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
             assert torch.allclose(tensor, expected[name], atol=1e-5), name
 
 
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize(
     "trainer",
     [
@@ -171,6 +182,7 @@ def test_a_node_without_advantage_keeps_weights_and_moments(folder: Path) -> Non
     assert learner._optimiser._steps == [1, 0]
 
 
+@pytest.mark.usefixtures("size")
 def test_what_the_own_policy_finds_absurd_is_left_out_as_in_the_trainer(folder: Path) -> None:
     architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
     flat = spread_out(architecture, flat)
@@ -195,6 +207,6 @@ def test_what_the_own_policy_finds_absurd_is_left_out_as_in_the_trainer(folder: 
 
 
 def test_a_model_of_another_kind_is_refused_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_act": "silu"}')
-    with pytest.raises(ValueError, match="model_type 'llama'.*Qwen3"):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2", "hidden_act": "gelu"}')
+    with pytest.raises(ValueError, match="model_type 'gemma2', hidden_act 'gelu': .*Qwen3 and Llama"):
         Architecture.of_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 and a spec for it, small enough that a simulated round takes a blink."""
+"""A tiny Qwen3, a tiny Llama and a spec for it, small enough that a simulated round takes a blink."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from lab.spec import Spec, merged, parse_spec
 from lab.stacked_params import Architecture
@@ -15,30 +23,37 @@ from shared.config import NodeConfig
 from tests.engines.tiny_models import byte_tokenizer
 
 END = 256
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "eos_token_id": END,
+    "pad_token_id": 257,
+    "dtype": "float32",
+}
 
 
 def tiny_qwen3(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
     """A random Qwen3 of 2 layers of 32 with the byte tokenizer, whose answers are mostly a digit or two, so that some are right."""
+    return _tiny(folder, Qwen3ForCausalLM, Qwen3Config(**_SHAPE, use_sliding_window=False, tie_word_embeddings=tied), seed)
+
+
+def tiny_llama(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
+    """The same as a Llama."""
+    return _tiny(folder, LlamaForCausalLM, LlamaConfig(**_SHAPE, tie_word_embeddings=tied), seed)
+
+
+def _tiny(folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, seed: int) -> Path:
     if not (folder / "config.json").exists():
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=300,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=256,
-            initializer_range=0.15,
-            tie_word_embeddings=tied,
-            use_sliding_window=False,
-            eos_token_id=END,
-            pad_token_id=257,
-            dtype="float32",
-        )
-        model = Qwen3ForCausalLM(config)
+        model: Any = kind(config)
         with torch.no_grad():
             # What all tokens have in common stays in the hidden state; what has more of it is likelier to come next.
             common = 0.5 * torch.randn(32).sign()
