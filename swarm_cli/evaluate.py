@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +15,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from shared.config import NodeConfig, TaskSpec
 from shared.config.sections import ModelSection
 from shared.messages import EvalReport, Task, TaskScore
+from shared.text import visible
 from swarm_cli.base_model import model_problem
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import terminal
@@ -26,6 +29,18 @@ from swarm_cli.model_commands import export_node
 from swarm_cli.task_sources import task_sources
 
 TASKS_A_CALL = 32
+_LONGEST_CELL = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A held-out question, what the policy answered and what its verifier paid for it."""
+
+    dataset: str
+    question: str
+    reference: str | None
+    answer: str
+    reward: float
 
 
 def evaluate(
@@ -35,6 +50,10 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
     revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, where MODEL is model.path]")] = "",
+    answers: Annotated[
+        int,
+        typer.Option(min=0, max=1000, help="Show the answers to so many questions of each dataset, and their rewards."),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -46,11 +65,13 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder = _model_folder(model, commit, Path(scratch))
-        report = asyncio.run(_evaluate(node_config, folder, commit, sources, n, temperature, engine))
+        report, answered = asyncio.run(_evaluate(node_config, folder, commit, sources, n, temperature, engine))
+    shown = _of_each_dataset(answered, answers)
     if as_json:
-        typer.echo(json.dumps({"model": model, "temperature": temperature, **_as_object(report)}, indent=2))
+        found = {"model": model, "temperature": temperature, **_as_object(report)}
+        typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
-        _show(model, report)
+        _show(model, report, shown)
 
 
 def _model_folder(model: str, revision: str, scratch: Path) -> str:
@@ -65,16 +86,16 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
 
 async def _evaluate(
     config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
-) -> EvalReport:
+) -> tuple[EvalReport, list[Answered]]:
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
 
-    tasks = _held_out(sources, n)
+    tasks = _held_out(sources, n, config.eval.draw)
     started = time.monotonic()
     params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
     kind: Any = engine_name
-    results: list[tuple[str, float]] = []
+    answered: list[Answered] = []
     try:
         threads = config.generator.threads or None
         engine = create_engine(
@@ -92,21 +113,34 @@ async def _evaluate(
                     part = tasks[first : first + TASKS_A_CALL]
                     samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
                     rewards = await scorers.score([(task, [only.text]) for task, (only,) in zip(part, samples, strict=True)])
-                    results += [(task.ref.dataset, reward) for task, (reward,) in zip(part, rewards, strict=True)]
+                    answered += [
+                        Answered(task.ref.dataset, task.question, task.answer, only.text, reward)
+                        for task, (only,), (reward,) in zip(part, samples, rewards, strict=True)
+                    ]
                     progress.advance(bar, len(part))
     except (EngineError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
         await engine.close()
-    return summarise(results, node="eval", policy_version=0, created_at=time.time(), seconds=round(time.monotonic() - started, 3))
+    results = [(each.dataset, each.reward) for each in answered]
+    seconds = round(time.monotonic() - started, 3)
+    return summarise(results, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
-def _held_out(sources: Sequence[TaskSpec], n: int) -> list[Task]:
+def _of_each_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
+    """The first `count` of each dataset, datasets by name."""
+    of_dataset: dict[str, list[Answered]] = {}
+    for each in answered:
+        of_dataset.setdefault(each.dataset, []).append(each)
+    return [each for _, some in sorted(of_dataset.items()) for each in some[:count]]
+
+
+def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> list[Task]:
     from shared.tasks import TaskConfigError, check_specs, held_out_tasks
 
     try:
         check_specs(sources)
-        return held_out_tasks(sources, n)
+        return held_out_tasks(sources, n, draw=draw)
     except TaskConfigError as error:
         raise CommandError(str(error)) from None
 
@@ -133,9 +167,16 @@ def _as_object(report: EvalReport) -> dict[str, Any]:
     return {**overall, "seconds": report.seconds, "per_task": scores}
 
 
-def _show(model: str, report: EvalReport) -> None:
+def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
     table = Table("dataset", "tasks", "pass rate", "mean reward", title=f"{model} on held-out tasks", title_justify="left")
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
         table.add_row(name, str(score.n), f"{score.pass_rate:.3f}", f"{score.mean_reward:.3f}")
     terminal().print(table)
+    if shown:
+        answers = Table("dataset", "question", "reference", "answer", "reward", show_lines=True)
+        for each in shown:
+            # What others wrote is shown as it is: no markup, no control characters.
+            cells = [visible(text, _LONGEST_CELL) for text in (each.dataset, each.question, each.reference or "", each.answer)]
+            answers.add_row(*map(Text, cells), f"{each.reward:g}")
+        terminal().print(answers)

@@ -119,10 +119,30 @@ def test_a_trained_policy_is_exported_and_scored(swarm: Swarm, finished: subproc
     exported = swarm.folder / "exported"
     answer = swarm.call("model", "export", "first", "alpha", str(exported))
     assert answer.returncode == 0, answer.stderr
-    scored = swarm.call("eval", str(exported), "--tasks", "chain_sum,gcd", "--n", "8", "--json")
+    scored = swarm.call("eval", str(exported), "--tasks", "chain_sum,gcd", "--n", "8", "--json", "--answers", "3")
     assert scored.returncode == 0, scored.stderr
     report = json.loads(scored.stdout)
     assert report["n"] == 8 and set(report["per_task"]) == {"chain_sum", "gcd"}
+    assert [each["dataset"] for each in report["answers"]] == ["chain_sum"] * 3 + ["gcd"] * 3
+    assert all(each["question"] and each["reference"] and 0 <= each["reward"] <= 1 for each in report["answers"])
+    shown = swarm.call("eval", str(exported), "--tasks", "chain_sum", "--n", "2", "--answers", "1")
+    assert shown.returncode == 0, shown.stderr
+    assert "reference" in shown.stdout and shown.stdout.count("chain_sum") == 2
+    assert "answers" not in json.loads(swarm.call("eval", str(exported), "--tasks", "chain_sum", "--n", "2", "--json").stdout)
+
+
+def test_eval_asks_the_held_out_questions_that_the_configuration_names(
+    swarm: Swarm, finished: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    exported = swarm.folder / "exported-too"
+    assert swarm.call("model", "export", "first", "alpha", str(exported)).returncode == 0
+    asked = []
+    for draw in (0, 3, 3):
+        (tmp_path / "node.toml").write_text(f'[eval]\ndraw = {draw}\n[[tasks]]\ndataset = "base_conversion"\n')
+        scored = swarm.call("eval", str(exported), "--config", str(tmp_path / "node.toml"), "--n", "4", "--json", "--answers", "4")
+        assert scored.returncode == 0, scored.stderr
+        asked.append([each["question"] for each in json.loads(scored.stdout)["answers"]])
+    assert asked[0] != asked[1] == asked[2]
 
 
 def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
