@@ -10,6 +10,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from services.generator.engines import SamplingParams, create_engine
+from services.trainer.policy_model import with_adapters
+from shared.config.sections import LoraSection
+from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.loading import read_causal_lm
 from shared.model.weights import policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
@@ -35,13 +38,17 @@ def _quiet_and_single() -> None:
     torch.set_num_threads(1)
 
 
-def check(kind: str, folder: Path) -> None:
+def write_folder(kind: str, folder: Path) -> None:
     try:
         named = [name for name in ("vocab_size", "vocab_size_per_layer_input") if hasattr(tiny_config(kind), name)]
         tiny_model(kind, **dict.fromkeys(named, VOCABULARY)).save_pretrained(folder)
     except NotSmall as reason:
         pytest.skip(str(reason))
     byte_tokenizer().save_pretrained(folder)
+
+
+def check(kind: str, folder: Path) -> None:
+    write_folder(kind, folder)
     trained = read_causal_lm(str(folder), "", dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(2)
     answer = [11, 12, 13, 14, 15, 16]
@@ -66,6 +73,31 @@ async def scored(folder: Path, policy: Path, answer: list[int]) -> list[float]:
         return list(logprobs)
     finally:
         await engine.close()
+
+
+ADAPTED = {"gpt2": "all-linear", "gpt_oss": ["q_proj", "v_proj"], "llama": "all-linear", "mamba": ["in_proj", "x_proj"]}
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_published_adapters_are_those_that_the_engine_samples_from(kind: str, tmp_path: Path) -> None:
+    """GPT-2's layers keep their weights the other way round."""
+    write_folder(kind, tmp_path)
+    base = read_causal_lm(str(tmp_path), "", dtype=torch.float32).eval()
+    answer = [11, 12, 13, 14, 15, 16]
+    with torch.no_grad():
+        before = alone(base, PROMPTS[0], answer)
+    trained = with_adapters(base, LoraSection(rank=3, alpha=6.0, target_modules=ADAPTED[kind])).eval()  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        expected = alone(trained, PROMPTS[0], answer)
+    assert (expected - before).abs().max() > 1e-3
+    file = tmp_path / "policy.safetensors.published"
+    described = Adapters(rank=3, alpha=6.0, base=base_fingerprint(str(tmp_path)))
+    write_tensors(adapter_tensors(trained), file, described.metadata())
+    torch.testing.assert_close(torch.tensor(asyncio.run(scored(tmp_path, file, answer))), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ALWAYS)
