@@ -11,7 +11,7 @@ MUCH = 0.1
 """A `lost_ratio` above this is worth a warning."""
 
 _REMEDY = (
-    'set trainer.lora.publish to "adapters", which rounds nothing; or where generators cannot load adapters, '
+    'set trainer.lora.publish to "adapters", which adds nothing to rounded weights; or where generators cannot load adapters, '
     'set trainer.publish_dtype to "float32", or to "float16" (as small as bfloat16, and eight times as fine), and model.dtype of '
     "the generators to the same: one that computes in bfloat16 rounds again; or wait: a delta that grows comes through, sooner "
     "with a larger trainer.learning_rate or trainer.lora.alpha"

@@ -36,7 +36,7 @@ from shared.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size
-from shared.model.weights import load_trainable, plain_name, policy_tensors, trainable_tensors
+from shared.model.weights import WeightsError, load_trainable, plain_name, policy_tensors, trainable_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Learner:
         self.published_dtype = policy.dtype if wanted == "auto" else DTYPES[wanted]
         self.delta_rounding: DeltaRounding | None = None
         self.model: Any = policy.model
-        self._adapters = _published_adapters(config, self.model)
+        self._adapters = _published_adapters(config, self.model, policy.dtype)
         self.tokenizer = policy.tokenizer
         self.rules = intake_rules(
             config,
@@ -328,7 +328,7 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _published_adapters(config: NodeConfig, model: Any) -> Adapters | None:
+def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> Adapters | None:
     lora = config.trainer.lora
     if not lora.rank or lora.publish == "merged":
         return None
@@ -338,4 +338,8 @@ def _published_adapters(config: NodeConfig, model: Any) -> Adapters | None:
             f"trainer.lora adapts {plain_name(odd[0])}, whose factors are no matrices, and generators add only such to a layer: "
             'set trainer.lora.publish = "merged", or leave the layer out of trainer.lora.target_modules'
         )
-    return Adapters(rank=lora.rank, alpha=lora.alpha, base=base_fingerprint(config.model.path, config.model.revision))
+    try:
+        base = base_fingerprint(config.model.path, config.model.revision)
+    except WeightsError as error:
+        raise ValueError(str(error)) from None
+    return Adapters(rank=lora.rank, alpha=lora.alpha, base=base, dtype=str(dtype).removeprefix("torch."))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,23 @@ from shared.model.weights import WeightsError, as_it_is, trainable_tensors
 METADATA_KEY = "swarm_adapters"
 _PREFIX = "base_model.model."
 _ADAPTER = ".default"
+_NAMED = re.compile(r"\.default(\.weight)?$")
 _PARTS = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
-_BLOCKS = 64
+_BLOCKS = 4
+"""Of each tensor. A step at a small learning rate changes a hundredth of its bfloat16 weights, thus some of these 8,192."""
 _BLOCK_BYTES = 4096
-_LONGEST_HEADER = 64 << 20
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file of adapters says about itself. `base`: the `base_fingerprint` of the model that they were trained on."""
+    """What a file of adapters says about itself.
+
+    base: the `base_fingerprint` of the model that they were trained on. dtype: in which the trainer has its weights.
+    """
 
     rank: int
     alpha: float
     base: str
+    dtype: str
 
     @property
     def scaling(self) -> float:
@@ -59,7 +66,7 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def adapter_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_it_is) -> dict[str, Tensor]:
     """The factors of all adapters of a peft model, on the CPU, under the names that peft saves them with."""
-    return {name.replace(_ADAPTER, ""): value.float() for name, value in trainable_tensors(model, whole).items()}
+    return {_NAMED.sub(r"\1", name): value.float() for name, value in trainable_tensors(model, whole).items()}
 
 
 def adapted_module(tensor_name: str) -> tuple[str, str]:
@@ -103,42 +110,62 @@ def read_adapters(file: Path) -> Adapters | None:
 def base_fingerprint(model_path: str, revision: str = "") -> str:
     """Which weights a model's folder or hub name holds: the same wherever the files are the same, in whatever dtype they are read.
 
-    Of each file its name and size, of safetensors the header, which has all names, shapes and dtypes, and 64 blocks of 4 KiB spread
-    over it are hashed: a base that was trained on, quantised or exchanged differs in them, and a large model is not read for it.
+    The files are those that transformers loads, and no others that lie beside them. Of each its size and, of safetensors, names,
+    shapes and dtypes and four blocks of 4 KiB of every tensor are hashed: a base that was trained on, quantised or exchanged
+    differs in them, and a large model is not read for it.
 
     Raises:
-        WeightsError: there are no weights.
+        WeightsError: there are no weights, or they cannot be read.
     """
-    folder = _folder(model_path, revision)
-    files = [] if folder is None else sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    if not files:
-        raise WeightsError(f"model {model_path}: holds no weights (*.safetensors, *.bin) that it could be told by")
     digest = hashlib.sha256()
-    for file in files:
-        _add(digest, file)
+    try:
+        files = _weight_files(_folder(model_path, revision))
+        if not files:
+            raise WeightsError(f"model {model_path}: holds no weights (*.safetensors, *.bin) that it could be told by")
+        for file in files:
+            _add(digest, file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"model {model_path}: its weights cannot be read ({type(error).__name__}: {error})") from None
     return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        whole = folder / index.removesuffix(".index.json")
+        if whole.is_file():
+            return [whole]
+        if (folder / index).is_file():
+            named = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
+            return [folder / name for name in sorted(named)]
+    return []
 
 
 def _add(digest: Any, file: Path) -> None:
     size = file.stat().st_size
     digest.update(f"{file.name} {size}\n".encode())
     with file.open("rb") as stream:
+        places = [(0, size)]
         if file.suffix == ".safetensors":
-            digest.update(stream.read(min(int.from_bytes(stream.read(8), "little"), _LONGEST_HEADER)))
-        begin = stream.tell()
-        for number in range(_BLOCKS):
-            stream.seek(begin + number * max(0, size - begin - _BLOCK_BYTES) // (_BLOCKS - 1))
-            digest.update(stream.read(_BLOCK_BYTES))
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(length)
+            digest.update(header)
+            offsets = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+            places = [(8 + length + begin, end - begin) for begin, end in sorted(offsets)]
+        for begin, held in places:
+            for number in range(_BLOCKS):
+                stream.seek(begin + number * max(0, held - _BLOCK_BYTES) // (_BLOCKS - 1))
+                digest.update(stream.read(min(_BLOCK_BYTES, held)))
 
 
-def _folder(model_path: str, revision: str) -> Path | None:
+def _folder(model_path: str, revision: str) -> Path:
     if Path(model_path).is_dir():
         return Path(model_path)
     from transformers.utils import cached_file
 
-    pinned = hub_arguments(model_path, revision)
-    found = cached_file(model_path, "config.json", revision=pinned["revision"])
-    return Path(found).parent if found else None
+    found = cached_file(model_path, "config.json", revision=hub_arguments(model_path, revision)["revision"])
+    if found is None:
+        raise WeightsError(f"model {model_path}: is not in the hub's cache")
+    return Path(found).parent
 
 
 def modules_of(tensors: Mapping[str, Any]) -> list[str]:
@@ -147,9 +174,11 @@ def modules_of(tensors: Mapping[str, Any]) -> list[str]:
 
 
 def write_peft_folder(file: Path, adapters: Adapters, modules: list[str], folder: Path) -> None:
-    """Make `folder` what peft and vLLM load adapters from: the file under the name they want, and its configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = folder / "adapter_model.safetensors"
-    weights.unlink(missing_ok=True)
-    weights.hardlink_to(file)
+    """Make `folder`, which is new, what peft and vLLM load adapters from: a copy of the file, which may go, and its configuration.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True)
+    shutil.copyfile(file, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(adapters.peft_config(modules)), encoding="utf-8")

@@ -103,13 +103,13 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write what `serialize` gives straight from the tensors' memory, which for a large policy saves most of the time.
 
-    `metadata`: what its header says besides.
+    `metadata`: one entry that its header has besides. safetensors writes several in any order, and equal files would differ.
 
     Raises:
         OSError: it cannot be written; the safetensors library does not say more than the words of the message.
     """
     try:
-        save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata={"format": "pt", **(metadata or {})})
+        save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata=dict(metadata or {"format": "pt"}))
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from None
 

@@ -95,7 +95,7 @@ def test_published_adapters_are_those_that_the_engine_samples_from(kind: str, tm
         expected = alone(trained, PROMPTS[0], answer)
     assert (expected - before).abs().max() > 1e-3
     file = tmp_path / "policy.safetensors.published"
-    described = Adapters(rank=3, alpha=6.0, base=base_fingerprint(str(tmp_path)))
+    described = Adapters(rank=3, alpha=6.0, base=base_fingerprint(str(tmp_path)), dtype="float32")
     write_tensors(adapter_tensors(trained), file, described.metadata())
     torch.testing.assert_close(torch.tensor(asyncio.run(scored(tmp_path, file, answer))), expected, atol=1e-4, rtol=0)
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.generator.engines import Engine, PolicyLoadError, Sample, SamplingParams, create_engine
-from shared.model.adapter_file import METADATA_KEY, Adapters, adapter_tensors, base_fingerprint
-from shared.model.weights import write_tensors
+from shared.model.adapter_file import METADATA_KEY, Adapters, adapter_tensors, base_fingerprint, modules_of, write_peft_folder
+from shared.model.weights import WeightsError, write_tensors
 from tests.engines.conftest import BASE_SEED, CONTEXT_LENGTH, Run, needs_vllm
 from tests.engines.reference import reference_logprobs
 from tests.engines.test_engine_conformance import PROMPTS
@@ -64,7 +65,7 @@ def adapted(seed: int, *, rank: int = RANK, alpha: float = 8.0, targets: Any = "
 
 
 def publish(model: Any, folder: Path, file: Path, *, rank: int = RANK, alpha: float = 8.0) -> Path:
-    described = Adapters(rank=rank, alpha=alpha, base=base_fingerprint(str(folder)))
+    described = Adapters(rank=rank, alpha=alpha, base=base_fingerprint(str(folder)), dtype="float32")
     write_tensors(adapter_tensors(model), file, described.metadata())
     return file
 
@@ -98,7 +99,7 @@ def test_after_every_load_samples_and_scores_are_those_of_base_and_adapters(answ
         answers_as(answering, run, model, version)
         seen.add(tuple(greedy(answering, run)))
     assert len(seen) == 3
-    assert len(list(tmp_path.glob("*.adapters-*"))) <= 1
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}, "others' folders are left as they are"
 
 
 @ENGINES
@@ -116,7 +117,7 @@ FIRST = "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
 
 
 def other_base(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    metadata.update(Adapters(rank=RANK, alpha=8.0, base="0" * 64).metadata())
+    metadata.update(Adapters(rank=RANK, alpha=8.0, base="0" * 64, dtype="float32").metadata())
 
 
 def half_a_pair(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
@@ -186,6 +187,27 @@ def test_faulty_adapters_are_refused_and_the_old_policy_answers_on(answering: An
 
 
 @pytest.mark.parametrize("answering", ["transformers"], indirect=True)
+def test_adapters_that_peft_cannot_place_leave_the_old_ones_answering(
+    answering: Answering, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapted(35)
+    run(answering.engine.load_policy(publish(model, answering.folder, tmp_path / "good.safetensors"), 35))
+    other = publish(adapted(36, rank=2), answering.folder, tmp_path / "other.safetensors", rank=2)
+    real, calls = LoraModel.__init__, []
+
+    def halfway(self: Any, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not this layer")
+
+    monkeypatch.setattr(LoraModel, "__init__", halfway)
+    with pytest.raises(PolicyLoadError, match="have no place in this model .*not this layer"):
+        run(answering.engine.load_policy(other, 36))
+    answers_as(answering, run, model, 35)
+
+
+@pytest.mark.parametrize("answering", ["transformers"], indirect=True)
 def test_adapters_after_whole_weights_are_those_of_the_base_and_whole_weights_after_adapters_stand_alone(
     answering: Answering, run: Run, tmp_path: Path
 ) -> None:
@@ -203,6 +225,57 @@ def test_vllm_refuses_a_rank_above_the_one_it_was_started_for(answering: Answeri
     file = publish(adapted(51, rank=9), answering.folder, tmp_path / "9.safetensors", rank=9)
     with pytest.raises(PolicyLoadError, match="adapters of rank 9, and this vLLM was started for rank 5"):
         run(answering.engine.load_policy(file, 51))
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("answering", [pytest.param("vllm", marks=needs_vllm)], indirect=True)
+def test_vllm_does_not_pass_by_layers_that_it_has_under_another_name(answering: Answering, run: Run, tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    model = adapted(55)
+    run(answering.engine.load_policy(publish(model, answering.folder, tmp_path / "good.safetensors"), 55))
+    tensors = {name.replace("layers.3", "layers.7"): value for name, value in adapter_tensors(adapted(56)).items()}
+    described = Adapters(rank=RANK, alpha=8.0, base="", dtype="float32")
+    save_file(tensors, tmp_path / "elsewhere.safetensors")
+    write_peft_folder(tmp_path / "elsewhere.safetensors", described, modules_of(tensors), tmp_path / "folder")
+    request = LoRARequest(lora_name="elsewhere", lora_int_id=999, lora_path=str(tmp_path / "folder"))
+    engine: Any = answering.engine
+    with pytest.raises(PolicyLoadError, match=r"would pass by 4 of its adapted layers, first model.layers.7.mlp.down_proj"):
+        run(engine._add_adapters(request, 56))
+    answers_as(answering, run, model, 55)
+
+
+def test_equal_adapters_are_equal_files(tmp_path: Path) -> None:
+    """A delta between two versions wants the same header, and a replay the same bytes."""
+    tensors = adapter_tensors(adapted(61))
+    described = Adapters(rank=RANK, alpha=8.0, base="0" * 64, dtype="float32").metadata()
+    for number in range(20):
+        write_tensors(tensors, tmp_path / str(number), described)
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(20)}) == 1
+
+
+def test_a_file_that_transformers_does_not_load_is_no_part_of_the_base(model_folders: dict[bool, Path], tmp_path: Path) -> None:
+    random_policy(BASE_SEED, tied=True).save_pretrained(tmp_path)
+    before = base_fingerprint(str(tmp_path))
+    save_file({"whole": torch.ones(3)}, tmp_path / "consolidated.safetensors")
+    assert base_fingerprint(str(tmp_path)) == before
+    random_policy(BASE_SEED, tied=True).save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    first = base_fingerprint(str(tmp_path / "shards"))
+    random_policy(BASE_SEED + 1, tied=True).save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert base_fingerprint(str(tmp_path / "shards")) != first
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(WeightsError, match="holds no weights"):
+        base_fingerprint(str(empty))
+
+
+def test_one_changed_layer_is_another_base(tmp_path: Path) -> None:
+    model = random_policy(BASE_SEED, tied=True)
+    model.save_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        model.model.layers[2].self_attn.v_proj.weight.mul_(1.001)
+    model.save_pretrained(tmp_path / "b")
+    assert base_fingerprint(str(tmp_path / "a")) != base_fingerprint(str(tmp_path / "b"))
 
 
 def test_a_base_is_told_by_its_weights_wherever_it_lies(model_folders: dict[bool, Path], tmp_path: Path) -> None:

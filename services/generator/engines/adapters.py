@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from services.generator.engines.base import PolicyLoadError
 from services.generator.engines.model_folder import ModelFolder
 from shared.model.adapter_file import Adapters, adapted_module, base_fingerprint, modules_of, read_adapters
-from shared.model.weights import WeightsError
+from shared.model.weights import WeightsError, plain_name
 
 _NAME = "default"
 _REMEDY = "publish the policy from the model that this generator was started with"
@@ -49,7 +50,6 @@ class AdapterSlot:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._held: tuple[Adapters, list[str]] | None = None
-        self._tuner: Any = None
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], adapters: Adapters, modules: list[str]) -> None:
@@ -58,50 +58,92 @@ class AdapterSlot:
         Raises:
             ValueError: peft cannot put adapters there; the model then answers as it did.
         """
-        if self._held != (adapters, modules):
-            self._make_places(adapters, modules)
-        parameters = dict(self._model.named_parameters())
-        for name, value in tensors.items():
-            module, below = adapted_module(name)
-            parameters[f"{module}.{below}"].copy_(value)
+        kept = self._factors()
+        if self._held is None or _places(*self._held) != _places(adapters, modules):
+            self._make_places(adapters, modules, kept)
+        parameters = self._factors()
+        wanted = {".".join(adapted_module(name)): value for name, value in tensors.items()}
+        misfit = [name for name, value in wanted.items() if name not in parameters or parameters[name].shape != value.shape]
+        if misfit:
+            self._restore(kept)
+            raise ValueError(f"{misfit[0]} has another shape in this model")
+        for name, value in wanted.items():
+            parameters[name].copy_(value)
+        self._held = adapters, modules
 
     def clear(self) -> None:
         """Answer with the base model alone."""
-        if self._tuner is not None:
-            self._tuner.unload()
-        self._tuner = self._held = None
+        for name, module in list(self._model.named_modules()):
+            if _is_adapted(module):
+                parent, _, child = name.rpartition(".")
+                setattr(self._model.get_submodule(parent), child, module.get_base_layer())
+        if hasattr(self._model, "peft_config"):
+            del self._model.peft_config
+        self._held = None
 
-    def _make_places(self, adapters: Adapters, modules: list[str]) -> None:
+    def base_tensors(self) -> dict[str, Tensor]:
+        """The model's own weights under their Hugging Face names, adapters left out."""
+        return {plain_name(name): value for name, value in self._model.state_dict().items() if ".lora_" not in name}
+
+    def _factors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._model.named_parameters() if ".lora_" in name}
+
+    def _make_places(self, adapters: Adapters, modules: list[str], kept: Mapping[str, Tensor]) -> None:
         before = self._held
-        kept = {name: value.clone() for name, value in self._model.named_parameters() if ".lora_" in name} if before else {}
         self.clear()
         try:
             self._inject(adapters, modules)
         except Exception as error:  # noqa: BLE001 (peft and each layer say in their own ways what they cannot have)
             self.clear()
-            if before is not None:
-                self._inject(*before)
-                for name, value in self._model.named_parameters():
-                    if name in kept:
-                        value.copy_(kept[name])
+            self._held = before
+            self._restore(kept)
             raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    def _restore(self, kept: Mapping[str, Tensor]) -> None:
+        """The places and factors that the model had."""
+        before = self._held
+        self.clear()
+        if before is None:
+            return
+        self._inject(*before)
+        for name, value in self._factors().items():
+            value.copy_(kept[name])
+        self._held = before
 
     def _inject(self, adapters: Adapters, modules: list[str]) -> None:
         from peft import LoraConfig
         from peft.tuners.lora import LoraModel
 
         config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha, target_modules=modules, inference_mode=True)
-        self._tuner = LoraModel(self._model, {_NAME: config}, _NAME)
+        LoraModel(self._model, {_NAME: config}, _NAME)
         self._model.eval().requires_grad_(False)
-        found = {name for name, _ in self._model.named_modules() if name.endswith(f".lora_A.{_NAME}")}
-        embedded = {name for name, _ in self._model.named_parameters() if name.endswith(f".lora_embedding_A.{_NAME}")}
-        if len(found) + len(embedded) != len(modules):
-            raise ValueError(f"{len(modules)} modules are adapted, and {len(found) + len(embedded)} of them are in this model")
-        for name, parameter in self._model.named_parameters():
-            if ".lora_" in name:
-                # As the trainer keeps them; peft takes the base's dtype.
-                parameter.data = parameter.data.float()
-        self._held = adapters, modules
+        found = sum(_is_adapted(module) for module in self._model.modules())
+        if found != len(modules):
+            raise ValueError(f"{len(modules)} modules are adapted, and {found} of them are in this model")
+        for factor in self._factors().values():
+            # As the trainer keeps them; peft takes the base's dtype.
+            factor.data = factor.data.float()
+
+
+def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
+    """Say so where the engine has its base in another dtype than the trainer: then it is another base by that rounding."""
+    mine = str(dtype).removeprefix("torch.")
+    if mine != adapters.dtype:
+        structlog.get_logger("generator").warning(
+            "adapters_beside_another_dtype",
+            trainer=adapters.dtype,
+            generator=mine,
+            consequence="samples are of a slightly different policy than the one that is trained",
+            remedy="give trainer and generator the same model.dtype",
+        )
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "get_base_layer") and hasattr(module, "lora_A")
+
+
+def _places(adapters: Adapters, modules: list[str]) -> tuple[int, float, list[str]]:
+    return adapters.rank, adapters.alpha, modules
 
 
 def _shapes(weights_file: Path) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from services.generator.engines.adapters import AdapterSlot, adapters_in
+from services.generator.engines.adapters import AdapterSlot, adapters_in, warn_of_dtype
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import Row, sample_completions, score_completions
@@ -70,6 +70,7 @@ class TransformersEngine(Engine):
         self._model: Any = None
         self._adapters: AdapterSlot | None = None
         self._is_base = True
+        self._told_of_dtype = False
         self._folder: ModelFolder | None = None
         self._way = WAYS[-1]
 
@@ -112,7 +113,9 @@ class TransformersEngine(Engine):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         folder = read_model_folder(self._model_path, max_model_len=self._max_model_len, revision=self._revision)
-        self._read_base()
+        model = self._read_base()
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._adapters = AdapterSlot(self._model)
         try:
             self._way = choose_batching(self._model, context_length=folder.context_length, pad_token_id=folder.pad_token_id)
         except UnsafeModel as error:
@@ -121,14 +124,11 @@ class TransformersEngine(Engine):
             structlog.get_logger("generator").warning("engine_batches_less", model=self._model_path, way=self._way.name)
         self._folder = folder
 
-    def _read_base(self) -> None:
+    def _read_base(self) -> Any:
         try:
-            model: Any = read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
+            return read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
-        self._model = model.to(self._device).eval().requires_grad_(False)
-        self._adapters = AdapterSlot(self._model)
-        self._is_base = True
 
     def _generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int) -> list[list[Sample]]:
         assert self._folder is not None
@@ -182,23 +182,36 @@ class TransformersEngine(Engine):
         if adapters is None:
             self._adapters.clear()
             self._is_base = False
-            state = self._model.state_dict()
-            with torch.no_grad():
-                for tensor_name in self._folder.tensor_shapes:
-                    state[tensor_name].copy_(loaded[tensor_name])
+            self._copy(loaded)
         else:
             self._load_adapters(weights_file, loaded, *adapters)
         self.policy_version = version
 
     def _load_adapters(self, weights_file: Path, tensors: dict[str, torch.Tensor], adapters: Adapters, modules: list[str]) -> None:
-        if not self._is_base:
-            # A trainer that trained all weights before, and now trains adapters, means those of the base.
-            self._read_base()
         assert self._adapters is not None
+        base: dict[str, torch.Tensor] | None = None
         try:
+            if not self._is_base:
+                # A trainer that trained all weights before, and now trains adapters, means those of the base.
+                base = self._read_base().state_dict()
             self._adapters.load(tensors, adapters, modules)
-        except ValueError as error:
+        except EngineError as error:
+            raise PolicyLoadError(f"policy file {weights_file}: holds adapters, and their base cannot be read: {error}") from error
+        except (ValueError, MemoryError, RuntimeError) as error:
             raise PolicyLoadError(
                 f"policy file {weights_file}: its adapters have no place in this model ({error}): set trainer.lora.publish = "
                 '"merged"'
             ) from error
+        if base is not None:
+            self._copy(base)
+            self._is_base = True
+        if not self._told_of_dtype:
+            warn_of_dtype(adapters, self._model.dtype)
+            self._told_of_dtype = True
+
+    def _copy(self, weights: Mapping[str, torch.Tensor]) -> None:
+        assert self._folder is not None and self._adapters is not None
+        mine = self._adapters.base_tensors()
+        with torch.no_grad():
+            for tensor_name in self._folder.tensor_shapes:
+                mine[tensor_name].copy_(weights[tensor_name])

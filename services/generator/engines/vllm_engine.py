@@ -11,18 +11,20 @@ import gc
 import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from services.generator.engines.adapters import adapters_in
+from services.generator.engines.adapters import adapters_in, warn_of_dtype
 from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
 from services.generator.engines.policy_gate import PolicyGate
 from shared.hub_models import hub_arguments
 from shared.model.adapter_file import Adapters, write_peft_folder
 
+_MERGED = 'set trainer.lora.publish = "merged"'
 _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
 
 
@@ -72,6 +74,8 @@ class VllmEngine(Engine):
         self._swap_timeout_s = swap_timeout_s
         self._adapter_rank = adapter_rank
         self._adapters: Any = None
+        self._adapter_folder = tempfile.TemporaryDirectory(prefix="swarm-adapters-", ignore_cleanup_errors=True)
+        self._forgetting: asyncio.Task[None] | None = None
         self._adapter_numbers = itertools.count(1)
         self._gate = PolicyGate()
         self._request_numbers = itertools.count()
@@ -96,6 +100,7 @@ class VllmEngine(Engine):
             raise EngineError(
                 f"vLLM did not start with {self._model_path} ({type(error).__name__}: {error}): its log above says why; "
                 "often too little memory, or a key-value cache too small for the context (then lower max_model_len)"
+                + (f"; or it has no adapters for this model: {_MERGED}" if self._adapter_rank else "")
             ) from error
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
@@ -181,26 +186,52 @@ class VllmEngine(Engine):
                 f"{self._adapter_rank}: give trainer and generator the same trainer.lora settings"
             )
         number = next(self._adapter_numbers)
-        folder = weights_file.with_name(f"{weights_file.name}.adapters-{number}")
-        await asyncio.to_thread(write_peft_folder, weights_file, adapters, modules, folder)
+        folder = Path(self._adapter_folder.name) / str(number)
         request = LoRARequest(lora_name=f"policy-{version}-{number}", lora_int_id=number, lora_path=str(folder))
-        async with self._gate.swapping(self._swap_timeout_s):
-            try:
-                async with asyncio.timeout(self._swap_timeout_s):
-                    if not await self._vllm.add_lora(request):
-                        raise RuntimeError("it said no")
-            except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-                raise PolicyLoadError(
-                    f"policy {version}: vLLM failed to load the adapters in {weights_file} ({type(error).__name__}: {error}): set "
-                    'trainer.lora.publish = "merged" for a model that it has no adapters for'
-                ) from error
-            old, self._adapters = self._adapters, request
-            self.policy_version = version
+        try:
+            await asyncio.to_thread(write_peft_folder, weights_file, adapters, modules, folder)
+            async with self._gate.swapping(self._swap_timeout_s):
+                await self._add_adapters(request, version)
+                if self._adapters is None:
+                    warn_of_dtype(adapters, self._vllm.model_config.dtype)
+                old, self._adapters = self._adapters, request
+                self.policy_version = version
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise PolicyLoadError(f"policy {version}: its adapters cannot be kept in {folder} ({error})") from error
+            raise
         if old is not None:
-            with suppress(Exception):  # It falls out of vLLM's memory when the next one comes.
-                await self._vllm.remove_lora(old.lora_int_id)
-        await asyncio.to_thread(_forget_other_adapters, folder)
+            # Not of this load any more: a deadline that strikes here is none of the new policy's.
+            self._forgetting = asyncio.create_task(self._forget(old))
+
+    async def _add_adapters(self, request: Any, version: int) -> None:
+        try:
+            async with asyncio.timeout(self._swap_timeout_s):
+                if not await self._vllm.add_lora(request):
+                    raise RuntimeError("it said no")
+                unused = {name for names in await self._rpc("unused_adapters", request.lora_int_id) for name in names}
+        except TimeoutError:
+            raise PolicyLoadError(f"policy {version}: vLLM did not load its adapters within {self._swap_timeout_s:.0f} s") from None
+        except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+            raise PolicyLoadError(
+                f"policy {version}: vLLM failed to load its adapters ({type(error).__name__}: {error}): {_MERGED}"
+            ) from error
+        if unused:
+            with suppress(Exception):
+                await self._vllm.remove_lora(request.lora_int_id)
+            raise PolicyLoadError(
+                f"policy {version}: vLLM would pass by {len(unused)} of its adapted layers, first {min(unused)}: {_MERGED}"
+            )
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        found: list[Any] = await self._vllm.collective_rpc(method, args=args)
+        return found
+
+    async def _forget(self, request: Any) -> None:
+        with suppress(Exception):  # It falls out of vLLM's memory when the next ones come.
+            await self._vllm.remove_lora(request.lora_int_id)
+        await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)
 
     async def healthy(self) -> bool:
         """Return whether vLLM's process lives and its weights are whole."""
@@ -215,6 +246,9 @@ class VllmEngine(Engine):
     async def close(self) -> None:
         """End vLLM's process."""
         vllm, self._vllm = self._vllm, None
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._adapter_folder.cleanup()
         if vllm is None:
             return
         if vllm.output_handler is not None:
@@ -270,7 +304,7 @@ class VllmEngine(Engine):
                         tensor_parallel_size=self._tensor_parallel_size,
                         distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
                         worker_extension_cls=_WORKER_EXTENSION,
-                        **self._for_adapters(),
+                        **self._for_adapters(on_cpu),
                         # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
                         disable_log_stats=False,
                         use_tqdm_on_load=False,
@@ -283,10 +317,12 @@ class VllmEngine(Engine):
         pinned = hub_arguments(self._model_path, self._revision)
         return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
 
-    def _for_adapters(self) -> dict[str, Any]:
+    def _for_adapters(self, on_cpu: bool) -> dict[str, Any]:
         """Room for adapters of one policy, and while a new one is read for two."""
         if not self._adapter_rank:
             return {}
+        if not on_cpu and self._dtype == "float32":
+            raise ValueError(f'vLLM computes adapters on a GPU in half precision only: set model.dtype = "bfloat16", or {_MERGED}')
         from typing import get_args
 
         from vllm.config.lora import MaxLoRARanks
@@ -353,13 +389,6 @@ def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:
         logprobs=tuple(float(step[token_id].logprob) for token_id, step in zip(token_ids, completion.logprobs, strict=True)),
         policy_version=version,
     )
-
-
-def _forget_other_adapters(keep: Path) -> None:
-    """Also those of an engine that ended without."""
-    for folder in keep.parent.glob("*.adapters-*"):
-        if folder != keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

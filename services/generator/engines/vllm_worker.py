@@ -38,6 +38,18 @@ class PolicyWorkerExtension:
 
         threading.Thread(target=watch, name="end-with-service", daemon=True).start()
 
+    def unused_adapters(self, number: int) -> list[str]:
+        """Names in adapters `number`, which are loaded, of layers that this model would pass by.
+
+        vLLM (0.32) says nothing of a module that it has under another name. And where it computes with a layer's weight itself, as
+        multi-head latent attention does with `kv_b_proj`, what is added to that layer's output reaches nothing.
+        """
+        manager = self.model_runner.lora_manager._adapter_manager
+        given = manager.list_adapters()[number].loras
+        latent = any(type(module).__name__ == "MLAAttention" for module in self.model_runner.get_model().modules())
+        passed_by = [name for name in given if latent and name.endswith("kv_b_proj")]
+        return sorted({*(given.keys() - manager.modules.keys()), *passed_by})
+
     def load_policy_file(self, weights_file: str, version: int) -> int:
         """Replace the model's weights by the file's and return `version` as the read-back that this worker has done so."""
         with torch.inference_mode():
