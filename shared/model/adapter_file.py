@@ -160,7 +160,7 @@ def _add(digest: Any, file: Path) -> None:
 def _folder(model_path: str, revision: str) -> Path:
     if Path(model_path).is_dir():
         return Path(model_path)
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     found = cached_file(model_path, "config.json", revision=hub_arguments(model_path, revision)["revision"])
     if found is None:
