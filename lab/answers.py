@@ -1,0 +1,170 @@
+"""What policies answered to the same held-out questions of arithmetic, before and after training.
+
+    swarm eval MODEL --answers 1000 --json --config FILE > answers.json        for each policy
+    python -m lab.answers base.json trained.json ...
+
+A pass rate alone does not say what was learned: that an answer ends in its number, or which number that is. So answers are
+counted by a second rule too, the last number that they name, and by kind of question; and what was gained is paired by
+question, with an interval that resamples facts (`3 + 4` and `4 + 3` are one), because the questions repeat them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shared.tasks.numerals import read_number
+
+RESAMPLES = 10_000
+_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+_QUESTION = re.compile(r"(-?\d+) ([+*-]) (-?\d+)")
+
+Rule = Callable[["Answer"], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One line of `answers` in what `swarm eval --json` prints."""
+
+    dataset: str
+    question: str
+    reference: str
+    answer: str
+    reward: float
+
+    @property
+    def operation(self) -> tuple[int, str, int] | None:
+        """The two numbers of the question and what is between them; None where it asks something else."""
+        found = _QUESTION.search(self.question)
+        return (int(found[1]), found[2], int(found[3])) if found else None
+
+    @property
+    def fact(self) -> str:
+        """What one must know: the same for `3 + 4` and `4 + 3`, in whatever words they are asked."""
+        if self.operation is None:
+            return self.question
+        first, sign, second = self.operation
+        if sign != "-":
+            first, second = sorted((first, second))
+        return f"{first} {sign} {second}"
+
+
+def passes(answer: Answer) -> bool:
+    """The verifier paid it."""
+    return answer.reward >= 1.0
+
+
+def last_number_is_right(answer: Answer) -> bool:
+    """The last number anywhere in it is the reference, whatever stands after it: a looser rule than any verifier's."""
+    numbers = _NUMBER.findall(answer.answer)
+    return bool(numbers) and read_number(numbers[-1]) == read_number(answer.reference)
+
+
+RULES: Mapping[str, Rule] = {"paid": passes, "last number is right": last_number_is_right}
+
+
+def kinds(answer: Answer) -> Iterable[str]:
+    """The lines of the table that an answer counts in."""
+    yield "all"
+    yield answer.dataset
+    if answer.operation is None:
+        return
+    first, sign, second = answer.operation
+    yield f"operator {sign}"
+    if max(abs(first), abs(second)) > 10:  # noqa: PLR2004
+        yield "a number above 10"
+    reference = read_number(answer.reference)
+    if reference is not None and reference < 0:
+        yield "below zero"
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Answers of a file that `swarm eval --answers N --json` made.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    found = json.loads(path.read_text("utf-8")).get("answers")
+    if not found:
+        raise ValueError(f"{path} holds no answers: make it with `swarm eval MODEL --answers 1000 --json`")
+    return [Answer(**{key: each[key] for key in Answer.__slots__}) for each in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Of a policy over another on the same questions: shares of the questions, and a 95 % interval over facts."""
+
+    mean: float
+    low: float
+    high: float
+    won: int
+    lost: int
+    facts: int
+
+
+def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: int = 0) -> Gain:
+    """What `trained` gained over `base`, by `rule`.
+
+    Raises:
+        ValueError: they answered different questions.
+    """
+    if [(each.dataset, each.question) for each in base] != [(each.dataset, each.question) for each in trained]:
+        raise ValueError("the two files answer different questions: use one configuration and one --n for both")
+    changes: dict[str, list[int]] = {}
+    for before, after in zip(base, trained, strict=True):
+        changes.setdefault(before.fact, []).append(int(rule(after)) - int(rule(before)))
+    sums = np.array([sum(of_fact) for of_fact in changes.values()])
+    counts = np.array([len(of_fact) for of_fact in changes.values()])
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(RESAMPLES, len(sums)))
+    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
+    single = [change for of_fact in changes.values() for change in of_fact]
+    return Gain(float(np.mean(single)), float(low), float(high), won=single.count(1), lost=single.count(-1), facts=len(changes))
+
+
+def table(files: Mapping[str, Sequence[Answer]]) -> str:
+    """Markdown: a line a kind of question and rule, a column a file, right answers of all."""
+    names = list(files)
+    lines = [f"| rule | questions | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+    every_kind = list(dict.fromkeys(kind for answers in files.values() for each in answers for kind in kinds(each)))
+    datasets = {each.dataset for answers in files.values() for each in answers}
+    order = ["all", *sorted(datasets), *sorted(kind for kind in every_kind if kind != "all" and kind not in datasets)]
+    for rule, holds in RULES.items():
+        for kind in order:
+            cells = []
+            for name in names:
+                judged = [holds(each) for each in files[name] if kind in kinds(each)]
+                cells.append(f"{sum(judged)}/{len(judged)} = {sum(judged) / len(judged):.3f}" if judged else "")
+            lines.append(f"| {rule} | {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(paths: Sequence[str]) -> int:
+    """Print the table, and what each later file gained over the first. Returns the exit status."""
+    if not paths:
+        print("usage: python -m lab.answers BASE.json [TRAINED.json ...]", file=sys.stderr)
+        return 2
+    try:
+        files = {Path(path).stem: read_answers(Path(path)) for path in paths}
+        base, *trained = files
+        print(table(files))
+        for name in trained:
+            for rule, holds in RULES.items():
+                found = gain(files[base], files[name], holds)
+                print(
+                    f"\n{name} over {base}, {rule}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}; 95 %, "
+                    f"resampling {found.facts} facts), {found.won} won, {found.lost} lost"
+                )
+    except (OSError, ValueError, KeyError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

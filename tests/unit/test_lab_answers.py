@@ -1,0 +1,87 @@
+"""What is counted in answers of before and after training: rules, kinds of question, and gains with an interval over facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.answers import Answer, gain, kinds, last_number_is_right, main, passes, read_answers, table
+
+
+def answered(question: str, reference: str, answer: str = "", reward: float = 0.0, dataset: str = "chain_sum") -> Answer:
+    return Answer(dataset, question, reference, answer, reward)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("8", True),
+        ("It is 8, as far as I know", True),
+        ("3 + 5 = 8.", True),
+        ("8 comes from 3 and 5", False),
+        ("8.0", True),
+        ("-8", False),
+        ("1,008", False),
+        ("", False),
+        ("eight", False),
+    ],
+)
+def test_the_looser_rule_reads_the_last_number(text: str, right: bool) -> None:
+    assert last_number_is_right(answered("What is 3 + 5?", "8", text)) is right
+
+
+def test_a_fact_is_the_same_in_either_order_and_other_words() -> None:
+    facts = {answered(text, "").fact for text in ("What is 3 + 4?", "State the final answer: 4 + 3 =", "3 + 4")}
+
+    assert len(facts) == 1
+    assert answered("3 - 4", "").fact != answered("4 - 3", "").fact
+    assert answered("3 * 4", "").fact != answered("3 + 4", "").fact
+    assert answered("How many legs has a cow?", "4").fact == "How many legs has a cow?"
+
+
+def test_questions_count_in_the_lines_they_belong_to() -> None:
+    assert list(kinds(answered("4 - 17", "-13"))) == ["all", "chain_sum", "operator -", "a number above 10", "below zero"]
+    assert list(kinds(answered("How many legs?", "4"))) == ["all", "chain_sum"]
+
+
+def test_a_gain_that_hangs_on_one_fact_has_a_wide_interval() -> None:
+    """Ten questions of one fact are one observation: without clusters the interval would exclude nothing gained."""
+    base = [answered("3 + 4", "7")] * 10 + [answered(f"{n} + 9", str(n + 9)) for n in range(10, 20)]
+    after = [answered("3 + 4", "7", reward=1.0)] * 10 + base[10:]
+
+    found = gain(base, after, passes)
+
+    assert (found.mean, found.won, found.lost, found.facts) == (0.5, 10, 0, 11)
+    assert found.low == 0.0
+    assert found.high > 0.5
+    spread = [answered(f"{n} + 9", str(n + 9)) for n in range(20)]
+    half = [answered(f"{n} + 9", str(n + 9), reward=float(n % 2)) for n in range(20)]
+    assert gain(spread, half, passes).low > 0.2
+
+
+def test_other_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="different questions"):
+        gain([answered("3 + 4", "7")], [answered("3 + 5", "8")], passes)
+
+
+def test_files_become_a_table_and_a_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text, reward in (("base", "no idea", 0.0), ("trained", "the sum is 7", 1.0)):
+        one = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": text, "reward": reward}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"answers": [one] * 3}))
+
+    assert main([str(tmp_path / "base.json"), str(tmp_path / "trained.json")]) == 0
+
+    out = capsys.readouterr().out
+    assert "| paid | chain_sum | 0/3 = 0.000 | 3/3 = 1.000 |" in out
+    assert "trained over base, paid: +1.000" in out
+    assert "| paid | all |" in table({"base": read_answers(tmp_path / "base.json")})
+
+
+def test_a_file_without_answers_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none.json").write_text('{"pass_rate": 0.5}')
+
+    assert main([str(tmp_path / "none.json")]) == 1
+    assert "--answers" in capsys.readouterr().err
+    assert main([str(tmp_path / "missing.json")]) == 1
