@@ -21,6 +21,7 @@ from services.generator.ledger import consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import Prompter
 from shared.config import NodeConfig
+from shared.device_turns import device_turns
 from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, content_id, decode, encode
 from shared.model.loading import load_tokenizer, model_max_length, resolve_device
 from shared.model.tokenizer_hash import tokenizer_hash
@@ -68,6 +69,7 @@ class GeneratorService:
             adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
             base_url=generator.openai_url or None,
             served_model=config.model.name or None,
+            turns=device_turns(config, "generator"),
         )
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 

@@ -188,6 +188,8 @@ class Learner:
             before_s = 0.0
             if not update.moved:
                 break
+        # 4 bytes a parameter that nobody needs until the next step, on a device that may be shared.
+        self._optimizer.zero_grad(set_to_none=True)
         return updates
 
     def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:

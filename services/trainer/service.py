@@ -26,6 +26,7 @@ from services.trainer.learner import Learner
 from services.trainer.publish import Publisher, publication
 from services.trainer.records import MetricsLog, StepRecord
 from shared.config import NodeConfig
+from shared.device_turns import device_turns
 from shared.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode
 from shared.model.weights import WeightsError, write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store
@@ -97,6 +98,7 @@ class _Training:
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
         self._findings = Findings(node)
+        self._turns = device_turns(config, "trainer")
         self._delta_report = DeltaReport(gauges.delta_lost, context.log)
         self._metrics: MetricsLog
 
@@ -204,7 +206,7 @@ class _Training:
 
     async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
         try:
-            record = await self._in_torch(lambda: self._learner.step(batch))
+            record, turn_s = await self._step_in_turn(batch)
         except torch.OutOfMemoryError as error:
             raise FatalError(
                 f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]}): lower "
@@ -214,11 +216,24 @@ class _Training:
         self._findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
         await self._unless_stopped(self._upkeep(log_exhausted=False), grace_s=_GRACE_S)
-        phases = replace(record.phase_seconds, wait=wait_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s)
+        phases = replace(
+            record.phase_seconds, wait=wait_s + turn_s, publish=time.perf_counter() - started, checkpoint=self._checkpoint_s
+        )
         self._write(replace(record, phase_seconds=phases), batch, position)
         self._checkpoint_s = 0.0
         if self._checkpoint_failed or position.batch_number % self._config.trainer.checkpoint_every == 0:
             await self._checkpoint()
+
+    async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float]:
+        """Train on `batch`, alone on the device where it is shared in turns; with the seconds waited for that."""
+        if self._turns is None:
+            return await self._in_torch(lambda: self._learner.step(batch)), 0.0
+        async with self._turns.turn() as waited:
+            try:
+                return await self._in_torch(lambda: self._learner.step(batch)), waited
+            finally:
+                if torch.cuda.is_available():
+                    await self._in_torch(torch.cuda.empty_cache)
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
         try:

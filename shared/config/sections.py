@@ -119,6 +119,12 @@ class ModelSection(Section):
         "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
+    device_turns: bool = Field(
+        False,
+        description="Generators and trainers on one machine that name the same device use it in turns, one trainer's step or one "
+        "generator's calls at a time, and give back what memory they can in between (vLLM on a GPU sleeps): for models of which "
+        "only one of the two fits at work. They meet at a file in node.var_dir; not with torchrun.",
+    )
     max_length: int = Field(
         0,
         ge=0,

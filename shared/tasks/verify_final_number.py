@@ -1,7 +1,9 @@
 """The verifier `final_number`: the answer ends by stating the reference number. For models that answer in sentences.
 
 `8`, `4 * 2 = 8`, `The answer is **8**.` and `Answer: 8` state 8; `the product of 4 and 8` and `8 apples` state nothing, so that
-neither a question said again nor a sentence that is cut off is paid for the number that it happens to end with.
+a question said again is not paid for the number that it happens to end with. What is cut off is judged by where it ends:
+`4 * 2 = 8` is paid, were it the beginning of `4 * 2 = 8 + 1` or of `4 * 2 = 81` too: give answers room with
+`generator.max_new_tokens`.
 """
 
 from __future__ import annotations

@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from swarm_cli.evaluations import read_evaluations, read_steps
-from tests.nats_server import free_port
+from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
-ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 240.0
 STEPS = 3
 
 pytestmark = pytest.mark.slow
-
-
-class Swarm:
-    """One `swarm up` in a folder of its own, and other `swarm` commands that look at it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nats_port = free_port()
-        self.base_port = free_port_range()
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SWARM_")},
-            "SWARM_NODE__VAR_DIR": str(folder / "var"),
-            "SWARM_EVAL__TASKS": "8",
-            "SWARM_TRAINER__CHECKPOINT_EVERY": "2",
-        }
-
-    def up(self, *arguments: str) -> subprocess.Popen[str]:
-        ports = ["--nats-port", str(self.nats_port), "--base-port", str(self.base_port)]
-        return self._start("up", "--run", "first", *ports, *arguments)
-
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        process = self._start(*arguments)
-        out, err = process.communicate(timeout=START_TIMEOUT_S)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
-
-    def status(self) -> dict[str, Any]:
-        answer = self.call("status", "alpha", "beta", "--json", "--node-url", f"nats://127.0.0.1:{self.nats_port}")
-        found: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
-        return found
-
-    def node_dir(self, node: str) -> Path:
-        return self.folder / "var" / "runs" / "first" / node
-
-    def _start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "swarm_cli", *arguments],
-            cwd=ROOT,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-
-def free_port_range() -> int:
-    """A port whose thirty successors are likely free too: the system hands out ports one by one, and from a range above these."""
-    return 10_000 + 40 * (free_port() % 500)
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,11 @@ def test_a_restored_learner_goes_on_as_if_nothing_had_happened(model: Path, tmp_
     assert torch.equal(random_after_whole, torch.get_rng_state())
 
 
+def test_nothing_is_held_between_steps_but_weights_and_moments(model: Path) -> None:
+    learner = trained(Learner(config_for(model)), 1, 2)
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+
+
 def test_one_update_has_ratio_one_and_several_updates_move_away_from_it_and_clip(model: Path) -> None:
     once = Learner(config_for(model, learning_rate=0.05)).step(batch(model))
     assert (once.updates, once.importance_ratio, once.importance_ratio_max, once.clip_fraction) == (1, 1.0, 1.0, 0.0)

@@ -16,6 +16,8 @@ from services.generator.engines.base import (
     SamplingParams,
     UnsupportedByEngine,
 )
+from services.generator.engines.turns import TurnTakingEngine
+from shared.device_turns import DeviceTurns
 
 __all__ = [
     "Engine",
@@ -46,12 +48,15 @@ def create_engine(
     start_timeout_s: int = 600,
     swap_timeout_s: float = 120.0,
     adapter_rank: int = 0,
+    turns: DeviceTurns | None = None,
     base_url: str | None = None,
     served_model: str | None = None,
     api_key: str | None = None,
     request_timeout_s: float = 120.0,
 ) -> Engine:
     """Make an engine, not yet started. Each takes from the arguments what it knows (see its class).
+
+    With `turns` it computes in turns with the other processes on its device; openai's server has a device of its own.
 
     `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU, transformers anywhere else. vLLM runs on the device
     that its package was built for, whatever `device` says.
@@ -61,18 +66,22 @@ def create_engine(
     if kind == "vllm":
         from services.generator.engines.vllm_engine import VllmEngine
 
-        return VllmEngine(
-            model_path,
-            revision=revision,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            threads=threads,
-            kv_cache_bytes=kv_cache_bytes,
-            gpu_memory_utilization=gpu_memory_utilization,
-            tensor_parallel_size=tensor_parallel_size,
-            start_timeout_s=start_timeout_s,
-            swap_timeout_s=swap_timeout_s,
-            adapter_rank=adapter_rank,
+        return _in_turns(
+            VllmEngine(
+                model_path,
+                revision=revision,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                threads=threads,
+                kv_cache_bytes=kv_cache_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+                tensor_parallel_size=tensor_parallel_size,
+                start_timeout_s=start_timeout_s,
+                swap_timeout_s=swap_timeout_s,
+                adapter_rank=adapter_rank,
+                rests=turns is not None,
+            ),
+            turns,
         )
     if kind == "openai":
         from services.generator.engines.openai_engine import OpenAiEngine
@@ -91,10 +100,17 @@ def create_engine(
     if kind == "transformers":
         from services.generator.engines.transformers_engine import TransformersEngine
 
-        return TransformersEngine(
-            model_path, revision=revision, dtype=dtype, device=device, max_model_len=max_model_len, threads=threads
+        return _in_turns(
+            TransformersEngine(
+                model_path, revision=revision, dtype=dtype, device=device, max_model_len=max_model_len, threads=threads
+            ),
+            turns,
         )
     raise EngineError(f"engine {kind}: unknown: use auto, vllm, transformers or openai")
+
+
+def _in_turns(engine: Engine, turns: DeviceTurns | None) -> Engine:
+    return TurnTakingEngine(engine, turns) if turns is not None else engine
 
 
 def _has_cuda_vllm() -> bool:

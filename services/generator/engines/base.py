@@ -102,6 +102,12 @@ class Engine(ABC):
         A token that top-k or top-p would never have let through scores `-inf`.
         """
 
+    async def rest(self) -> None:  # noqa: B027 (most engines hold nothing that they could give back)
+        """Give the device's memory back as far as this can be undone quickly; called between calls, never during one."""
+
+    async def wake(self) -> None:  # noqa: B027
+        """Take back what `rest` gave. Raises `EngineError` when that cannot be done."""
+
     @abstractmethod
     async def healthy(self) -> bool:
         """Return whether `generate` can be expected to work."""

@@ -92,6 +92,11 @@ class TransformersEngine(Engine):
         """Score as `Engine.score` says."""
         return await self._in_worker(lambda: score_completions(self._model, prompts, completions, params))
 
+    async def rest(self) -> None:
+        """Wait for a call that was given up, and free what torch keeps for later on a GPU. The weights stay."""
+        if not self._closing.is_set():
+            await self._in_worker(torch.cuda.empty_cache if self._device.type == "cuda" else lambda: None)
+
     async def healthy(self) -> bool:
         """Return whether the model is loaded and the engine not closed."""
         return self._model is not None and not self._closing.is_set()

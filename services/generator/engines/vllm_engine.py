@@ -43,6 +43,8 @@ class VllmEngine(Engine):
         start_timeout_s: deadline for vLLM's process to be ready.
         swap_timeout_s: deadline for running calls to end before a swap, and again for the swap itself.
         adapter_rank: of the LoRA adapters that policies are, beside the base model; 0: policies are all weights.
+        rests: `rest` is going to be called: the memory on a GPU is taken in a way that it can be given back. On a CPU there is
+            nothing to give back.
     """
 
     name = "vllm"
@@ -61,6 +63,7 @@ class VllmEngine(Engine):
         start_timeout_s: int = 600,
         swap_timeout_s: float = 120.0,
         adapter_rank: int = 0,
+        rests: bool = False,
     ) -> None:
         self._model_path = model_path
         self._revision = revision
@@ -73,6 +76,8 @@ class VllmEngine(Engine):
         self._start_timeout_s = start_timeout_s
         self._swap_timeout_s = swap_timeout_s
         self._adapter_rank = adapter_rank
+        self._rests = rests
+        self._asleep = False
         self._adapters: Any = None
         self._adapter_folder = tempfile.TemporaryDirectory(prefix="swarm-adapters-", ignore_cleanup_errors=True)
         self._forgetting: asyncio.Task[None] | None = None
@@ -233,6 +238,29 @@ class VllmEngine(Engine):
             await self._vllm.remove_lora(request.lora_int_id)
         await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)
 
+    async def rest(self) -> None:
+        """Move the weights to the host's memory and drop the key-value cache, where vLLM was started with `rests` on a GPU."""
+        if self._vllm is None or self._asleep or not self._vllm.model_config.enable_sleep_mode:
+            return
+        self._asleep = True
+        try:
+            await self._vllm.sleep(level=1)
+        except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+            raise EngineError(f"vLLM did not go to sleep ({type(error).__name__}: {error}): restart the generator") from error
+
+    async def wake(self) -> None:
+        """Undo `rest`."""
+        if self._vllm is None or not self._asleep:
+            return
+        try:
+            await self._vllm.wake_up()
+        except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+            raise EngineError(
+                f"vLLM did not wake up ({type(error).__name__}: {error}): too little of the GPU's memory is free; lower "
+                "generator.gpu_memory_fraction, trainer.token_budget, or both, and restart the generator"
+            ) from error
+        self._asleep = False
+
     async def healthy(self) -> bool:
         """Return whether vLLM's process lives and its weights are whole."""
         if self._vllm is None or self._half_loaded:
@@ -304,6 +332,7 @@ class VllmEngine(Engine):
                         tensor_parallel_size=self._tensor_parallel_size,
                         distributed_executor_backend="uni" if on_cpu and self._tensor_parallel_size == 1 else None,
                         worker_extension_cls=_WORKER_EXTENSION,
+                        enable_sleep_mode=self._rests and not on_cpu,
                         **self._for_adapters(on_cpu),
                         # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
                         disable_log_stats=False,

@@ -70,8 +70,10 @@ def join(place: Place, config: NodeConfig) -> torch.device:
 
     Raises:
         ProcessLost: they do not all come within `trainer.collective_timeout_s`.
-        FatalError: no device for this process, or another one has another configuration.
+        FatalError: no device for this process, turns on it, or another one has another configuration.
     """
+    if config.model.device_turns:
+        raise FatalError("model.device_turns is for one trainer process: unset it, or start the trainer without torchrun")
     device = place.device(config.model.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

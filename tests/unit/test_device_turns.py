@@ -1,0 +1,218 @@
+"""Turns on a shared device: one holder at a time, everybody's turn comes, and nobody who died or gave up keeps others out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
+from services.generator.engines.turns import TurnTakingEngine
+from shared.config import NodeConfig
+from shared.device_turns import DeviceTurns, device_turns, turns_file
+
+_HOLDER = """
+import asyncio, sys, time
+from pathlib import Path
+from shared.device_turns import DeviceTurns
+
+asyncio.run(DeviceTurns(Path(sys.argv[1]), "other process").take())
+print("has it", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "device.turns"
+
+
+async def test_two_who_always_want_it_take_turns(file: Path) -> None:
+    seen: list[str] = []
+
+    async def work(name: str) -> None:
+        mine = DeviceTurns(file, name)
+        for _ in range(10):
+            async with mine.turn():
+                seen.append(name)
+                await asyncio.sleep(0.005)
+                seen.append(name)
+
+    await asyncio.gather(work("generator"), work("trainer"))
+
+    turns = seen[::2]
+    assert turns == seen[1::2], "somebody else came in during a turn"
+    assert max(len(list(row)) for _, row in itertools.groupby(turns[:-2])) <= 2, turns
+
+
+async def test_three_all_get_their_turn(file: Path) -> None:
+    counts = dict.fromkeys("abc", 0)
+
+    async def work(name: str) -> None:
+        mine = DeviceTurns(file, name)
+        while min(counts.values()) < 5:
+            async with mine.turn():
+                counts[name] += 1
+                await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(asyncio.gather(*map(work, counts)), 30)
+
+
+async def test_who_is_killed_holds_nobody_up(file: Path) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, str(file), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"has it\n"
+        mine = DeviceTurns(file, "me")
+        waiting = asyncio.create_task(mine.take())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert "other process" in read(file)
+    finally:
+        process.kill()
+        await process.wait()
+    assert await asyncio.wait_for(waiting, 10) >= 0.2
+    assert read(file) == f"me (process {os.getpid()})"
+    mine.give_up()
+
+
+def read(file: Path) -> str:
+    return file.read_text("utf-8")
+
+
+async def test_who_stops_waiting_leaves_the_door_open(file: Path) -> None:
+    holder, impatient, third = (DeviceTurns(file, name) for name in ("holder", "impatient", "third"))
+    await holder.take()
+    waiting = asyncio.create_task(impatient.take())
+    await asyncio.sleep(0.05)
+    assert holder.wanted()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not holder.wanted()
+    next_one = asyncio.create_task(third.take())
+    await asyncio.sleep(0.05)
+    holder.give_up()
+    await asyncio.wait_for(next_one, 10)
+    third.give_up()
+    third.give_up()
+
+
+def test_one_file_a_device_and_choice_of_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    both = turns_file(tmp_path, "cuda:0")
+    assert both == tmp_path / "device-cuda_0.turns"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,../2")
+    assert turns_file(tmp_path, "cuda:0") == tmp_path / "device-cuda_0-1____2.turns"
+
+
+def test_turns_are_off_unless_asked_for(tmp_path: Path) -> None:
+    def config(on: bool) -> NodeConfig:
+        node = {"id": "alpha", "var_dir": str(tmp_path / "new")}
+        return NodeConfig.model_validate({"tasks": [{"dataset": "gcd"}], "node": node, "model": {"device_turns": on}})
+
+    assert device_turns(config(False), "trainer") is None
+    assert not (tmp_path / "new").exists()
+    assert device_turns(config(True), "trainer") is not None
+    assert (tmp_path / "new").is_dir()
+
+
+class RecordingEngine(Engine):
+    """Writes down what it is asked, and takes a while over a call. Not a mock of a model: nothing is sampled."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.running = 0
+        self.fails_to_wake = False
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
+        self.running += 1
+        self.events.append("generate")
+        await asyncio.sleep(0.05)
+        self.running -= 1
+        return []
+
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        self.events.append("load")
+        self.policy_version = version
+
+    async def score(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[float]]:
+        raise RuntimeError("broken")
+
+    async def rest(self) -> None:
+        assert not self.running
+        self.events.append("rest")
+
+    async def wake(self) -> None:
+        if self.fails_to_wake:
+            raise EngineError("no memory")
+        self.events.append("wake")
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+
+async def test_calls_side_by_side_share_a_turn_until_somebody_wants_the_device(file: Path) -> None:
+    inner = RecordingEngine()
+    engine = TurnTakingEngine(inner, DeviceTurns(file, "generator"))
+    await engine.start()
+    assert inner.events == ["start", "rest"]
+    inner.events.clear()
+
+    await asyncio.gather(*(engine.generate([], 1, SamplingParams(), seed=0) for _ in range(3)))
+    assert inner.events == ["wake", "generate", "generate", "generate", "rest"]
+    inner.events.clear()
+
+    async def keep_calling() -> None:
+        while True:
+            await engine.generate([], 1, SamplingParams(), seed=0)
+
+    calling = [asyncio.create_task(keep_calling()) for _ in range(3)]
+    await asyncio.sleep(0.12)
+    async with asyncio.timeout(10), DeviceTurns(file, "trainer").turn():
+        assert inner.running == 0
+        count = len(inner.events)
+        await asyncio.sleep(0.2)
+        assert len(inner.events) == count, "it computed in another's turn"
+    await asyncio.sleep(0.2)
+    assert len(inner.events) > count
+    for task in calling:
+        task.cancel()
+    await asyncio.gather(*calling, return_exceptions=True)
+
+
+async def test_what_fails_ends_the_turn_too(file: Path) -> None:
+    inner = RecordingEngine()
+    engine = TurnTakingEngine(inner, DeviceTurns(file, "generator"))
+    with pytest.raises(RuntimeError, match="broken"):
+        await engine.score([], [], SamplingParams())
+    inner.fails_to_wake = True
+    with pytest.raises(EngineError, match="no memory"):
+        await engine.generate([], 1, SamplingParams(), seed=0)
+    inner.fails_to_wake = False
+    await engine.load_policy(Path("x"), 7)
+    assert engine.policy_version == 7
+    other = DeviceTurns(file, "trainer")
+    await asyncio.wait_for(other.take(), 10)
+    other.give_up()
+
+
+async def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    engine = TurnTakingEngine(RecordingEngine(), DeviceTurns(tmp_path / "gone" / "device.turns", "generator"))
+    with pytest.raises(EngineError, match="device_turns"):
+        await engine.generate([], 1, SamplingParams(), seed=0)
