@@ -29,6 +29,7 @@ ROWS = {
     "trainer-memory": ("benchmarks.step_memory", 600),
     "trainer-memory-long": ("benchmarks.step_memory", 600),
     "trainer-memory-vocabulary": ("benchmarks.step_memory", 600),
+    "trainer-memory-width": ("benchmarks.step_memory", 600),
     "verifier-scoring": ("benchmarks.verifier", 120),
     "verifier-scoring-one": ("benchmarks.verifier", 120),
     "verifier-service": ("benchmarks.verifier", 180),

@@ -44,6 +44,14 @@ _LARGE_VOCABULARY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+_NARROW_BODY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +83,10 @@ async def measure_trainer_memory_vocabulary() -> Result:
 def measure_step(row: str, shape: StepShape) -> Result:
     started, vocabulary = time.monotonic(), shape.model["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
-        folder = _model(Path(name), shape)
-        trainer = {"token_budget": shape.budget, "threads": 1, "warmup_steps": 0, "objective": "dapo"}
-        config = node_config(
-            Path(name),
-            "nats://127.0.0.1:4222",
-            model={"path": str(folder), "device": "cpu", "dtype": "float32"},
-            trainer=trainer,
-            generator={"max_new_tokens": shape.answer},
-        )
-        learner = Learner(config)
-        parameters = sum(parameter.numel() for parameter in learner.model.parameters())
-        # After the first step the moments are there; weights and moments are then held whatever happens.
-        learner.step(_batch(learner, shape, 1))
-        second = _batch(learner, shape, 2)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            learner.step(second)
-        ours = (_TRAINED_BYTES - 4) * parameters + most_held(recorded)
+        config = _config(Path(name), shape)
+        parameters, held = held_in_a_step(config, shape)
+        ours = (_TRAINED_BYTES - 4) * parameters + held
         rows = max(1, shape.budget // (shape.prompt + shape.answer))
-        del learner
         needed = _TRAINED_BYTES * parameters + saved_bytes(config, min(rows, shape.answers), shape.prompt + shape.answer)
     return Result(
         row=row,
@@ -111,6 +104,57 @@ def measure_step(row: str, shape: StepShape) -> Result:
             f"every allocation as torch's profiler counts it; {time.monotonic() - started:.0f} s on one thread",
             f"all logits of a micro-batch at once would be {4 * shape.budget * vocabulary / 1e9:.1f} GB, five times over",
         ],
+    )
+
+
+async def measure_trainer_memory_width() -> Result:
+    """One answer of 4,096 and one of 32,768 tokens."""
+    return measure_width("trainer-memory-width", 4096, 32_768)
+
+
+def measure_width(row: str, narrow: int, wide: int) -> Result:
+    """Memory of a step on one answer that is `wide` tokens long, prompt included, by that of a `narrow` one, each by its tokens.
+
+    A mask of width x width would show: of 32,768 tokens it takes 1 GB in bytes and 4 GB in float32, twice as much as all else.
+    """
+    started, held = time.monotonic(), []
+    for width in (narrow, wide):
+        shape = StepShape(_NARROW_BODY, prompt=64, answers=2, answer=width - 64, budget=width)
+        with tempfile.TemporaryDirectory() as name:
+            held.append(held_in_a_step(_config(Path(name), shape), shape)[1])
+    return Result(
+        row=row,
+        measured=f"trainer, kB a token held at once at most during `Learner.step` on answers of {wide:,} tokens",
+        against=f"the same on answers of {narrow:,} tokens",
+        workload="two answers in passes of one; a body of 2 layers of 64, beside which a mask of width x width would stand out",
+        unit="kB",
+        ratios=[held[1] / wide / (held[0] / narrow)],
+        bar=BAR,
+        direction="at most",
+        product=held[1] / wide / 1e3,
+        plain=held[0] / narrow / 1e3,
+        remarks=[f"every allocation as torch's profiler counts it; {time.monotonic() - started:.0f} s on one thread"],
+    )
+
+
+def held_in_a_step(config: NodeConfig, shape: StepShape) -> tuple[int, int]:
+    """Parameters, and bytes that the second step holds at most, beside weights and moments."""
+    learner = Learner(config)
+    # After the first step the moments are there; weights and moments are then held whatever happens.
+    learner.step(_batch(learner, shape, 1))
+    second = _batch(learner, shape, 2)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        learner.step(second)
+    return sum(parameter.numel() for parameter in learner.model.parameters()), most_held(recorded)
+
+
+def _config(folder: Path, shape: StepShape) -> NodeConfig:
+    return node_config(
+        folder,
+        "nats://127.0.0.1:4222",
+        model={"path": str(_model(folder, shape)), "device": "cpu", "dtype": "float32"},
+        trainer={"token_budget": shape.budget, "threads": 1, "warmup_steps": 0, "objective": "dapo"},
+        generator={"max_new_tokens": shape.answer},
     )
 
 
@@ -156,7 +200,7 @@ def _model(folder: Path, shape: StepShape) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         **shape.model,
-        max_position_embeddings=4096,
+        max_position_embeddings=max(4096, shape.prompt + shape.answer),
         tie_word_embeddings=True,
         eos_token_id=END_TOKEN_ID,
         pad_token_id=PAD_TOKEN_ID,

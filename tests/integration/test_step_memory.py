@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.step_memory import BAR, StepShape, measure_step
+from benchmarks.step_memory import BAR, StepShape, measure_step, measure_width
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -25,3 +25,8 @@ _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "
 def test_a_step_holds_little_more_than_it_must(shape: StepShape) -> None:
     result = measure_step("short", shape)
     assert 0.3 < result.ratio <= BAR, f"{result.product:.2f} GB of {result.plain:.2f} GB"
+
+
+def test_what_a_long_answer_takes_grows_with_its_tokens_alone() -> None:
+    result = measure_width("short", 1024, 8192)
+    assert 0.7 < result.ratios[0] <= BAR, f"{result.product:.1f} kB a token, {result.plain:.1f} of short answers"
