@@ -85,7 +85,7 @@ def kinds(answer: Answer) -> Iterable[str]:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Answers of a file that `swarm eval --answers N --json` made.
+    """Answers of a file that `swarm eval --answers N --json` made, by dataset and question.
 
     Raises:
         ValueError: it holds none.
@@ -93,7 +93,8 @@ def read_answers(path: Path) -> list[Answer]:
     found = json.loads(path.read_text("utf-8")).get("answers")
     if not found:
         raise ValueError(f"{path} holds no answers: make it with `swarm eval MODEL --answers 1000 --json`")
-    return [Answer(**{key: each[key] for key in Answer.__slots__}) for each in found]
+    answers = [Answer(**{key: each[key] for key in Answer.__slots__}) for each in found]
+    return sorted(answers, key=lambda each: (each.dataset, each.question))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab.answers import Answer, gain, kinds, last_number_is_right, main, passes, read_answers, table
+from lab.given_form import begun, judged
+from shared.messages import Task, TaskRef
 
 
 def answered(question: str, reference: str, answer: str = "", reward: float = 0.0, dataset: str = "chain_sum") -> Answer:
@@ -85,3 +87,25 @@ def test_a_file_without_answers_says_how_to_make_one(tmp_path: Path, capsys: pyt
     assert main([str(tmp_path / "none.json")]) == 1
     assert "--answers" in capsys.readouterr().err
     assert main([str(tmp_path / "missing.json")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("rest", "right", "said"),
+    [
+        (" 7.", True, "3 + 4 = 7"),
+        (" 7\n\nThis is 8", True, "3 + 4 = 7"),
+        (" 71", False, "3 + 4 = 71"),
+        (" seven, or 7", False, "3 + 4 = seven, or 7"),
+        (" -7", False, "3 + 4 = -7"),
+        ("", False, "3 + 4 ="),
+    ],
+)
+def test_the_first_number_after_the_given_beginning_is_the_answer(rest: str, right: bool, said: str) -> None:
+    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer="7")
+    found = judged(task, begun(task.question), rest)
+    assert (found.reward, found.answer) == (float(right), said)
+
+
+def test_a_question_without_a_sum_has_no_form_to_give() -> None:
+    with pytest.raises(ValueError, match="asks for no sum"):
+        begun("How many legs has a cow?")

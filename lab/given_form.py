@@ -1,0 +1,93 @@
+"""What a policy answers when its answer is begun for it: `3 + 4 =`. How much of a gain is the form of an answer alone?
+
+    python -m lab.given_form MODEL --config config/smollm2.toml > given.json        then python -m lab.answers base.json given.json
+
+A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what 3 + 4 is. The base policy
+that is given the first four signs shows what the first is worth. The first number it goes on with is its answer, judged as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lab.answers import Answer
+from services.generator.engines import SamplingParams, create_engine
+from shared.config import NodeConfig, load_config
+from shared.config.sections import ModelSection
+from shared.messages import Task
+from shared.model.loading import load_tokenizer
+from shared.model.prompts import render_prompt
+from shared.tasks import held_out_tasks
+from shared.tasks.numerals import read_number
+
+NEW_TOKENS = 10
+_NUMBER = re.compile(r"\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
+
+
+def begun(question: str) -> str:
+    """How the answer to a question of arithmetic begins.
+
+    Raises:
+        ValueError: the question has no `a + b` in it.
+    """
+    operation = Answer("", question, "", "", 0.0).operation
+    if operation is None:
+        raise ValueError(f"{question!r} asks for no sum, difference or product of two numbers")
+    first, sign, second = operation
+    return f"{first} {sign} {second} ="
+
+
+def judged(task: Task, beginning: str, rest: str) -> Answer:
+    """The answer as far as its first number, and whether that is the reference."""
+    found = _NUMBER.match(rest)
+    right = found is not None and read_number(found[1]) == read_number(task.answer or "")
+    said = f"{beginning} {found[1]}" if found else beginning + rest
+    return Answer(task.ref.dataset, task.question, task.answer or "", said, float(right))
+
+
+async def answers(model: str, config: NodeConfig) -> list[Answer]:
+    """The policy's answers to the held-out questions of a configuration, each begun for it; greedy."""
+    tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
+    tokenizer = load_tokenizer(ModelSection(path=model))
+    beginnings = [begun(task.question) for task in tasks]
+    prompts = [
+        [
+            *render_prompt(tokenizer, task.question, config.model.system_prompt),
+            *tokenizer(text, add_special_tokens=False)["input_ids"],
+        ]
+        for task, text in zip(tasks, beginnings, strict=True)
+    ]
+    engine = create_engine("transformers", model, device=config.model.device, dtype=config.model.dtype)
+    await engine.start()
+    try:
+        samples = await engine.generate(prompts, 1, SamplingParams(temperature=0.0, max_new_tokens=NEW_TOKENS), seed=0)
+    finally:
+        await engine.close()
+    return [judged(task, text, only.text) for task, text, (only,) in zip(tasks, beginnings, samples, strict=True)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the answers as `swarm eval --answers N --json` does, as far as `lab.answers` reads them. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lab.given_form", description="Answers whose beginning is given.")
+    parser.add_argument("model", help="Model folder.")
+    parser.add_argument("--config", type=Path, required=True, help="Whose held-out tasks are asked.")
+    chosen = parser.parse_args(arguments)
+    try:
+        found = asyncio.run(answers(chosen.model, load_config(chosen.config)))
+    except ValueError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    passed = sum(each.reward for each in found) / len(found)
+    print(json.dumps({"model": chosen.model, "pass_rate": passed, "answers": [asdict(each) for each in found]}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
