@@ -24,6 +24,7 @@ PARTS = {
     "speed": ("benchmarks.gpu.training", "check_speed", 120),
     "deltas": ("benchmarks.gpu.training", "check_deltas", 60),
     "publish": ("benchmarks.gpu.publishing", "check", 60),
+    "turns": ("benchmarks.gpu.turns", "check", 200),
     "learning": ("benchmarks.gpu.learning", "check", 400),
 }
 """Name: module, function, deadline in seconds on a GPU."""

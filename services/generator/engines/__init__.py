@@ -28,6 +28,7 @@ __all__ = [
     "SamplingParams",
     "UnsupportedByEngine",
     "create_engine",
+    "has_cuda_vllm",
 ]
 
 EngineKind = Literal["auto", "vllm", "transformers", "openai"]
@@ -62,7 +63,7 @@ def create_engine(
     that its package was built for, whatever `device` says.
     """
     if kind == "auto":
-        kind = "vllm" if _has_cuda_vllm() else "transformers"
+        kind = "vllm" if has_cuda_vllm() else "transformers"
     if kind == "vllm":
         from services.generator.engines.vllm_engine import VllmEngine
 
@@ -113,7 +114,8 @@ def _in_turns(engine: Engine, turns: DeviceTurns | None) -> Engine:
     return TurnTakingEngine(engine, turns) if turns is not None else engine
 
 
-def _has_cuda_vllm() -> bool:
+def has_cuda_vllm() -> bool:
+    """Whether vLLM's build for CUDA is installed, and there is a CUDA GPU."""
     import torch
 
     try:

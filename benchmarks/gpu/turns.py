@@ -1,0 +1,87 @@
+"""One device for generator and trainer (`model.device_turns`): what an engine gives back between calls, and that it wakes whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.finding import Finding, Setting
+from benchmarks.gpu.models import small_model
+from services.generator.engines import Engine, EngineKind, SamplingParams, create_engine, has_cuda_vllm
+from shared.device_turns import DeviceTurns
+
+_PROMPTS = [[5 + place, 7, 11, 13] for place in range(8)]
+
+
+async def check(setting: Setting) -> list[Finding]:
+    """Transformers always, and vLLM where its CUDA build is there."""
+    name, folder = small_model(setting)
+    kinds: list[EngineKind] = ["transformers"]
+    if setting.device.startswith("cuda") and has_cuda_vllm():
+        kinds.append("vllm")
+    return [finding for kind in kinds for finding in await _of_engine(kind, setting, name, folder)]
+
+
+async def _of_engine(kind: EngineKind, setting: Setting, name: str, folder: Path) -> list[Finding]:
+    turns = DeviceTurns(setting.folder / f"{kind}.turns", "generator")
+    other = DeviceTurns(setting.folder / f"{kind}.turns", "trainer")
+    engine = create_engine(
+        kind, str(folder), device=setting.device, dtype="float32", gpu_memory_utilization=0.3, turns=turns, start_timeout_s=100
+    )
+    params = SamplingParams(temperature=0.0, max_new_tokens=8)
+    await engine.start()
+    try:
+        before = await engine.generate(_PROMPTS, 1, params, seed=0)
+        async with other.turn():
+            resting = _used(setting.device)
+        peak = await _used_at_work(engine, setting.device)
+        started = time.monotonic()
+        after = await engine.generate(_PROMPTS, 1, params, seed=0)
+        seconds = time.monotonic() - started
+    finally:
+        await engine.close()
+    same = [[each.token_ids for each in samples] for samples in before] == [
+        [each.token_ids for each in samples] for samples in after
+    ]
+    found = [
+        Finding(
+            part="turns",
+            measured=f"{name}, {kind}: greedy tokens before and after resting",
+            found="the same" if same else "others",
+            bar="the same",
+            held=same,
+        ),
+        Finding(
+            part="turns",
+            measured=f"{name}, {kind}: a turn of 8 short answers, waking and resting included",
+            found=f"{seconds:.2f} s",
+        ),
+    ]
+    if setting.device.startswith("cuda"):
+        measured = f"{name}, {kind}: GB of the device in use while it answers, and while another has its turn"
+        less = resting < peak or kind == "transformers"
+        found.append(
+            Finding(part="turns", measured=measured, found=f"{peak / 1e9:.2f}, {resting / 1e9:.2f}", bar="vLLM: less", held=less)
+        )
+    return found
+
+
+async def _used_at_work(engine: Engine, device: str) -> int:
+    working = asyncio.create_task(engine.generate(_PROMPTS * 16, 4, SamplingParams(max_new_tokens=64), seed=1))
+    peak = 0
+    while not working.done():
+        peak = max(peak, _used(device))
+        await asyncio.sleep(0.01)
+    await working
+    return peak
+
+
+def _used(device: str) -> int:
+    """Bytes of the device in use by all processes; 0 where it is none of CUDA's."""
+    if not device.startswith("cuda"):
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
