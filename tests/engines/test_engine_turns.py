@@ -1,0 +1,48 @@
+"""Real engines that share their device in turns: they answer the same, load policies, and wait while another computes."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from services.generator.engines import EngineKind, SamplingParams, create_engine
+from services.generator.engines.turns import TurnTakingEngine
+from shared.device_turns import DeviceTurns
+from tests.engines.tiny_models import random_policy, write_model_folder, write_policy_file
+
+_KINDS = [
+    "transformers",
+    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]),
+]
+_PROMPTS = [[65, 66, 67], [70, 71]]
+_GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("kind", _KINDS)
+async def test_an_engine_in_turns_answers_as_without_and_waits_for_another(kind: EngineKind, tmp_path: Path) -> None:
+    policy = random_policy(3, tied=True)
+    folder = write_model_folder(tmp_path / "model", random_policy(0, tied=True))
+    file = write_policy_file(tmp_path / "policy.safetensors", policy)
+    turns = tmp_path / "device.turns"
+    engine = create_engine(kind, str(folder), max_model_len=256, turns=DeviceTurns(turns, "generator"))
+    assert isinstance(engine, TurnTakingEngine)
+    await engine.start()
+    try:
+        base = await engine.generate(_PROMPTS, 1, _GREEDY, seed=0)
+        async with DeviceTurns(turns, "trainer").turn():
+            waiting = asyncio.create_task(engine.generate(_PROMPTS, 1, _GREEDY, seed=0))
+            await asyncio.sleep(1.0)
+            assert not waiting.done()
+        again = await asyncio.wait_for(waiting, 120)
+        await engine.load_policy(file, 1)
+        other = await engine.generate(_PROMPTS, 1, _GREEDY, seed=0)
+    finally:
+        await engine.close()
+
+    assert [each.token_ids for (each,) in again] == [each.token_ids for (each,) in base]
+    assert [each.token_ids for (each,) in other] != [each.token_ids for (each,) in base]
+    assert {each.policy_version for (each,) in other} == {1}
