@@ -9,6 +9,8 @@ import pytest
 
 from lab.answers import Answer, gain, kinds, last_number_is_right, main, passes, read_answers, table
 from lab.given_form import begun, judged
+from lab.guesses import identities, three_rules, with_rules
+from lab.guesses import main as guesses_main
 from shared.messages import Task, TaskRef
 
 
@@ -109,3 +111,50 @@ def test_the_first_number_after_the_given_beginning_is_the_answer(rest: str, rig
 def test_a_question_without_a_sum_has_no_form_to_give() -> None:
     with pytest.raises(ValueError, match="asks for no sum"):
         begun("How many legs has a cow?")
+
+
+@pytest.mark.parametrize(
+    ("operation", "known", "ruled"),
+    [
+        ((0, "*", 7), 0, 0),
+        ((1, "*", 7), 7, None),
+        ((7, "*", 1), 7, None),
+        ((3, "*", 7), None, None),
+        ((0, "+", 7), 7, None),
+        ((7, "-", 0), 7, None),
+        ((0, "-", 7), None, -7),
+        ((3, "-", 9), None, -1),
+        ((9, "-", 3), None, None),
+    ],
+)
+def test_rules_that_need_no_sum(operation: tuple[int, str, int], known: int | None, ruled: int | None) -> None:
+    assert identities(*operation) == known
+    assert three_rules(*operation) == ruled
+
+
+def test_rules_take_the_place_of_answers_where_they_have_one() -> None:
+    base = [
+        answered("0 * 7", "0", "7"),
+        answered("8 - 9", "-1", "1"),
+        answered("3 - 9", "-6", "-6", reward=1.0),
+        answered("2 + 2", "4"),
+    ]
+    assert [each.reward for each in with_rules(base, three_rules)] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_guesses_are_told_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [("3 + 4", "7"), ("2 + 5", "7"), ("7 - 0", "7"), ("1 - 2", "-1")]
+    some = [{"dataset": "sums", "question": q, "reference": r, "answer": "", "reward": 0.0} for q, r in asked]
+    (tmp_path / "base.json").write_text(json.dumps({"answers": some}))
+    assert guesses_main([str(tmp_path / "base.json")] * 2) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "the constant 7: 0.750",
+        "the sum: 0.750 (3)",
+        "identities: 0.250 (1)",
+        "with the three rules: 0.250",
+        "base over these: -0.250",
+    ):
+        assert line in out
+    (tmp_path / "other.json").write_text(json.dumps({"answers": [{**some[0], "question": "legs of a cow?"}]}))
+    assert guesses_main([str(tmp_path / "other.json")]) == 1
