@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.generator.engines import Engine, PolicyLoadError, Sample, SamplingParams, create_engine
+from services.generator.engines.adapters import AdapterSlot
 from shared.model.adapter_file import METADATA_KEY, Adapters, adapter_tensors, base_fingerprint, modules_of, write_peft_folder
 from shared.model.weights import WeightsError, write_tensors
 from tests.engines.conftest import BASE_SEED, CONTEXT_LENGTH, Run, needs_vllm
@@ -150,7 +151,23 @@ def described_otherwise(tensors: dict[str, torch.Tensor], metadata: dict[str, st
     metadata[METADATA_KEY] = '{"rank": "many"}'
 
 
+def turned_round(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    second = FIRST.replace("_A", "_B")
+    tensors[FIRST], tensors[second] = tensors[second].T.contiguous(), tensors[FIRST].T.contiguous()
+
+
+def of_integers(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    tensors[FIRST] = tensors[FIRST].long()
+
+
+def no_numbers(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    tensors[FIRST][0, 0] = float("nan")
+
+
 FAULTS: dict[Spoil, str] = {
+    turned_round: "factors of model.layers.0.mlp.down_proj have shapes",
+    of_integers: "is I64, not a float",
+    no_numbers: "holds NaN or infinity",
     other_base: "trained on a base model with other weights",
     half_a_pair: r"factors of model.layers.0.mlp.down_proj have shapes \(\)",
     unknown_layer: "adapts model.layers.9.mlp.down_proj, which this model has not",
@@ -205,6 +222,20 @@ def test_adapters_that_peft_cannot_place_leave_the_old_ones_answering(
     with pytest.raises(PolicyLoadError, match="have no place in this model .*not this layer"):
         run(answering.engine.load_policy(other, 36))
     answers_as(answering, run, model, 35)
+
+
+def test_adapters_whose_shapes_do_not_fit_leave_the_old_ones_and_their_places() -> None:
+    old, wrong = adapted(37), adapted(38, rank=2)
+    model = random_policy(BASE_SEED, tied=True)
+    slot = AdapterSlot(model)
+    tensors = adapter_tensors(old)
+    modules = modules_of({name: tuple(value.shape) for name, value in tensors.items()})
+    slot.load(tensors, Adapters(rank=RANK, alpha=8.0, base="", dtype="float32"), modules)
+    expected = reference_logprobs(old, PROMPTS[0], [1, 2, 3], SamplingParams())
+    bad = {name: value[:, :3] if "lora_A" in name else value for name, value in adapter_tensors(wrong).items()}
+    with pytest.raises(ValueError, match="another shape"):
+        slot.load(bad, Adapters(rank=2, alpha=8.0, base="", dtype="float32"), modules)
+    np.testing.assert_allclose(reference_logprobs(model, PROMPTS[0], [1, 2, 3], SamplingParams()), expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("answering", ["transformers"], indirect=True)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from services.generator.engines.base import PolicyLoadError
-from services.generator.engines.model_folder import ModelFolder
+from services.generator.engines.model_folder import WEIGHT_DTYPES, ModelFolder
 from shared.model.adapter_file import Adapters, adapted_module, base_fingerprint, modules_of, read_adapters
 from shared.model.weights import WeightsError, plain_name
 
@@ -30,7 +30,7 @@ def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revisio
         adapters = read_adapters(weights_file)
         if adapters is None:
             return None
-        shapes = _shapes(weights_file)
+        shapes = _factor_shapes(weights_file)
         modules = modules_of(shapes)
         base = base_fingerprint(model_path, revision)
     except WeightsError as error:
@@ -58,14 +58,14 @@ class AdapterSlot:
         Raises:
             ValueError: peft cannot put adapters there; the model then answers as it did.
         """
-        kept = self._factors()
-        if self._held is None or _places(*self._held) != _places(adapters, modules):
+        before, kept = self._held, self._factors()
+        if before is None or _places(*before) != _places(adapters, modules):
             self._make_places(adapters, modules, kept)
         parameters = self._factors()
         wanted = {".".join(adapted_module(name)): value for name, value in tensors.items()}
         misfit = [name for name, value in wanted.items() if name not in parameters or parameters[name].shape != value.shape]
         if misfit:
-            self._restore(kept)
+            self._restore(before, kept)
             raise ValueError(f"{misfit[0]} has another shape in this model")
         for name, value in wanted.items():
             parameters[name].copy_(value)
@@ -94,14 +94,11 @@ class AdapterSlot:
         try:
             self._inject(adapters, modules)
         except Exception as error:  # noqa: BLE001 (peft and each layer say in their own ways what they cannot have)
-            self.clear()
-            self._held = before
-            self._restore(kept)
+            self._restore(before, kept)
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
-    def _restore(self, kept: Mapping[str, Tensor]) -> None:
+    def _restore(self, before: tuple[Adapters, list[str]] | None, kept: Mapping[str, Tensor]) -> None:
         """The places and factors that the model had."""
-        before = self._held
         self.clear()
         if before is None:
             return
@@ -146,12 +143,20 @@ def _places(adapters: Adapters, modules: list[str]) -> tuple[int, float, list[st
     return adapters.rank, adapters.alpha, modules
 
 
-def _shapes(weights_file: Path) -> dict[str, tuple[int, ...]]:
+def _factor_shapes(weights_file: Path) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
         with safe_open(str(weights_file), framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                if part.get_dtype() not in WEIGHT_DTYPES:
+                    raise PolicyLoadError(f"policy file {weights_file}: {name} is {part.get_dtype()}, not a float: {_REMEDY}")
+                if not bool(tensors.get_tensor(name).isfinite().all()):
+                    raise PolicyLoadError(f"policy file {weights_file}: {name} holds NaN or infinity: {_REMEDY}")
     except (OSError, SafetensorError) as error:
         raise PolicyLoadError(f"policy file {weights_file}: unreadable or truncated ({error}): fetch it again") from error
+    return shapes
 
 
 def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], adapters: Adapters, model: ModelFolder) -> None:
@@ -166,8 +171,8 @@ def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], ada
             raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model has not: {_REMEDY}")
         first, second = pair.get("A", ()), pair.get("B", ())
         fits = len(first) == len(second) == len(weight) == 2 and first[0] == second[1] == adapters.rank
-        # GPT-2's layers and embeddings keep their weights the other way round.
-        if not fits or (second[0], first[1]) not in (weight, weight[::-1]):
+        wanted = weight[::-1] if f"{module}.weight" in model.transposed_names else weight
+        if not fits or (second[0], first[1]) != wanted:
             raise PolicyLoadError(
                 f"policy file {weights_file}: the factors of {module} have shapes {first} and {second}, its weight is {weight} "
                 f"and the rank {adapters.rank}: {_REMEDY}"

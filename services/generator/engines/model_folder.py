@@ -11,18 +11,23 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.pytorch_utils import Conv1D
 
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.hub_models import UnpinnedModelError, hub_arguments
 from shared.model.prompts import answer_text
 from shared.model.rope import rope_problem
 
-_WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
+WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's facts. `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it, unread."""
+    """A model's facts.
+
+    `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it, unread; `transposed_names` are weights
+    of layers that multiply by them as they lie, inputs first: GPT-2's and embeddings.
+    """
 
     tokenizer: Any
     end_token_ids: tuple[int, ...]
@@ -30,6 +35,7 @@ class ModelFolder:
     context_length: int
     tensor_shapes: dict[str, tuple[int, ...]]
     tied_names: frozenset[str]
+    transposed_names: frozenset[str]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode without special tokens, spaces as they are."""
@@ -80,6 +86,9 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
             if name not in tied_names and tensor.is_floating_point()
         },
         tied_names=tied_names,
+        transposed_names=frozenset(
+            f"{name}.weight" for name, module in skeleton.named_modules() if isinstance(module, (Conv1D, torch.nn.Embedding))
+        ),
     )
 
 
@@ -95,7 +104,7 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
     missing = sorted(model.tensor_shapes.keys() - shapes.keys())
     foreign = sorted(shapes.keys() - model.tensor_shapes.keys() - model.tied_names)
     reshaped = sorted(name for name, shape in model.tensor_shapes.items() if shapes.get(name, shape) != shape)
-    untyped = sorted(name for name, dtype in dtypes.items() if dtype not in _WEIGHT_DTYPES)
+    untyped = sorted(name for name, dtype in dtypes.items() if dtype not in WEIGHT_DTYPES)
     remedy = "publish the policy from the model that this generator was started with"
     if missing:
         raise PolicyLoadError(f"policy file {weights_file}: lacks {len(missing)} tensors, first {missing[0]}: {remedy}")
