@@ -1,7 +1,8 @@
 """Turns on a device that several processes of a machine share: one computes while the others wait (`model.device_turns`).
 
 Two files are locked with `flock(2)`, so that a process that dies leaves nothing behind. Whoever wants the device waits in front
-of it with the second lock held, as the only one: a process that gave the device up and wants it again comes after it.
+of it with the second lock held, as the only one; the others wait at that door. Who gives the device up while others want it keeps
+away from the door for long enough that each of them has tried it: nobody has two turns while another waits for its first.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ import structlog
 from shared.config import NodeConfig
 from shared.runtime import FatalError
 
-_POLL_S = (0.001, 0.002, 0.005, 0.01, 0.02)
+_POLL_S = 0.002
+_KEEP_AWAY_S = 0.01
 _LONG_S = 60.0
+
+
+class TurnError(RuntimeError):
+    """No turn can be had; the message says why and what helps."""
 
 
 class DeviceTurns:
@@ -36,35 +42,45 @@ class DeviceTurns:
         self._file, self._door = file, file.with_name(f"{file.name}.next")
         self._who = who
         self._held: int | None = None
+        self._keep_away_until = 0.0
 
     async def take(self) -> float:
         """Wait for the turn and return how many seconds that took. Cancelled, it leaves no lock behind.
 
         Raises:
-            OSError: the files cannot be made or locked.
+            TurnError: the files cannot be made or locked.
         """
         started = time.monotonic()
-        door = await self._locked(self._door)
+        await asyncio.sleep(max(0.0, self._keep_away_until - started))
         try:
-            self._held = await self._locked(self._file)
-        finally:
-            os.close(door)
-        os.ftruncate(self._held, 0)
-        os.pwrite(self._held, f"{self._who} (process {os.getpid()})".encode(), 0)
+            door = await self._locked(self._door)
+            try:
+                self._held = await self._locked(self._file)
+            finally:
+                _unlock(door)
+        except OSError as error:
+            raise TurnError(f"no turn on the device ({error}): see to node.var_dir, or unset model.device_turns") from error
+        with suppress(OSError):  # Told to others; a full disk must not keep the turn.
+            os.ftruncate(self._held, 0)
+            os.pwrite(self._held, f"{self._who} (process {os.getpid()})".encode(), 0)
         return time.monotonic() - started
 
     def give_up(self) -> None:
         """Let the next one in. Does nothing without a turn."""
         held, self._held = self._held, None
         if held is not None:
-            os.close(held)
+            self._keep_away_until = time.monotonic() + _KEEP_AWAY_S if self.wanted() else 0.0
+            _unlock(held)
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the device."""
-        door = _try_lock(self._door)
+        """Whether somebody waits for the device, as far as can be seen: not where the files are out of reach."""
+        try:
+            door = _try_lock(self._door)
+        except OSError:
+            return False
         if door is None:
             return True
-        os.close(door)
+        _unlock(door)
         return False
 
     @asynccontextmanager
@@ -77,15 +93,15 @@ class DeviceTurns:
             self.give_up()
 
     async def _locked(self, file: Path) -> int:
-        polls, started, told = 0, time.monotonic(), False
+        started, told = time.monotonic(), False
         while (locked := _try_lock(file)) is None:
             if not told and time.monotonic() - started > _LONG_S:
                 told = True
                 structlog.get_logger("device_turns").warning(
                     "device_busy", file=str(self._file), holder=self._holder(), waited_s=round(time.monotonic() - started)
                 )
-            await asyncio.sleep(_POLL_S[min(polls // 5, len(_POLL_S) - 1)])
-            polls += 1
+            # Always as often: who asks less often the longer it waits comes after every newcomer.
+            await asyncio.sleep(_POLL_S)
         return locked
 
     def _holder(self) -> str:
@@ -118,7 +134,7 @@ def turns_file(var_dir: Path, device: str) -> Path:
 
 
 def _try_lock(file: Path) -> int | None:
-    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -128,3 +144,9 @@ def _try_lock(file: Path) -> int | None:
         os.close(opened)
         raise
     return opened
+
+
+def _unlock(opened: int) -> None:
+    # Closing alone would leave it locked by a process that was forked meanwhile, as vLLM's is.
+    fcntl.flock(opened, fcntl.LOCK_UN)
+    os.close(opened)

@@ -32,14 +32,17 @@ async def _of_engine(kind: EngineKind, setting: Setting, name: str, folder: Path
         kind, str(folder), device=setting.device, dtype="float32", gpu_memory_utilization=0.3, turns=turns, start_timeout_s=100
     )
     params = SamplingParams(temperature=0.0, max_new_tokens=8)
-    await engine.start()
     try:
-        before = await engine.generate(_PROMPTS, 1, params, seed=0)
+        async with engine.turn():
+            await engine.start()
+        async with engine.turn():
+            before = await engine.generate(_PROMPTS, 1, params, seed=0)
         async with other.turn():
             resting = _used(setting.device)
         peak = await _used_at_work(engine, setting.device)
         started = time.monotonic()
-        after = await engine.generate(_PROMPTS, 1, params, seed=0)
+        async with engine.turn():
+            after = await engine.generate(_PROMPTS, 1, params, seed=0)
         seconds = time.monotonic() - started
     finally:
         await engine.close()
@@ -70,12 +73,13 @@ async def _of_engine(kind: EngineKind, setting: Setting, name: str, folder: Path
 
 
 async def _used_at_work(engine: Engine, device: str) -> int:
-    working = asyncio.create_task(engine.generate(_PROMPTS * 16, 4, SamplingParams(max_new_tokens=64), seed=1))
     peak = 0
-    while not working.done():
-        peak = max(peak, _used(device))
-        await asyncio.sleep(0.01)
-    await working
+    async with engine.turn():
+        working = asyncio.create_task(engine.generate(_PROMPTS * 16, 4, SamplingParams(max_new_tokens=64), seed=1))
+        while not working.done():
+            peak = max(peak, _used(device))
+            await asyncio.sleep(0.01)
+        await working
     return peak
 
 

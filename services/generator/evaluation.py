@@ -123,7 +123,8 @@ class Evaluator:
 
     async def _answers(self) -> list[Sample]:
         # One call, so that one policy version answers everything; generation and weight swaps wait for it.
-        samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
+        async with self._engine.turn():
+            samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
         return [only for (only,) in samples]
 
     async def _report(self, answers: list[Sample], scorers: ScorerPool) -> None:

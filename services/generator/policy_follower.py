@@ -77,25 +77,32 @@ class PolicyFollower:
             return
 
     def _answers(self, pointer: PolicyPointer) -> bool:
-        """Whether the engine has this policy. A trainer that goes back a few steps publishes other bytes under a version."""
-        if self.loaded is None or self.loaded.version != self._engine.policy_version:
-            return pointer.version == self._engine.policy_version
-        return (pointer.version, pointer.sha256) == (self.loaded.version, self.loaded.sha256)
+        """Whether the engine has this policy, and that is known: a load that was given up may have gone through after all, and a
+        trainer that goes back a few steps publishes other bytes under a version.
+        """
+        if self.loaded is None:
+            return pointer.version == self._engine.policy_version == 0
+        return (pointer.version, pointer.sha256) == (self._engine.policy_version, self.loaded.sha256)
 
     async def _load(self, pointer: PolicyPointer, *, again: bool) -> bool:
         started = time.monotonic()
         log = self._context.log.bind(policy_version=pointer.version)
+        had = self._engine.policy_version
         try:
             async with asyncio.timeout(self._timeout_s):
                 weights = await self._store.fetch(pointer, self._folder)
+            left_s = self._timeout_s - (time.monotonic() - started)
+            async with self._engine.turn(), asyncio.timeout(left_s):
                 await self._engine.load_policy(weights, pointer.version)
         except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
-            reason = str(error) or f"not done within {self._timeout_s:.0f} s"
-            log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
-            self._figures.policy_load_failed()
-            if again and isinstance(error, PolicyDamagedError):
-                await self._tell(pointer, reason)
-            return False
+            # A deadline may strike when all is done but the return: then it is loaded.
+            if not self._engine.policy_version == pointer.version != had:
+                reason = str(error) or f"not done within {self._timeout_s:.0f} s"
+                log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
+                self._figures.policy_load_failed()
+                if again and isinstance(error, PolicyDamagedError):
+                    await self._tell(pointer, reason)
+                return False
         if self._engine.policy_version != pointer.version:
             log.error("policy_swap_not_taken", engine_says=self._engine.policy_version)
             self._figures.policy_load_failed()

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from services.generator.draws import DrawLedger
 from services.generator.engines import create_engine
-from services.generator.engines.base import Engine, EngineError, SamplingParams
+from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
 from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
-from services.generator.tasks import Prompter
+from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.device_turns import device_turns
 from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, content_id, decode, encode
@@ -80,13 +81,22 @@ class GeneratorService:
         if self._engine.name == "vllm":
             DefaultRegistryMetrics("vllm:", context.registry)
         try:
-            await self._engine.start()
-        except EngineError as error:
-            raise FatalError(str(error)) from None
-        try:
-            await self._generate(context)
+            if await self._started():
+                await self._generate(context)
         finally:
             await self._engine.close()
+
+    async def _started(self) -> bool:
+        """Start the engine, when it is this process's turn; False where the service is stopped before."""
+        try:
+            async with AsyncExitStack() as turn:
+                await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))
+                if self._context.stopping.is_set():
+                    return False
+                await self._engine.start()
+        except EngineError as error:
+            raise FatalError(str(error)) from None
+        return True
 
     async def _generate(self, context: ServiceContext) -> None:
         config = self._config
@@ -97,7 +107,9 @@ class GeneratorService:
         self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.name != "openai"
         evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
-        await evaluator.begin()
+        await run_until_stopped(context.stopping, evaluator.begin())
+        if context.stopping.is_set():
+            return
         calls = config.generator.calls or (8 if self._engine.name == "vllm" else 1)
         context.log.info(
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
@@ -181,11 +193,25 @@ class GeneratorService:
     async def _fill(self, lease: DrawLease) -> None:
         draws = range(lease.first, lease.first + lease.count)
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
-        started = time.monotonic()
+        async with self._engine.turn():
+            started = time.monotonic()
+            samples = await self._samples(prompted, lease)
+            seconds = time.monotonic() - started
+        config = self._config
+        now = time.time()
+        groups = [
+            rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
+            for draw, task, answers in zip(draws, prompted, samples, strict=True)
+        ]
+        self._figures.generated(groups, seconds)
+        await asyncio.gather(*(self._publish(group, seconds) for group in groups))
+        await self._draws.finish(lease.first)
+
+    async def _samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> list[list[Sample]]:
         config = self._config
         try:
             async with asyncio.timeout(config.generator.call_timeout_s):
-                samples = await self._engine.generate(
+                return await self._engine.generate(
                     [each.prompt_ids for each in prompted],
                     config.generator.completions,
                     self._params,
@@ -196,15 +222,6 @@ class GeneratorService:
                 f"engine {self._engine.name}: no answer to {lease.count} prompts within {config.generator.call_timeout_s:.0f} s: "
                 "restarting; raise generator.call_timeout_s if answers really take that long"
             ) from None
-        seconds = time.monotonic() - started
-        now = time.time()
-        groups = [
-            rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
-            for draw, task, answers in zip(draws, prompted, samples, strict=True)
-        ]
-        self._figures.generated(groups, seconds)
-        await asyncio.gather(*(self._publish(group, seconds) for group in groups))
-        await self._draws.finish(lease.first)
 
     async def _publish(self, group: RolloutGroup, generate_s: float) -> None:
         """Store a group; a full queue or a server that is away holds the generator back, and loses nothing."""
@@ -245,3 +262,7 @@ class GeneratorService:
             tokens=sum(completion.token_count for completion in group.completions),
             seconds=round(generate_s, 4),
         )
+
+
+async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[None]) -> None:
+    await stack.enter_async_context(entered)

@@ -26,7 +26,7 @@ from services.trainer.learner import Learner
 from services.trainer.publish import Publisher, publication
 from services.trainer.records import MetricsLog, StepRecord
 from shared.config import NodeConfig
-from shared.device_turns import device_turns
+from shared.device_turns import TurnError, device_turns
 from shared.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode
 from shared.model.weights import WeightsError, write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store
@@ -206,12 +206,17 @@ class _Training:
 
     async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
         try:
-            record, turn_s = await self._step_in_turn(batch)
+            trained = await self._step_in_turn(batch)
         except torch.OutOfMemoryError as error:
-            raise FatalError(
-                f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]}): lower "
-                "trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
-            ) from None
+            problem = f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]})"
+            remedy = "lower trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
+            if self._turns is not None:
+                # One that was killed in its turn may not have given its memory back yet.
+                raise RuntimeError(f"{problem}: trying again from the last checkpoint; should it stay so, {remedy}") from error
+            raise FatalError(f"{problem}: {remedy}") from None
+        if trained is None:
+            return
+        record, turn_s = trained
         self._position = position
         self._findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
@@ -224,16 +229,24 @@ class _Training:
         if self._checkpoint_failed or position.batch_number % self._config.trainer.checkpoint_every == 0:
             await self._checkpoint()
 
-    async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float]:
-        """Train on `batch`, alone on the device where it is shared in turns; with the seconds waited for that."""
+    async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
+        """Train on `batch`, alone on the device where it is shared in turns; with the seconds waited for that. None where the
+        service is stopped first.
+        """
         if self._turns is None:
             return await self._in_torch(lambda: self._learner.step(batch)), 0.0
-        async with self._turns.turn() as waited:
-            try:
-                return await self._in_torch(lambda: self._learner.step(batch)), waited
-            finally:
-                if torch.cuda.is_available():
-                    await self._in_torch(torch.cuda.empty_cache)
+        try:
+            waited = await self._unless_stopped(self._turns.take())
+        except TurnError as error:
+            raise FatalError(str(error)) from None
+        if waited is None:
+            return None
+        try:
+            return await self._in_torch(lambda: self._learner.step(batch)), waited
+        finally:
+            if torch.cuda.is_available():
+                await self._in_torch(torch.cuda.empty_cache)
+            self._turns.give_up()
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
         try:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generator.engines import EngineKind, SamplingParams, create_engine
+from services.generator.engines import EngineKind, Sample, SamplingParams, create_engine
+from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
 from shared.device_turns import DeviceTurns
 from tests.engines.tiny_models import random_policy, write_model_folder, write_policy_file
@@ -21,6 +22,27 @@ _PROMPTS = [[65, 66, 67], [70, 71]]
 _GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
 
 
+async def test_a_call_that_nobody_waits_for_any_more_ends_at_its_next_token(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model", random_policy(0, tied=True))
+    engine = TransformersEngine(str(folder), device="cpu", threads=1, max_model_len=256)
+    await engine.start()
+    forwards = asyncio.Event()
+    counted: list[None] = []
+
+    def count(*_: object) -> None:
+        counted.append(None)
+        loop.call_soon_threadsafe(forwards.set)
+
+    loop = asyncio.get_running_loop()
+    engine._model.register_forward_hook(count)
+    calling = asyncio.create_task(engine.generate([[65, 66]], 8, SamplingParams(max_new_tokens=200), seed=1))
+    await asyncio.wait_for(forwards.wait(), 30)
+    calling.cancel()
+    await engine.rest()
+    assert len(counted) < 150
+    await engine.close()
+
+
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("kind", _KINDS)
 async def test_an_engine_in_turns_answers_as_without_and_waits_for_another(kind: EngineKind, tmp_path: Path) -> None:
@@ -30,16 +52,23 @@ async def test_an_engine_in_turns_answers_as_without_and_waits_for_another(kind:
     turns = tmp_path / "device.turns"
     engine = create_engine(kind, str(folder), max_model_len=256, turns=DeviceTurns(turns, "generator"))
     assert isinstance(engine, TurnTakingEngine)
-    await engine.start()
+
+    async def greedy() -> list[list[Sample]]:
+        async with engine.turn():
+            return await engine.generate(_PROMPTS, 1, _GREEDY, seed=0)
+
     try:
-        base = await engine.generate(_PROMPTS, 1, _GREEDY, seed=0)
+        async with engine.turn():
+            await engine.start()
+        base = await greedy()
         async with DeviceTurns(turns, "trainer").turn():
-            waiting = asyncio.create_task(engine.generate(_PROMPTS, 1, _GREEDY, seed=0))
+            waiting = asyncio.create_task(greedy())
             await asyncio.sleep(1.0)
             assert not waiting.done()
         again = await asyncio.wait_for(waiting, 120)
-        await engine.load_policy(file, 1)
-        other = await engine.generate(_PROMPTS, 1, _GREEDY, seed=0)
+        async with engine.turn():
+            await engine.load_policy(file, 1)
+        other = await greedy()
     finally:
         await engine.close()
 

@@ -17,10 +17,13 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
 from services.generator.engines import Engine, create_engine
+from services.generator.engines.transformers_engine import TransformersEngine
+from services.generator.engines.turns import TurnTakingEngine
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
+from shared.device_turns import DeviceTurns
 from shared.messages import PolicyPointer, encode
 from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
@@ -210,4 +213,62 @@ async def test_other_weights_under_the_same_version_are_loaded(
         loaded = generator.follower
         await life.until(lambda: loaded.loaded is not None and loaded.loaded.sha256 == again.sha256)
         assert sha256_of(other) == first.sha256 != again.sha256
+    await life.stop()
+
+
+class SlowLoad(TransformersEngine):
+    """The real engine, whose loads go through and then keep their caller waiting: a deadline strikes when all is done."""
+
+    waits_s = 0.0
+
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        await super().load_policy(weights_file, version)
+        await asyncio.sleep(self.waits_s)
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+async def test_a_load_whose_deadline_strikes_when_it_is_done_counts_as_loaded(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, in_turns: bool
+) -> None:
+    """Or the generator would count its groups from the old policy, and in the end make none."""
+    config = configured(model, tmp_path)
+    config = config.model_copy(update={"generator": config.generator.model_copy(update={"policy_load_timeout_s": 1.0})})
+    await set_up(transport, [mixed_batch(tokenizer, 1)])
+    life = Life(config, transport)
+    await published(transport, life, 1)
+    slow = SlowLoad(config.model.path, device="cpu", threads=1)
+    slow.waits_s = 60.0
+    engine: Engine = TurnTakingEngine(slow, DeviceTurns(tmp_path / "device.turns", "generator")) if in_turns else slow
+    async with engine.turn():
+        await engine.start()
+    generator = Generator(config, transport, engine)
+    async with generator.following():
+        loaded = generator.follower
+        await life.until(lambda: loaded.loaded is not None and loaded.loaded.version == 1)
+    assert generator.events == ["policy_loaded"]
+    await engine.close()
+    await life.stop()
+
+
+async def test_the_wait_for_a_turn_is_not_the_load_s(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = configured(model, tmp_path)
+    config = config.model_copy(update={"generator": config.generator.model_copy(update={"policy_load_timeout_s": 2.0})})
+    await set_up(transport, [mixed_batch(tokenizer, 1)])
+    life = Life(config, transport)
+    await published(transport, life, 1)
+    file = tmp_path / "device.turns"
+    engine = create_engine("transformers", config.model.path, device="cpu", threads=1, turns=DeviceTurns(file, "generator"))
+    async with engine.turn():
+        await engine.start()
+    generator = Generator(config, transport, engine)
+    async with DeviceTurns(file, "trainer").turn():
+        following = asyncio.create_task(generator.follower.follow())
+        await asyncio.sleep(3.0)
+        assert not generator.events and engine.policy_version == 0
+    await life.until(lambda: bool(generator.events))
+    following.cancel()
+    assert generator.events == ["policy_loaded"] and generator.has(1)
+    await engine.close()
     await life.stop()

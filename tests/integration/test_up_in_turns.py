@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from shared.device_turns import DeviceTurns, turns_file
 from swarm_cli.evaluations import read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
@@ -30,3 +34,21 @@ def test_two_nodes_train_to_the_end_and_all_four_have_turns(tmp_path: Path) -> N
     assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
     assert holders == {"generator of alpha", "generator of beta", "trainer of alpha", "trainer of beta"}
     assert len(read_steps(swarm.node_dir("alpha"))) == len(read_steps(swarm.node_dir("beta"))) == 3
+
+
+async def test_a_generator_that_waits_for_its_first_turn_ends_when_asked(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, SWARM_MODEL__DEVICE_TURNS="true")
+    file = turns_file(tmp_path / "var", "auto")
+    file.parent.mkdir()
+    async with DeviceTurns(file, "somebody else").turn():
+        process = swarm.up("--nodes", "1", "--steps", "3")
+        await asyncio.to_thread(_until_somebody_waits, file, process)
+        process.send_signal(signal.SIGTERM)
+        out, err = await asyncio.to_thread(process.communicate, timeout=60)
+    assert "alpha-generator stopped (rc=0)" in out, f"{out[-4000:]}\n{err[-2000:]}"
+
+
+def _until_somebody_waits(file: Path, process: subprocess.Popen[str]) -> None:
+    turns, deadline = DeviceTurns(file, "a look"), time.monotonic() + START_TIMEOUT_S
+    while not turns.wanted() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.export import CHECKPOINTS
-from services.trainer.learner import LearnerState
+from services.trainer.learner import Learner, LearnerState
 from services.trainer.service import TrainerService
 from shared.config import NodeConfig, load_config
 from shared.messages import (
@@ -187,13 +187,13 @@ async def set_up(transport: Transport, batches: Sequence[Batch] = (), node: str 
 class Life:
     """A trainer service from start to stop, inside this process."""
 
-    def __init__(self, config: NodeConfig, transport: Transport) -> None:
+    def __init__(self, config: NodeConfig, transport: Transport, learn: Callable[[NodeConfig], Learner] = Learner) -> None:
         self.transport = transport
         self.lines: list[dict[str, Any]] = []
         log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
         board, stopping = StatusBoard(NODE, "trainer", "test-1"), asyncio.Event()
         self.context = ServiceContext(config, "trainer", "test-1", transport, None, log, CollectorRegistry(), board, stopping)
-        self._running = asyncio.create_task(TrainerService(config).run(self.context))
+        self._running = asyncio.create_task(TrainerService(config, learn).run(self.context))
 
     def _keep(self, _logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
         self.lines.append({**event, "level": method})

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,8 +103,16 @@ class Engine(ABC):
         A token that top-k or top-p would never have let through scores `-inf`.
         """
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Have the device, where it is shared in turns (`model.device_turns`): `start`, `generate`, `load_policy` and `score` are
+        called within. The wait for it may be long and belongs outside of a call's own deadline. Raises `EngineError`.
+        """
+        yield
+
     async def rest(self) -> None:  # noqa: B027 (most engines hold nothing that they could give back)
-        """Give the device's memory back as far as this can be undone quickly; called between calls, never during one."""
+        """Give the device's memory back as far as this can be undone quickly; called between calls, never during one.
+        Does nothing before `start` and after `close`."""
 
     async def wake(self) -> None:  # noqa: B027
         """Take back what `rest` gave. Raises `EngineError` when that cannot be done."""

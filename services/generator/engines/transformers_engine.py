@@ -80,7 +80,12 @@ class TransformersEngine(Engine):
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
         """Sample as `Engine.generate` says; calls queue up."""
-        return await self._in_worker(lambda: self._generate(prompts, n, params, seed))
+        given_up = threading.Event()
+        try:
+            return await self._in_worker(lambda: self._generate(prompts, n, params, seed, given_up))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Load as `Engine.load_policy` says, after the calls that were made before this one."""
@@ -94,7 +99,7 @@ class TransformersEngine(Engine):
 
     async def rest(self) -> None:
         """Wait for a call that was given up, and free what torch keeps for later on a GPU. The weights stay."""
-        if not self._closing.is_set():
+        if self._folder is not None and not self._closing.is_set():
             await self._in_worker(torch.cuda.empty_cache if self._device.type == "cuda" else lambda: None)
 
     async def healthy(self) -> bool:
@@ -135,8 +140,17 @@ class TransformersEngine(Engine):
         except (OSError, ValueError, SafetensorError) as error:
             raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
 
-    def _generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int) -> list[list[Sample]]:
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int, given_up: threading.Event
+    ) -> list[list[Sample]]:
         assert self._folder is not None
+
+        def keep_on() -> None:
+            if self._closing.is_set():
+                raise EngineError("the transformers engine was closed while it was sampling")
+            if given_up.is_set():
+                raise EngineError("nobody waits for these samples any more")
+
         limits = self._folder.new_token_limits(prompts, params.max_new_tokens)
         generator = torch.Generator(self._device).manual_seed(seed)
         n_sampled = 1 if params.temperature == 0.0 else n
@@ -153,7 +167,7 @@ class TransformersEngine(Engine):
                 generator=generator,
                 end_token_ids=self._folder.end_token_ids,
                 pad_token_id=self._folder.pad_token_id,
-                keep_on=self._keep_on,
+                keep_on=keep_on,
             )
             samples = map(self._sample, rows)
             for number in numbers:
@@ -169,10 +183,6 @@ class TransformersEngine(Engine):
             logprobs=tuple(row.logprobs),
             policy_version=self.policy_version,
         )
-
-    def _keep_on(self) -> None:
-        if self._closing.is_set():
-            raise EngineError("the transformers engine was closed while it was sampling")
 
     def _load_policy(self, weights_file: Path, version: int) -> None:
         assert self._folder is not None and self._adapters is not None

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
-from shared.device_turns import DeviceTurns
+from shared.device_turns import DeviceTurns, TurnError
 
 _REST_S = 60.0
+_CLOSE_S = 2.0
 
 
 class TurnTakingEngine(Engine):
-    """Another engine, in turns. Calls that come while nobody else waits share one turn; else they go into the next.
+    """Another engine, in turns. Those who come while nobody else waits share one turn; else they go into the next.
+
+    A turn ends when the engine rests. Should it not come to rest, the turn is kept until the process ends: nobody is to be let in
+    beside an engine that computes.
 
     Args:
         engine: does the work; not yet started.
@@ -24,37 +28,52 @@ class TurnTakingEngine(Engine):
     def __init__(self, engine: Engine, turns: DeviceTurns) -> None:
         self._engine, self._turns = engine, turns
         self.name = engine.name
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._entry = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def policy_version(self) -> int:  # type: ignore[override]
         """Version of the weights that answer now."""
         return self._engine.policy_version
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Have the device, as `Engine.turn` says. Who is cancelled leaves the turn behind in order."""
+        async with self._entry:
+            if self._inside and self._turns.wanted():
+                await self._empty.wait()
+            if not self._inside:
+                await self._begin()
+            self._inside += 1
+            self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+                await self._end()
+
     async def start(self) -> None:
-        """Start the engine in a turn of its own: loading takes the most memory."""
-        async with self._turn(waking=False):
-            await self._engine.start()
+        """Start the engine: loading takes the most memory."""
+        await self._within().start()
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says, when it is this process's turn."""
-        async with self._turn():
-            return await self._engine.generate(prompts, n, params, seed=seed)
+        """Sample as `Engine.generate` says."""
+        return await self._within().generate(prompts, n, params, seed=seed)
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Load as `Engine.load_policy` says, when it is this process's turn."""
-        async with self._turn():
-            await self._engine.load_policy(weights_file, version)
+        """Load as `Engine.load_policy` says."""
+        await self._within().load_policy(weights_file, version)
 
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Score as `Engine.score` says, when it is this process's turn."""
-        async with self._turn():
-            return await self._engine.score(prompts, completions, params)
+        """Score as `Engine.score` says."""
+        return await self._within().score(prompts, completions, params)
 
     async def healthy(self) -> bool:
         """Return whether the engine is."""
@@ -63,41 +82,38 @@ class TurnTakingEngine(Engine):
     async def close(self) -> None:
         """Close the engine, in whoever's turn: it takes nothing."""
         await self._engine.close()
+        if self._ending is not None:
+            await asyncio.wait({self._ending}, timeout=_CLOSE_S)
 
-    @asynccontextmanager
-    async def _turn(self, *, waking: bool = True) -> AsyncIterator[None]:
-        async with self._entry:
-            if self._running and self._turns.wanted():
-                await self._idle.wait()
-            if not self._running:
-                await self._take(waking)
-            self._running += 1
-            self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                await self._give_up()
+    def _within(self) -> Engine:
+        if not self._inside:
+            raise EngineError(f"engine {self.name}: called outside of a turn on its device: use it within Engine.turn()")
+        return self._engine
 
-    async def _take(self, waking: bool) -> None:
+    async def _begin(self) -> None:
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
         try:
             await self._turns.take()
-        except OSError as error:
-            raise EngineError(f"no turn on the device ({error}): see to node.var_dir, or unset model.device_turns") from error
+        except TurnError as error:
+            raise EngineError(str(error)) from error
         try:
-            if waking:
-                await self._engine.wake()
+            await self._engine.wake()
         except BaseException:
-            self._turns.give_up()
+            # Perhaps half awake. Why it does not rest is told to whoever wants the next turn.
+            with suppress(EngineError):
+                await self._end()
             raise
 
-    async def _give_up(self) -> None:
+    async def _end(self) -> None:
+        # A task of its own: a caller whose deadline strikes meanwhile must not leave the engine awake, or the turn taken.
+        self._ending = asyncio.create_task(self._rest_and_give_up())
+        await asyncio.shield(self._ending)
+
+    async def _rest_and_give_up(self) -> None:
         try:
             async with asyncio.timeout(_REST_S):
                 await self._engine.rest()
         except TimeoutError:
-            raise EngineError(f"engine {self.name}: still computing {_REST_S:.0f} s after its call ended: restarting") from None
-        finally:
-            self._turns.give_up()
-            self._idle.set()
+            raise EngineError(f"engine {self.name}: still computing {_REST_S:.0f} s after its turn ended: restarting") from None
+        self._turns.give_up()

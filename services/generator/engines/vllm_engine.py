@@ -252,6 +252,8 @@ class VllmEngine(Engine):
         """Undo `rest`."""
         if self._vllm is None or not self._asleep:
             return
+        # Also where it fails half-way: `rest` then puts to sleep what woke up.
+        self._asleep = False
         try:
             await self._vllm.wake_up()
         except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
@@ -259,7 +261,6 @@ class VllmEngine(Engine):
                 f"vLLM did not wake up ({type(error).__name__}: {error}): too little of the GPU's memory is free; lower "
                 "generator.gpu_memory_fraction, trainer.token_budget, or both, and restart the generator"
             ) from error
-        self._asleep = False
 
     async def healthy(self) -> bool:
         """Return whether vLLM's process lives and its weights are whole."""
