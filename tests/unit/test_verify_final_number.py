@@ -1,0 +1,183 @@
+"""What `final_number` takes for a statement of the reference number, and what it does not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shared.messages import Task, TaskRef
+from shared.tasks.derive import Item
+from shared.tasks.verify_final_number import MAX_END_CHARS, verifier
+
+
+def reward(answer: str, reference: str = "8") -> float:
+    ref = TaskRef(dataset="sums", config="{}", seed=1, index=0)
+    task = Task(ref=ref, question="What is 3 + 5?", answer=reference)
+    return float(verifier(Item(task=task, entry={}, dataset=None))(answer))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "8",
+        "8.",
+        "**8**",
+        "= 8",
+        "3 + 5 = 8",
+        "x=8",
+        "x == 8",
+        "x := 8",
+        "3 + 5 = 7 + 1 = 8",
+        "4! / 3 = 8",
+        "8! / 7! = 8",
+        "Great! = 8",
+        "**Sum** = 8",
+        "<b>3 + 5</b> = 8",
+        "Is 8",
+        "The answer IS **8**.",
+        "Equals 8",
+        "not 7: it is 8",
+        "Answer: 8",
+        "Answer:8",
+        "3 + 5: 8",
+        "**3 + 5:** 8",
+        "**3 + 5**: 8",
+        "Question 3:\n8",
+        "so:\n8",
+        "3 + 5\n8",
+        "**3 + 5**\n8",
+        "*3 + 5*\n8",
+        "3 + 5\n---\n8",
+        "3 + 5\n***\n8",
+        "3 + 5 =\n8",
+        "Answer:**\n8",
+        "The number that I look for:\n\n8",
+        "<think>3 and 5 more</think>\n8",
+        "The answer —\n8",
+        "x" * 500 + "\n8",
+        "**" + "x" * 500 + "**\n8",
+    ],
+)
+def test_a_plain_statement_is_paid(answer: str) -> None:
+    assert reward(answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "x != 8",
+        "x !== 8",
+        "x ! = 8",
+        "x =/= 8",
+        "x >= 8",
+        "x > = 8",
+        "x>=8",
+        "x >=\n8",
+        "x >\n8",
+        "x <\n8",
+        "x <= 8",
+        "x ≥= 8",
+        "x ≠\n8",
+        "x ~= 8",
+        "x += 8",
+        "x -= 8",
+        "x /= 8",
+        "± = 8",
+    ],
+)
+def test_a_comparison_other_than_equality_is_not_paid(answer: str) -> None:
+    assert reward(answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "not: 8",
+        "The answer is not: **8**",
+        "NOT = 8",
+        r"x \not= 8",
+        "It is not\n8",
+        "It isn't: 8",
+        "It isn’t = 8",
+        "x does not equal: 8",
+        "It is not equal to: 8",
+        "not equals 8",
+        "It cannot be 7 or: 8",
+        "7 or\n8",
+        "x is greater than or equals 8",
+        "x is less than: 8",
+        "at least: 8",
+    ],
+)
+def test_a_negation_an_alternative_or_a_bound_in_words_is_not_paid(answer: str) -> None:
+    assert reward(answer) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["4:8", "at 12:08", "4 : 8", "4 :8", "**4**:8", "$4:8$", "1:2:8"])
+def test_a_ratio_and_a_time_of_day_are_not_paid(answer: str) -> None:
+    assert reward(answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "-\n8",
+        "= -\n8",
+        "3 -\n8",
+        "3 −\n8",
+        "3 - \r\n8",
+        "10/\n8",
+        "10/\n(8)",
+        "10/(\n8",
+        "10 /\n\n8",
+        "10 ÷\n8",
+        "3 +\n8",
+        "2 *\n8",
+        "2*\n8",
+        "2 **\n8",
+        "2 ×\n8",
+        "2^\n8",
+        "2 ^{\n8",
+        "10/" + "\n" * MAX_END_CHARS + "8",
+    ],
+)
+def test_a_number_that_an_operator_leads_to_is_not_the_answer(answer: str) -> None:
+    assert reward(answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "paid"),
+    [
+        ("= .8", "0.8", 1.0),
+        (".8", "0.8", 1.0),
+        ("-.8", "-0.8", 1.0),
+        ("1 .8", "0.8", 0.0),
+        ("= ..8", "0.8", 0.0),
+        ("= .8", "8", 0.0),
+        ("−8", "-8", 1.0),
+        ("3 - 11 = −8", "-8", 1.0),
+        ("3 - 11 = −8", "8", 0.0),
+        ("3 − 8", "-8", 0.0),
+        ("= −−8", "8", 0.0),
+    ],
+)
+def test_a_number_may_begin_with_its_point_and_have_a_typographic_minus(answer: str, reference: str, paid: float) -> None:
+    assert reward(answer, reference) == paid
+
+
+@pytest.mark.parametrize("answer", ["8 apples", "is8", "= 8 + 1", "7, 8", "7 or 8", "= 8%", "> 8", "≠ 8", "is not 8", "this 8", ""])
+def test_what_states_no_number_at_its_end_is_not_paid(answer: str) -> None:
+    assert reward(answer) == 0.0
+
+
+def test_a_word_that_the_end_cuts_in_two_states_nothing() -> None:
+    for dots in range(60, 100):
+        assert reward("th" + "is 8" + "." * dots) == 0.0
+
+
+def test_a_long_answer_takes_no_longer() -> None:
+    started = time.perf_counter()
+    for piece in ("= ", "!= ", "> ", "- \n", "not ", "*\n", "< <", "8:", "\n"):
+        reward(piece * 100_000 + "8")
+    assert time.perf_counter() - started < 1.0
