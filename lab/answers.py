@@ -10,20 +10,30 @@ question, with an interval that resamples facts (`3 + 4` and `4 + 3` are one), b
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from shared.tasks.numerals import read_number
 
 RESAMPLES = 10_000
-_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
-_QUESTION = re.compile(r"(-?\d+) ([+*-]) (-?\d+)")
+NUMBER = (
+    r"(?:(?<![^\W_])(?<![)\]}])[-\u2212])?(?<![0-9])(?<![0-9]\.)"
+    r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+)
+"""A number in a text, to be read by `number_value`: `3-4` is 3 and 4, and U+2212 is a minus too."""
+_NUMBER = re.compile(NUMBER)
+# Not a part of something longer: a decimal, a bracket, another operator before it or behind.
+_QUESTION = re.compile(
+    r"(?<![\w.(\u2212-])(?<![-+*/^\u2212] )(-?[0-9]{1,18}) ([+*-]) (-?[0-9]{1,18})(?![\w)!%]|\.[0-9]| ?[-+*/^\u2212])"
+)
+_TWO_NUMBERS = re.compile(r"\D*\d+\D+\d+\D*")
 
 Rule = Callable[["Answer"], bool]
 
@@ -34,14 +44,14 @@ class Answer:
 
     dataset: str
     question: str
-    reference: str
+    reference: str | None
     answer: str
     reward: float
 
     @property
     def operation(self) -> tuple[int, str, int] | None:
-        """The two numbers of the question and what is between them; None where it asks something else."""
-        found = _QUESTION.search(self.question)
+        """The two whole numbers of the question and what is between them; None where it asks something else, or for more."""
+        found = _QUESTION.search(self.question) if _TWO_NUMBERS.fullmatch(self.question) else None
         return (int(found[1]), found[2], int(found[3])) if found else None
 
     @property
@@ -55,6 +65,15 @@ class Answer:
         return f"{first} {sign} {second}"
 
 
+class _Record(BaseModel):
+    answers: list[Answer] = []
+
+
+def number_value(text: str | None) -> Fraction | None:
+    """What a number means that `NUMBER` found, or that a task gives as its reference; None where that is no number."""
+    return read_number((text or "").replace("\N{MINUS SIGN}", "-"))
+
+
 def passes(answer: Answer) -> bool:
     """The verifier paid it."""
     return answer.reward >= 1.0
@@ -63,7 +82,8 @@ def passes(answer: Answer) -> bool:
 def last_number_is_right(answer: Answer) -> bool:
     """The last number anywhere in it is the reference, whatever stands after it: a looser rule than any verifier's."""
     numbers = _NUMBER.findall(answer.answer)
-    return bool(numbers) and read_number(numbers[-1]) == read_number(answer.reference)
+    reference = number_value(answer.reference)
+    return bool(numbers) and reference is not None and number_value(numbers[-1]) == reference
 
 
 RULES: Mapping[str, Rule] = {"paid": passes, "last number is right": last_number_is_right}
@@ -79,7 +99,7 @@ def kinds(answer: Answer) -> Iterable[str]:
     yield f"operator {sign}"
     if max(abs(first), abs(second)) > 10:  # noqa: PLR2004
         yield "a number above 10"
-    reference = read_number(answer.reference)
+    reference = number_value(answer.reference)
     if reference is not None and reference < 0:
         yield "below zero"
 
@@ -88,12 +108,17 @@ def read_answers(path: Path) -> list[Answer]:
     """Answers of a file that `swarm eval --answers N --json` made, by dataset and question.
 
     Raises:
-        ValueError: it holds none.
+        OSError: it cannot be read.
+        ValueError: it holds none, or something else.
     """
-    found = json.loads(path.read_text("utf-8")).get("answers")
-    if not found:
-        raise ValueError(f"{path} holds no answers: make it with `swarm eval MODEL --answers 1000 --json`")
-    answers = [Answer(**{key: each[key] for key in Answer.__slots__}) for each in found]
+    try:
+        answers = _Record.model_validate_json(path.read_bytes(), strict=True).answers
+        problem = "" if answers else " holds no answers"
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f" is no record of answers ({': '.join([*map(str, first['loc']), first['msg']])})"
+    if problem:
+        raise ValueError(f"{path}{problem}: make it with `swarm eval MODEL --answers 1000 --json`")
     return sorted(answers, key=lambda each: (each.dataset, each.question))
 
 
@@ -145,13 +170,28 @@ def table(files: Mapping[str, Sequence[Answer]]) -> str:
     return "\n".join(lines)
 
 
+def read_files(paths: Sequence[str]) -> dict[str, list[Answer]]:
+    """Answers by the file's name, or by its path where names are alike.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is named twice, or holds no answers.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} is named twice: name each file once")
+    stems = [Path(path).stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else paths
+    return {name: read_answers(Path(path)) for name, path in zip(names, paths, strict=True)}
+
+
 def main(paths: Sequence[str]) -> int:
     """Print the table, and what each later file gained over the first. Returns the exit status."""
     if not paths:
         print("usage: python -m lab.answers BASE.json [TRAINED.json ...]", file=sys.stderr)
         return 2
     try:
-        files = {Path(path).stem: read_answers(Path(path)) for path in paths}
+        files = read_files(paths)
         base, *trained = files
         print(table(files))
         for name in trained:
@@ -161,7 +201,7 @@ def main(paths: Sequence[str]) -> int:
                     f"\n{name} over {base}, {rule}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}; 95 %, "
                     f"resampling {found.facts} facts), {found.won} won, {found.lost} lost"
                 )
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0

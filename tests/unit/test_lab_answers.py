@@ -30,10 +30,37 @@ def answered(question: str, reference: str, answer: str = "", reward: float = 0.
         ("1,008", False),
         ("", False),
         ("eight", False),
+        ("1e8", False),
+        (".8", False),
+        ("5-8", True),
+        ("so it is...8", True),
+        ("\N{ARABIC-INDIC DIGIT EIGHT}", False),
     ],
 )
 def test_the_looser_rule_reads_the_last_number(text: str, right: bool) -> None:
     assert last_number_is_right(answered("What is 3 + 5?", "8", text)) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        ("It is \N{MINUS SIGN}4", "-4", True),
+        ("It is \N{MINUS SIGN}4", "4", False),
+        ("It is -4", "-4", True),
+        ("It is _-4_", "-4", True),
+        ("3-4", "-4", False),
+        ("3-4", "4", True),
+        ("It is .8", "0.8", True),
+        ("5.8", "0.8", False),
+        ("1e3", "1000", True),
+        ("1,000", "1000", True),
+        ("9" * 401, "", False),
+        ("9" * 401, "yes", False),
+        ("no 8", "yes", False),
+    ],
+)
+def test_the_last_number_is_read_as_it_is_written(text: str, reference: str, right: bool) -> None:
+    assert last_number_is_right(answered("?", reference, text)) is right
 
 
 def test_a_fact_is_the_same_in_either_order_and_other_words() -> None:
@@ -43,6 +70,39 @@ def test_a_fact_is_the_same_in_either_order_and_other_words() -> None:
     assert answered("3 - 4", "").fact != answered("4 - 3", "").fact
     assert answered("3 * 4", "").fact != answered("3 + 4", "").fact
     assert answered("How many legs has a cow?", "4").fact == "How many legs has a cow?"
+    assert answered("What is -3 - -4?", "1").operation == (-3, "-", -4)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "3 + 4 + 5",
+        "What is 10 - 3 - 2?",
+        "1.5 + 2",
+        "1 + 2.5",
+        ".5 + 2",
+        "1,000 + 2",
+        "2 + 1,000",
+        "(3 + 4) * 2",
+        "(3 + 4)",
+        "-(3 + 4)",
+        "(-3 + 4)",
+        "3 + 4 = ? 5 * 6",
+        "x + 3 + 4",
+        "x3 + 4",
+        "3 + 4x",
+        "3 + 4 + x",
+        "3 + 4!",
+        "\N{MINUS SIGN}3 + 4",
+        "9" * 5000 + " + 1",
+        "\N{ARABIC-INDIC DIGIT THREE} + \N{ARABIC-INDIC DIGIT FOUR}",
+    ],
+)
+def test_a_question_of_another_form_is_told_apart(question: str) -> None:
+    assert answered(question, "").operation is None
+    assert answered(question, "").fact == question
+    with pytest.raises(ValueError, match="asks for no sum"):
+        begun(question)
 
 
 def test_questions_count_in_the_lines_they_belong_to() -> None:
@@ -89,6 +149,66 @@ def test_a_file_without_answers_says_how_to_make_one(tmp_path: Path, capsys: pyt
     assert main([str(tmp_path / "none.json")]) == 1
     assert "--answers" in capsys.readouterr().err
     assert main([str(tmp_path / "missing.json")]) == 1
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for folder, reward in (("base", 0.0), ("trained", 1.0)):
+        paths.append(str(tmp_path / folder / "answers.json"))
+        (tmp_path / folder).mkdir()
+        one = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": "7", "reward": reward}
+        Path(paths[-1]).write_text(json.dumps({"answers": [one]}))
+
+    assert main(paths) == 0
+
+    out = capsys.readouterr().out
+    assert f"| rule | questions | {paths[0]} | {paths[1]} |" in out
+    assert f"{paths[1]} over {paths[0]}, paid: +1.000" in out
+    assert main([paths[0], paths[0]]) == 1
+    assert "named twice" in capsys.readouterr().err
+
+
+def test_questions_without_a_reference_answer_are_read_and_have_no_right_last_number(tmp_path: Path) -> None:
+    """As `swarm eval` writes what reasoning_gym's own scorer judges."""
+    (tmp_path / "one.json").write_text(json.dumps({"answers": [{**SUM, "reference": None, "answer": "9" * 401}]}))
+
+    (found,) = read_answers(tmp_path / "one.json")
+
+    assert passes(found)
+    assert not last_number_is_right(found)
+
+
+SUM = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": "7", "reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        "[" * 100_000,
+        "\udcff",
+        '{"answers": "abc"}',
+        '{"answers": ["a"]}',
+        '{"answers": [{"dataset": "x"}]}',
+        json.dumps({"answers": [{**SUM, "reward": None}]}),
+        json.dumps({"answers": [{**SUM, "reward": "1"}]}),
+        json.dumps({"answers": [{**SUM, "answer": None}]}),
+        json.dumps({"answers": [{**SUM, "reference": 7}]}),
+        json.dumps({"answers": [{**SUM, "question": None}]}),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused_in_a_sentence(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    assert main([str(path)]) == 1
+
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(str(path))
+    assert "make it with `swarm eval MODEL --answers 1000 --json`" in said
 
 
 @pytest.mark.parametrize(
