@@ -17,18 +17,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lab.answers import Answer
-from services.generator.engines import SamplingParams, create_engine
+from lab.answers import NUMBER, Answer, number_value
+from services.generator.engines import EngineError, SamplingParams, create_engine
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.messages import Task
 from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
+from shared.runtime.errors import FatalError
 from shared.tasks import held_out_tasks
-from shared.tasks.numerals import read_number
 
 NEW_TOKENS = 10
-_NUMBER = re.compile(r"\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)")
+# `7/2`, `7,5`, `7*2` and `7th` are not 7, while ` 7 + 1` goes on after it.
+_NUMBER = re.compile(rf"\s*({NUMBER})(?!\w|%|[-+*/^.,]+[0-9])")
 
 
 def begun(question: str) -> str:
@@ -45,16 +46,24 @@ def begun(question: str) -> str:
 
 
 def judged(task: Task, beginning: str, rest: str) -> Answer:
-    """The answer as far as its first number, and whether that is the reference."""
+    """The answer as far as its first number, and whether that is the reference; all of it where no number is first."""
     found = _NUMBER.match(rest)
-    right = found is not None and read_number(found[1]) == read_number(task.answer or "")
+    reference = number_value(task.answer)
+    right = found is not None and reference is not None and number_value(found[1]) == reference
     said = f"{beginning} {found[1]}" if found else beginning + rest
     return Answer(task.ref.dataset, task.question, task.answer or "", said, float(right))
 
 
 async def answers(model: str, config: NodeConfig) -> list[Answer]:
-    """The policy's answers to the held-out questions of a configuration, each begun for it; greedy."""
+    """The policy's answers to the held-out questions of a configuration, each begun for it; greedy.
+
+    Raises:
+        EngineError, ModelLoadError: the model cannot be run or loaded.
+        ValueError: the configuration holds no questions out, one cannot be derived, or one asks for something else than `a + b`.
+    """
     tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
+    if not tasks:
+        raise ValueError(f"the configuration holds no questions out (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
     tokenizer = load_tokenizer(ModelSection(path=model))
     beginnings = [begun(task.question) for task in tasks]
     prompts = [
@@ -81,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     try:
         found = asyncio.run(answers(chosen.model, load_config(chosen.config)))
-    except ValueError as problem:
+    except (EngineError, FatalError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 1
     passed = sum(each.reward for each in found) / len(found)

@@ -9,6 +9,7 @@ import pytest
 
 from lab.answers import Answer, gain, kinds, last_number_is_right, main, passes, read_answers, table
 from lab.given_form import begun, judged
+from lab.given_form import main as given_form_main
 from lab.guesses import identities, three_rules, with_rules
 from lab.guesses import main as guesses_main
 from shared.messages import Task, TaskRef
@@ -220,12 +221,57 @@ def test_a_file_that_is_no_record_is_refused_in_a_sentence(text: str, tmp_path: 
         (" seven, or 7", False, "3 + 4 = seven, or 7"),
         (" -7", False, "3 + 4 = -7"),
         ("", False, "3 + 4 ="),
+        (" 7 + 1", True, "3 + 4 = 7"),
+        (" 7.This is", True, "3 + 4 = 7"),
+        (" 7.0", True, "3 + 4 = 7.0"),
+        (" 7/2", False, "3 + 4 = 7/2"),
+        (" 7e5", False, "3 + 4 = 7e5"),
+        (" 7,5", False, "3 + 4 = 7,5"),
+        (" 7.5.1", False, "3 + 4 = 7.5.1"),
+        (" 7th", False, "3 + 4 = 7th"),
+        (" 7*2", False, "3 + 4 = 7*2"),
+        (" 7%", False, "3 + 4 = 7%"),
+        (" **7**", False, "3 + 4 = **7**"),
     ],
 )
 def test_the_first_number_after_the_given_beginning_is_the_answer(rest: str, right: bool, said: str) -> None:
     task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer="7")
     found = judged(task, begun(task.question), rest)
     assert (found.reward, found.answer) == (float(right), said)
+
+
+@pytest.mark.parametrize(
+    ("rest", "reference", "right"),
+    [
+        (" \N{MINUS SIGN}7", "-7", True),
+        (" \N{MINUS SIGN}7", "7", False),
+        (" .8", "0.8", True),
+        (" no", "yes", False),
+        (" 7", "", False),
+    ],
+)
+def test_a_begun_answer_is_read_as_it_is_written(rest: str, reference: str, right: bool) -> None:
+    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer=reference)
+    assert judged(task, "3 + 4 =", rest).reward == float(right)
+
+
+def test_a_begun_answer_of_a_task_without_a_number_is_never_right() -> None:
+    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer="yes")
+    assert judged(task, "3 + 4 =", " " + "9" * 401).reward == 0.0
+
+
+def test_a_missing_model_and_no_held_out_questions_are_said_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "node.toml"
+    for tasks, said in ((1, "no-such-model"), (0, "eval.tasks")):
+        config.write_text(
+            f'[eval]\ntasks = {tasks}\n[[tasks]]\ndataset = "chain_sum"\nconfig = {{ min_terms = 2, max_terms = 2 }}\n'
+        )
+        assert given_form_main([str(tmp_path / "no-such-model"), "--config", str(config)]) == 1
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.out == ""
 
 
 def test_a_question_without_a_sum_has_no_form_to_give() -> None:
