@@ -52,6 +52,7 @@ class StepOutcome:
 
 _IN_ONE_PASS = 100_000_000
 """Parameters of the policies that are computed in one pass. More of them gain nothing and take their memory at once."""
+_NORM_PART = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class StackedLearner:
             else:
                 gradient[node] += part_gradient
                 found[node] += part
+        del of_together
         scaled = [0] * len(groups)
         for node, measured in self._each_alone(of, suspects, foreign):
             scales = foreign_scales(self._influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
@@ -319,8 +321,13 @@ class StackedLearner:
 
 
 def _norms(gradient: Tensor) -> list[float]:
-    """Of each node's gradient, in float64."""
-    found: list[float] = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is given."""
+    found: list[float]
+    if gradient.numel() <= _IN_ONE_PASS:
+        found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+        return found
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in gradient.split(_NORM_PART, dim=1)]
+    found = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
     return found
 
 

@@ -36,6 +36,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Whether policies are computed in one pass, or are taken for so large that each has its own."""
     if request.param == "large":
         monkeypatch.setattr("lab.stacked_learner._IN_ONE_PASS", 1)
+        monkeypatch.setattr("lab.stacked_learner._NORM_PART", 1000)
 
 
 def groups_of_nodes() -> list[list[TokenGroup]]:
