@@ -326,7 +326,7 @@ def _norms(gradient: Tensor) -> list[float]:
     if gradient.numel() <= _IN_ONE_PASS:
         found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
         return found
-    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in gradient.split(_NORM_PART, dim=1)]
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in torch.split(gradient, _NORM_PART, dim=1)]
     found = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
     return found
 
