@@ -19,8 +19,8 @@ from services.generator.engines import create_engine
 from services.generator.engines.base import SamplingParams
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
-from services.trainer.checkpoint import TrainedPosition
-from services.trainer.publish import Publisher
+from services.trainer.durable.publish import Publisher
+from services.trainer.state import TrainedPosition
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments
 from shared.model.loading import resolve_device

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.table import median_of
 from benchmarks.workload import node_config, random_batch
-from services.trainer.advantages import AdvantageConfig, batch_advantages
 from services.trainer.learner import Learner
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments
 from shared.messages import Batch, unpack_ids, unpack_logprobs
@@ -184,8 +184,8 @@ async def measure_trainer_loop() -> Result:
 
 
 def _first_gradient(learner: Learner, batch: Batch) -> float:
-    from services.trainer.intake import take_in
-    from services.trainer.update import accumulate_gradients
+    from services.trainer.gradient.update import accumulate_gradients
+    from services.trainer.selection.tokens import take_in
 
     accumulate_gradients(learner.model, take_in(batch, learner.rules).groups, learner.update_config)
     return _norm_and_clear(learner.model)

@@ -15,10 +15,10 @@ from lab.stacked_learner import StackedLearner, StepOutcome
 from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
-from services.trainer.capability import after_batch
-from services.trainer.intake import Intake, take_in
-from services.trainer.preference import candidates_of, prefer_by
-from services.trainer.rows import TokenGroup
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.selection.capability import after_batch
+from services.trainer.selection.preference import candidates_of, prefer_by
+from services.trainer.selection.tokens import Intake, take_in
 from shared.messages import Batch, RolloutGroup
 from shared.model.prompts import answer_text, render_prompt
 

@@ -13,7 +13,7 @@ from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import OwnGroup, SimNode
 from lab.task_desk import Shared
-from services.trainer.own_policy import OwnPolicyRules, least_logprob
+from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
 from services.verifier.foreign_rewards import foreign_rewards
 from shared.keys import SigningKey
 from shared.messages import RolloutGroup, TaskRef, unpack_logprobs

@@ -27,7 +27,7 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import SamplerMemory
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
-from services.trainer.capability import Window
+from services.trainer.selection.capability import Window
 from services.trainer.settings import intake_rules
 from shared.keys import SigningKey
 from shared.messages import (

@@ -17,15 +17,15 @@ from lab.stacked_adamw import AdamWSettings, StackedAdamW
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
-from services.trainer.influence import foreign_scales, out_of_proportion
-from services.trainer.intake import Intake
+from services.trainer.gradient.influence import foreign_scales, out_of_proportion
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
+from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives import LossSums
-from services.trainer.own_policy import OwnPolicyRules, groups_to_check, without_absurd
-from services.trainer.rows import TokenGroup
 from services.trainer.schedule import learning_rate
+from services.trainer.selection.own_policy import OwnPolicyRules, groups_to_check, without_absurd
+from services.trainer.selection.tokens import Intake
 from services.trainer.settings import influence_rules, update_config
-from services.trainer.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
-from services.trainer.update_stats import UpdateStats
 from shared.config import NodeConfig
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lab.stacked_model import Leaves, Packing, StackedDecoder, attend_behind_prompt, causal_bias, padding_bias, prompt_pass
-from services.trainer.forward import CompletionLogprobs
-from services.trainer.rows import CompletionRows, TokenGroup
+from services.trainer.gradient.forward import CompletionLogprobs
+from services.trainer.gradient.rows import CompletionRows, TokenGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.figures import Figures as SamplerFigures
-from services.trainer.gauges import TrainerGauges
+from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.status import StatusBoard

@@ -15,7 +15,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.plot import find_run
 
 if TYPE_CHECKING:
-    from services.trainer.export import Exported
+    from services.trainer.durable.export import Exported
 
 model_app = typer.Typer(
     name="model", help="Build the toy policy, bring a model in, or take a trained one out.", no_args_is_help=True
@@ -124,13 +124,15 @@ def node_folder(run_dir: Path, node: str) -> Path:
 
 
 def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | None = None, adapter: bool = False) -> Exported:
-    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder` is; see `services.trainer.export`.
+    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder` is.
+
+    What is written, `services.trainer.durable.export` says.
 
     Raises:
         CommandError: no usable checkpoint, the base model is gone, or `out` holds files.
     """
-    from services.trainer.checkpoint import CheckpointError
-    from services.trainer.export import export_adapter, export_policy
+    from services.trainer.durable.checkpoint import CheckpointError
+    from services.trainer.durable.export import export_adapter, export_policy
     from shared.model.loading import ModelLoadError
     from shared.model.weights import WeightsError
 

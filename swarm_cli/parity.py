@@ -100,11 +100,11 @@ async def _sampled(folder: str, prompts: Sequence[Sequence[int]]) -> list[list[S
 def _scored(folder: str, prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Sample]]) -> list[list[list[float]]]:
     import torch
 
-    from services.trainer.modes import set_training_modes, silence
-    from services.trainer.rows import TokenGroup
-    from services.trainer.shared_prompt import supports_shared_prompt
-    from services.trainer.trainable import check_trainable
-    from services.trainer.update import UpdateConfig, batch_logprobs
+    from services.trainer.gradient.modes import set_training_modes, silence
+    from services.trainer.gradient.rows import TokenGroup
+    from services.trainer.gradient.shared_prompt import supports_shared_prompt
+    from services.trainer.gradient.update import UpdateConfig, batch_logprobs
+    from services.trainer.probes.trainable import check_trainable
     from shared.model.loading import load_causal_lm
 
     model = load_causal_lm(_section(folder), dtype=torch.float32, device=torch.device("cpu"))

@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.gpu.finding import Finding, Setting
 from benchmarks.gpu.models import config_for, small_model
 from services.generator.engines import SamplingParams, create_engine
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.rows import TokenGroup
-from services.trainer.update import batch_logprobs
 
 _FLOAT32_MOST, _BFLOAT16_MEAN = 2e-3, 0.05
 _TEXTS = (0, 1000)

@@ -8,10 +8,10 @@ from shared.runtime import main
 if int(os.environ.get("WORLD_SIZE", "1")) == 1:
     main("trainer", TrainerService)
 elif os.environ.get("RANK") == "0":
-    from services.trainer.parallel.lead import LeadingTrainer
+    from services.trainer.torchrun.lead import LeadingTrainer
 
     main("trainer", LeadingTrainer)
 else:
-    from services.trainer.parallel import follow
+    from services.trainer.torchrun import follow
 
     follow.main()

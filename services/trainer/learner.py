@@ -9,47 +9,35 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 import torch
 from torch import Tensor
 
-from services.trainer.bounded_step import BoundedGradient, bounded_gradients
-from services.trainer.capability import Window, after_batch, newest
-from services.trainer.head_probe import separate_head
-from services.trainer.intake import Intake, take_in
-from services.trainer.own_policy import OwnPolicyRules, drop_absurd
+from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.gradient.shared_prompt import plain_rows_reason
+from services.trainer.gradient.update import BatchLogprobs, batch_logprobs, without_dropped
+from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.parallel.optimizer_state import split_optimizer_state, whole_optimizer_state
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.policy_model import load_policy_model, load_reference_model
-from services.trainer.preference import Preferred, prefer
+from services.trainer.probes.head_probe import separate_head
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.schedule import learning_rate
+from services.trainer.selection.capability import Window, after_batch, newest
+from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd
+from services.trainer.selection.preference import Preferred, prefer
+from services.trainer.selection.tokens import Intake, take_in
 from services.trainer.settings import influence_rules, intake_rules, update_config
-from services.trainer.shared_prompt import plain_rows_reason
-from services.trainer.update import BatchLogprobs, batch_logprobs, without_dropped
-from services.trainer.update_stats import UpdateStats
+from services.trainer.state import LearnerState
 from shared.config import NodeConfig
 from shared.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size
 from shared.model.weights import WeightsError, load_trainable, plain_name, policy_tensors, trainable_tensors
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerState:
-    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers.
-
-    earlier_groups: what is known of the authors in earlier batches (`services.trainer.capability`).
-    """
-
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    random: dict[str, Tensor]
-    earlier_groups: Window = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
-from services.trainer.chunked_head import CHUNK_BYTES
+from services.trainer.gradient.chunked_head import CHUNK_BYTES
 from services.trainer.parallel.shard import transformer_blocks
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection

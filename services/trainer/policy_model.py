@@ -10,10 +10,10 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from services.trainer.adapter_probe import adapters_without_gradient
-from services.trainer.modes import set_training_modes, silence
+from services.trainer.gradient.modes import set_training_modes, silence
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.trainable import check_trainable
+from services.trainer.probes.adapter_probe import adapters_without_gradient
+from services.trainer.probes.trainable import check_trainable
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
 from shared.model.adapter_merge import adapted_layers

@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CheckpointError, CheckpointStore, TrainedModel, TrainedPosition
-from services.trainer.delta_report import DeltaReport
-from services.trainer.export import CHECKPOINTS
+from services.trainer.durable.batch_log import BatchLog
+from services.trainer.durable.checkpoint import CheckpointError, CheckpointStore, TrainedModel
+from services.trainer.durable.delta_report import DeltaReport
+from services.trainer.durable.export import CHECKPOINTS
+from services.trainer.durable.publish import Publisher, publication
+from services.trainer.figures import TrainerGauges
 from services.trainer.findings import Findings
-from services.trainer.gauges import TrainerGauges
 from services.trainer.learner import Learner
-from services.trainer.publish import Publisher, publication
 from services.trainer.records import MetricsLog, StepRecord
+from services.trainer.state import TrainedPosition
 from shared.config import NodeConfig
 from shared.device_turns import TurnError, device_turns
 from shared.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode

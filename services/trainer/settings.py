@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.trainer.advantages import AdvantageConfig, AdvantageKind
-from services.trainer.capability import CapabilityRules
-from services.trainer.foreign_weights import ForeignRules
-from services.trainer.importance import ImportanceConfig
-from services.trainer.influence import InfluenceRules
-from services.trainer.intake import IntakeRules
+from services.trainer.gradient.foreign_weights import ForeignRules
+from services.trainer.gradient.importance import ImportanceConfig
+from services.trainer.gradient.influence import InfluenceRules
+from services.trainer.gradient.update import UpdateConfig
 from services.trainer.objectives import ObjectiveConfig
-from services.trainer.update import UpdateConfig
+from services.trainer.objectives.advantages import AdvantageConfig, AdvantageKind
+from services.trainer.selection.capability import CapabilityRules
+from services.trainer.selection.tokens import IntakeRules
 from shared.config import NodeConfig
 from shared.model.loading import model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash

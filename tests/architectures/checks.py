@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.batching import Batching, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import sample_completions
-from services.trainer.forward import CompletionLogprobs
-from services.trainer.modes import set_training_modes, silence
+from services.trainer.gradient.forward import CompletionLogprobs
+from services.trainer.gradient.modes import set_training_modes, silence
+from services.trainer.gradient.rows import CompletionRows, TokenGroup
+from services.trainer.gradient.shared_prompt import plain_rows_reason
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser
 from services.trainer.objectives import ObjectiveConfig
-from services.trainer.rows import CompletionRows, TokenGroup
-from services.trainer.shared_prompt import plain_rows_reason
-from services.trainer.trainable import UntrainableModel, check_trainable
-from services.trainer.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser
+from services.trainer.probes.trainable import UntrainableModel, check_trainable
 from tests.architectures.tiny import WINDOW, NotSmall, tiny_model
 
 PAD, END = 0, 2

@@ -16,8 +16,8 @@ import torch
 from msgspec import structs
 from safetensors.torch import save_file
 
-from services.trainer.checkpoint import TrainedPosition
-from services.trainer.publish import Publisher
+from services.trainer.durable.publish import Publisher
+from services.trainer.state import TrainedPosition
 from shared.messages import PolicyPointer, decode, encode
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import sha256_of

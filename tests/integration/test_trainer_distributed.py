@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.head_probe import probed
-from services.trainer.learner import LearnerState
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives import ObjectiveConfig
 from services.trainer.parallel.group import Place
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from services.trainer.update_stats import UpdateStats
+from services.trainer.probes.head_probe import probed
+from services.trainer.state import LearnerState
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.messages import Batch

@@ -115,15 +115,15 @@ LEARN = "services.trainer.learner.Learner.step"
 INSTANTS = [
     *(Death(LEARN, step, "after") for step in range(1, STEPS + 1)),
     Death(LEARN, 1, "before"),
-    Death("services.trainer.publish.Publisher.publish", 3, "before"),
+    Death("services.trainer.durable.publish.Publisher.publish", 3, "before"),
     Death("services.trainer.service._Training._announce", 4, "before"),
     Death("services.trainer.records.MetricsLog.append", 4, "before"),
     Death("services.trainer.records.MetricsLog.append", 4, "after"),
-    Death("services.trainer.checkpoint._write_file", 5, "before"),
-    Death("services.trainer.checkpoint._write_file", 6, "after"),
-    Death("services.trainer.checkpoint.CheckpointStore.save", 2, "after"),
-    Death("services.trainer.checkpoint.CheckpointStore.prune", 3, "after"),
-    Death("services.trainer.batch_log.BatchLog.forget", 2, "before"),
+    Death("services.trainer.durable.checkpoint._write_file", 5, "before"),
+    Death("services.trainer.durable.checkpoint._write_file", 6, "after"),
+    Death("services.trainer.durable.checkpoint.CheckpointStore.save", 2, "after"),
+    Death("services.trainer.durable.checkpoint.CheckpointStore.prune", 3, "after"),
+    Death("services.trainer.durable.batch_log.BatchLog.forget", 2, "before"),
 ]
 
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.generator.engines import SamplingParams
 from services.generator.engines.transformers_engine import TransformersEngine
-from services.trainer.export import export_adapter, export_policy
+from services.trainer.durable.export import export_adapter, export_policy
 from services.trainer.learner import Learner
 from services.trainer.records import StepRecord
 from shared.config.sections import ModelSection

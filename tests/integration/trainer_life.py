@@ -17,10 +17,11 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
-from services.trainer.export import CHECKPOINTS
-from services.trainer.learner import Learner, LearnerState
+from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
+from services.trainer.durable.export import CHECKPOINTS
+from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
+from services.trainer.state import LearnerState, TrainedPosition
 from shared.config import NodeConfig, load_config
 from shared.messages import (
     Batch,

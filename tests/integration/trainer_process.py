@@ -19,8 +19,8 @@ forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(
     [
         "services.trainer.service",
-        "services.trainer.parallel.lead",
-        "services.trainer.parallel.follow",
+        "services.trainer.torchrun.lead",
+        "services.trainer.torchrun.follow",
         "torch.utils.tensorboard",
         "torch._dynamo",
         "shared.transport.nats",

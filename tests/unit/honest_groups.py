@@ -15,7 +15,7 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.engines.batching import WAYS
 from services.generator.engines.decoding import sample_completions
 from services.generator.groups import rollout_group
-from services.trainer.advantages import has_spread
+from services.trainer.objectives.advantages import has_spread
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.messages import ModelIdentity, RolloutGroup, ScoredGroup, encode

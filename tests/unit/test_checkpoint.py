@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.checkpoint import (
-    MANIFEST,
-    OPTIMIZER,
-    WEIGHTS,
-    CheckpointError,
-    CheckpointStore,
-    TrainedModel,
-    TrainedPosition,
-)
-from services.trainer.learner import LearnerState
+from services.trainer.durable.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, CheckpointError, CheckpointStore, TrainedModel
+from services.trainer.state import LearnerState, TrainedPosition
 
 MODEL = TrainedModel(
     model_path="models/base", dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"

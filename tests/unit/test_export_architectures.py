@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
-from services.trainer.export import CHECKPOINTS, export_policy
-from services.trainer.learner import LearnerState
+from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
+from services.trainer.durable.export import CHECKPOINTS, export_policy
+from services.trainer.state import LearnerState, TrainedPosition
 from shared.model.weights import trainable_tensors
 from swarm_cli.errors import CommandError
 from swarm_cli.model_commands import export_node

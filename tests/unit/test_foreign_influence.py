@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.bounded_step import BoundedGradient, bounded_gradients
-from services.trainer.influence import InfluenceRules, foreign_scales, out_of_proportion, token_shares
-from services.trainer.intake import Intake, take_in
+from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion, token_shares
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import accumulate_gradients, accumulate_part, step_normaliser
 from services.trainer.learner import Learner
-from services.trainer.rows import TokenGroup
-from services.trainer.update import accumulate_gradients, accumulate_part, step_normaliser
+from services.trainer.selection.tokens import Intake, take_in
 from shared.messages import Completion, RolloutGroup, ScoredGroup, pack_ids, pack_logprobs
 from shared.model.prompts import answer_text
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.advantages import AdvantageConfig, batch_advantages
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.verifier.foreign_rewards import foreign_rewards
 from shared.evaluation import PASS_REWARD
 from shared.messages import TaskRef

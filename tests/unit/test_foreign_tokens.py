@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.trainer.group_tokens import SkippedGroup, TokenRules, foreign_tokens
+from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens
 from shared.messages import Completion, RolloutGroup, pack_ids, pack_logprobs
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import answer_text, encode_answer, render_prompt

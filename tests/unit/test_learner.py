@@ -10,14 +10,14 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from services.trainer import head_probe
-from services.trainer.forward import SeparateHead, completion_logprobs
-from services.trainer.intake import take_in
+from services.trainer.gradient.forward import SeparateHead, completion_logprobs
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.rows import build_rows
 from services.trainer.learner import Learner
-from services.trainer.micro_batches import plan_rows
 from services.trainer.objectives import ObjectiveName
-from services.trainer.rows import build_rows
+from services.trainer.probes import head_probe
 from services.trainer.schedule import learning_rate
+from services.trainer.selection.tokens import take_in
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.messages import Batch

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.trainer.advantages import group_normalised
-from services.trainer.intake import IntakeRules, take_in
+from services.trainer.objectives.advantages import group_normalised
+from services.trainer.selection.tokens import IntakeRules, take_in
 from shared.config.sections import ModelSection
 from shared.messages import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from shared.model.loading import load_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.publish import publication
+from services.trainer.durable.publish import publication
 from services.trainer.records import MetricsLog, PhaseSeconds, StepRecord, forget_steps_after, scalars
 
 

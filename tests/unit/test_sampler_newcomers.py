@@ -14,7 +14,7 @@ from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies import STRATEGIES, available, node_cap
-from services.trainer.preference import preferred_indices
+from services.trainer.selection.preference import preferred_indices
 from shared.messages import TrainerPosition
 from tests.unit.sampler_groups import scored_group
 

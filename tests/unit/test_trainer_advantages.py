@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.advantages import AdvantageConfig, batch_advantages, group_normalised, has_spread, leave_one_out
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages, group_normalised, has_spread, leave_one_out
 
 rewards = st.floats(min_value=-10, max_value=10, allow_nan=False, width=32).map(float)
 groups = st.lists(st.lists(rewards, min_size=1, max_size=9), min_size=1, max_size=6)

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from services.trainer.importance import ImportanceConfig, importance_weights
+from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
 
 trl_import_utils = pytest.importorskip("trl.import_utils", reason="the comparison with TRL needs trl installed")

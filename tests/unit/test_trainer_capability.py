@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.capability import LEAST_GROUPS, CapabilityRules, Window, after_batch, capability_factors, newest
-from services.trainer.checkpoint import OPTIMIZER
-from services.trainer.intake import take_in
+from services.trainer.durable.checkpoint import OPTIMIZER
 from services.trainer.learner import Learner
-from services.trainer.parallel.restored import pack_state, unpack_state
+from services.trainer.selection.capability import LEAST_GROUPS, CapabilityRules, Window, after_batch, capability_factors, newest
+from services.trainer.selection.tokens import take_in
+from services.trainer.torchrun.restored import pack_state, unpack_state
 from shared.messages import Batch, ScoredGroup
 from tests.integration.trainer_life import batch_of, node_config, scored_group, through_a_file, tiny_policy
 

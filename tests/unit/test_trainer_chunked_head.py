@@ -26,12 +26,12 @@ from transformers import (
 )
 
 from benchmarks.head import peak_bytes
-from services.trainer.chunked_head import LogitTransform, chunked_logprobs
-from services.trainer.forward import SeparateHead, completion_logprobs
-from services.trainer.head_probe import NotSeparate, probed, separate_head
-from services.trainer.micro_batches import plan_rows
-from services.trainer.rows import TokenRows, build_rows
-from services.trainer.update import UpdateConfig, accumulate_gradients
+from services.trainer.gradient.chunked_head import LogitTransform, chunked_logprobs
+from services.trainer.gradient.forward import SeparateHead, completion_logprobs
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.rows import TokenRows, build_rows
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients
+from services.trainer.probes.head_probe import NotSeparate, probed, separate_head
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
 SIZES: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer.intake import take_in
+from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.update import batch_logprobs
+from services.trainer.selection.tokens import take_in
 from shared.messages import Batch
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 

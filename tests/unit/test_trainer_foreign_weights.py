@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.behaviour import foreign_rows, kept_tokens
-from services.trainer.foreign_weights import ForeignRules, WeightLevel, WeightRule
-from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
-from services.trainer.intake import take_in
+from services.trainer.gradient.behaviour import foreign_rows, kept_tokens
+from services.trainer.gradient.foreign_weights import ForeignRules, WeightLevel, WeightRule
+from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
+from services.trainer.gradient.rows import TextLogprob, TokenGroup
+from services.trainer.gradient.update import UpdateConfig, batch_logprobs, step_normaliser
 from services.trainer.learner import Learner
-from services.trainer.rows import TextLogprob, TokenGroup
-from services.trainer.update import UpdateConfig, batch_logprobs, step_normaliser
+from services.trainer.selection.tokens import take_in
 from services.verifier.border import without_token_ids
 from shared.messages import pack_logprobs
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.forward import completion_logprobs
-from services.trainer.micro_batches import plan_micro_batches, plan_rows
-from services.trainer.rows import TokenGroup, build_rows
-from services.trainer.update import UpdateConfig, batch_logprobs
+from services.trainer.gradient.forward import completion_logprobs
+from services.trainer.gradient.micro_batches import plan_micro_batches, plan_rows
+from services.trainer.gradient.rows import TokenGroup, build_rows
+from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 from tests.unit.trainer_models import ragged_groups, small_model
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from services.trainer.importance import ImportanceConfig, importance_weights
+from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 
 MASK = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
 # Weights of sequence 0: 0.5, 4, 1; sequence 1: 3, 3; sequence 2 has no behaviour logprobs.

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from services.trainer.forward import completion_logprobs
-from services.trainer.micro_batches import plan_rows
-from services.trainer.modes import evaluating, set_training_modes, silence
+from services.trainer.gradient.forward import completion_logprobs
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.modes import evaluating, set_training_modes, silence
+from services.trainer.gradient.rows import build_rows
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.policy_model import with_adapters
-from services.trainer.rows import build_rows
-from services.trainer.trainable import UntrainableModel, check_trainable
-from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.probes.trainable import UntrainableModel, check_trainable
 from shared.config.sections import LoraSection
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model

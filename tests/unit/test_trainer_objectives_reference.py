@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.importance import ImportanceConfig, importance_weights
+from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
 
 CONFIGS = [

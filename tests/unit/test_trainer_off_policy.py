@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.advantages import AdvantageConfig, batch_advantages
-from services.trainer.behaviour import m2_masked
+from services.trainer.gradient.behaviour import m2_masked
+from services.trainer.gradient.rows import TextLogprob
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
 from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
-from services.trainer.rows import TextLogprob
-from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 LENGTHS = [3, 5, 1, 4, 2, 6]

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import torch
 
-from services.trainer.intake import take_in
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.own_policy import OwnPolicyRules, drop_absurd, least_logprob
-from services.trainer.rows import TokenGroup
-from services.trainer.update import batch_logprobs
+from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd, least_logprob
+from services.trainer.selection.tokens import take_in
 from shared.config import load_config
 from shared.messages import (
     Batch,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.trainer.intake import take_in
+from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.preference import prefer, preferred_indices
-from services.trainer.update import batch_logprobs
+from services.trainer.selection.preference import prefer, preferred_indices
+from services.trainer.selection.tokens import take_in
 from shared.messages import Batch, Preference, decode, encode
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 

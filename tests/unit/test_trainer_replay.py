@@ -13,12 +13,12 @@ import structlog
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.trainer.capability import CapabilityRules, after_batch
-from services.trainer.gauges import TrainerGauges
-from services.trainer.intake import take_in
+from services.trainer.figures import TrainerGauges
+from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.own_policy import local_means
-from services.trainer.update import batch_logprobs
+from services.trainer.selection.capability import CapabilityRules, after_batch
+from services.trainer.selection.own_policy import local_means
+from services.trainer.selection.tokens import take_in
 from shared.messages import Batch, ScoredGroup, decode, encode, pack_logprobs
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard

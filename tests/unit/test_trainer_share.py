@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.micro_batches import plan_micro_batches
-from services.trainer.parallel.share import MicroBatch, micro_batches_of, shares
-from services.trainer.rows import RowSlice
+from services.trainer.gradient.micro_batches import plan_micro_batches
+from services.trainer.gradient.rows import RowSlice
+from services.trainer.gradient.share import MicroBatch, micro_batches_of, shares
 
 ROWS = st.lists(st.integers(1, 300), max_size=40).map(
     lambda widths: [RowSlice(width, number, 0, 1) for number, width in enumerate(widths)]

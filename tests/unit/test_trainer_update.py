@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.trainer.importance import ImportanceConfig
+from services.trainer.gradient.importance import ImportanceConfig
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser
 from services.trainer.objectives import Normaliser, ObjectiveConfig
-from services.trainer.rows import TokenGroup
-from services.trainer.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 OBJECTIVES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.rows import TokenGroup
+from services.trainer.gradient.rows import TokenGroup
 
 VOCABULARY = 37
 

@@ -1,5 +1,5 @@
 """Policy-gradient objectives as pure functions over tensors: loss per token, weights that aggregate it, sums for stats.
-No model, optimiser or configuration file is known here; `services.trainer.update` puts these to work.
+No model, optimiser or configuration file is known here; `services.trainer.gradient.update` puts these to work.
 """
 
 from services.trainer.objectives.aggregation import Normaliser, token_weights

@@ -43,7 +43,7 @@ class ObjectiveConfig:
     | oapl (2602.19362) | `(oapl_scale sum (lp - log b) - A)^2` of the sequence, A above the soft value | mean over sequences |
 
     b is the policy that sampled. gepo, vespo and oapl compare with it themselves, so that no importance weights act; m2po's
-    threshold acts before, over the whole step (`services.trainer.behaviour`).
+    threshold acts before, over the whole step (`services.trainer.gradient.behaviour`).
     clip_low, clip_high: for gspo the ratio hardly moves, its authors use 3e-4 and 4e-4.
     dual_clip: at most this multiple of |A| is lost where A < 0 (arXiv 1912.09729); more than 1 + clip_high; None: off.
     is_min, is_max: cispo's bounds of the ratio itself, not distances from 1 (peers differ in this).

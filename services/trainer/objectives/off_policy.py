@@ -73,6 +73,6 @@ def oapl_loss(log_ratios: Tensor, advantages: Tensor, scale: float) -> Tensor:
     """(N, 1) `(scale * sum of a sequence's log ratios - advantage)^2`; its gradient vanishes where the policy is the optimal one.
 
     log_ratios: (N, T) log p - log b, 0 on padding. advantages: (N, 1), reward minus the group's soft value
-    (`services.trainer.advantages.soft_value`).
+    (`services.trainer.objectives.advantages.soft_value`).
     """
     return (scale * log_ratios.sum(dim=1, keepdim=True) - advantages).square()

@@ -1,5 +1,4 @@
-"""Several processes that train one policy together, each holding a part of it (FSDP2), started by torchrun.
+"""What a policy that is spread over processes (FSDP2) asks of the code that trains it.
 
-Every process runs the same `Learner` on the same batch; `Parallel` is all that the learner knows of the others. Process 0 is the
-service (`lead`) and tells the others what to do (`channel`, `follow`). A process on its own needs `Alone` and nothing else here.
+`Parallel` is all that the learner knows of the other processes; one on its own has `ALONE`. How they are led is in `torchrun`.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from services.trainer.foreign_weights import ForeignRows, ForeignRules, weigh_foreign
+from services.trainer.gradient.foreign_weights import ForeignRows, ForeignRules, weigh_foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from services.trainer.learner import Learner, LearnerState
-from services.trainer.parallel.channel import Command, announce
+from services.trainer.learner import Learner
 from services.trainer.parallel.group import Place, ProcessLost, join, naming_the_loss
-from services.trainer.parallel.restored import pack_state
 from services.trainer.parallel.shard import Sharded
 from services.trainer.records import StepRecord
+from services.trainer.state import LearnerState
+from services.trainer.torchrun.channel import Command, announce
+from services.trainer.torchrun.restored import pack_state
 from shared.config import NodeConfig
 from shared.messages import Batch, encode
 

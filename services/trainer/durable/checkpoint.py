@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from services.trainer.learner import LearnerState
+from services.trainer.state import LearnerState, TrainedPosition
 from shared.model.weights import serialize
 
 MANIFEST = "manifest.json"
@@ -34,15 +34,6 @@ _UNFINISHED = ".unfinished-"
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the message names cause and remedy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedPosition:
-    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that the weights contain."""
-
-    batch_number: int = 0
-    stream_seq: int = 0
-    consumed_local: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.trainer.rows import TokenGroup
+from services.trainer.gradient.rows import TokenGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

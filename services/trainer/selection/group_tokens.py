@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.trainer.rows import TextLogprob
+from services.trainer.gradient.rows import TextLogprob
 from shared.messages import Completion, MessageError, RolloutGroup, unpack_ids, unpack_logprobs
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import encode_answer, render_prompt

@@ -7,8 +7,8 @@ import io
 import torch
 from torch import Tensor
 
-from services.trainer.learner import LearnerState
 from services.trainer.parallel.optimizer_state import whole_optimizer_state
+from services.trainer.state import LearnerState
 
 
 def pack_state(state: LearnerState) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.trainer.rows import RowSlice, TokenGroup
+from services.trainer.gradient.rows import RowSlice, TokenGroup
 
 WIDEST_SHARED_ROW = 16_384
 """Tokens. Its mask takes a byte for each pair of them, 0.27 GB, and attention on a GPU twice that again; plain rows need none."""

@@ -10,12 +10,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.trainer.advantages import AdvantageConfig, batch_advantages
-from services.trainer.budget import Cost, over_budget
-from services.trainer.capability import CapabilityRules, Window, capability_factors, share_of
-from services.trainer.group_tokens import GroupTokens, SkippedGroup, TokenRules, answers_present, foreign_tokens, local_tokens
-from services.trainer.influence import token_shares
-from services.trainer.rows import TokenGroup
+from services.trainer.gradient.influence import token_shares
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
+from services.trainer.selection.budget import Cost, over_budget
+from services.trainer.selection.capability import CapabilityRules, Window, capability_factors, share_of
+from services.trainer.selection.group_tokens import (
+    GroupTokens,
+    SkippedGroup,
+    TokenRules,
+    answers_present,
+    foreign_tokens,
+    local_tokens,
+)
 from shared.messages import Batch, ScoredGroup
 
 
@@ -23,11 +30,11 @@ from shared.messages import Batch, ScoredGroup
 class IntakeRules(TokenRules):
     """What the trainer takes in, besides what its tokenizer and model can.
 
-    capability: what a foreign completion's advantage is multiplied by, by its author (`services.trainer.capability`).
+    capability: what a foreign completion's advantage is multiplied by, by its author (`services.trainer.selection.capability`).
     max_foreign_advantage: bound of a foreign completion's advantage, so multiplied. usual_tokens: prompt excluded, the most that a
     local group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch
-    (`services.trainer.budget`).
-    foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.influence`).
+    (`services.trainer.selection.budget`).
+    foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.gradient.influence`).
     drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives, drop_local_negatives: foreign or local ones
     with a negative advantage. All stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or
     `negative`.

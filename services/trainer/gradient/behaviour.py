@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.trainer.foreign_weights import ForeignRows
-from services.trainer.importance import ImportanceConfig, importance_weights
+from services.trainer.gradient.foreign_weights import ForeignRows
+from services.trainer.gradient.importance import ImportanceConfig, importance_weights
+from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
-from services.trainer.rows import CompletionRows, TokenGroup
 
 
 def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, int]], device: torch.device) -> ForeignRows:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from services.trainer.chunked_head import CHUNK_BYTES, LogitTransform
-from services.trainer.forward import SeparateHead, completion_logprobs, output_layer, text_config
-from services.trainer.micro_batches import plan_rows
-from services.trainer.modes import evaluating
-from services.trainer.rows import TokenGroup, build_rows
+from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform
+from services.trainer.gradient.forward import SeparateHead, completion_logprobs, output_layer, text_config
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.modes import evaluating
+from services.trainer.gradient.rows import TokenGroup, build_rows
 
 # Relative to 1 + |value|. A half-precision product may be rounded another way for another number of rows.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.trainer.checkpoint import TrainedPosition
+from services.trainer.state import TrainedPosition
 from shared.messages import Batch, MessageError, decode
 from shared.runtime import FatalError
 from shared.subjects import node_batches_stream

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from services.trainer.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, TrainedModel, read_checkpoint
+from services.trainer.durable.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    TrainedModel,
+    read_checkpoint,
+)
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
 from shared.model.adapter_merge import DeltaRounding, RoundingTally

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from services.trainer.intake import Intake
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.rows import TokenGroup
-from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
+from services.trainer.selection.tokens import Intake
 from shared.config.sections import TrainerSection
 
 

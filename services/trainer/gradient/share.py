@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.trainer.micro_batches import plan_micro_batches
-from services.trainer.rows import RowSlice
+from services.trainer.gradient.micro_batches import plan_micro_batches
+from services.trainer.gradient.rows import RowSlice
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,16 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from services.trainer.behaviour import behaviour_or, foreign_rows, gepo_log_denominators, kept_tokens, m2_masked
-from services.trainer.forward import CompletionLogprobs, SeparateHead, completion_logprobs
-from services.trainer.importance import ImportanceConfig, ImportanceWeights, importance_weights
-from services.trainer.micro_batches import plan_rows
-from services.trainer.modes import evaluating
+from services.trainer.gradient.behaviour import behaviour_or, foreign_rows, gepo_log_denominators, kept_tokens, m2_masked
+from services.trainer.gradient.forward import CompletionLogprobs, SeparateHead, completion_logprobs
+from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.modes import evaluating
+from services.trainer.gradient.rows import CompletionRows, RowSlice, TokenGroup, TokenRows, build_rows
+from services.trainer.gradient.share import micro_batches_of
+from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.parallel.share import micro_batches_of
-from services.trainer.rows import CompletionRows, RowSlice, TokenGroup, TokenRows, build_rows
-from services.trainer.update_stats import UpdateStats
 
 BatchLogprobs = list[list[Tensor]]
 """`[group][completion]` -> (tokens,) on the CPU; an empty list for a group that takes no part in the step."""

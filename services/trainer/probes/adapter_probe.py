@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from services.trainer.forward import completion_logprobs, text_config
-from services.trainer.micro_batches import plan_rows
-from services.trainer.modes import evaluating
-from services.trainer.rows import TokenGroup, build_rows
+from services.trainer.gradient.forward import completion_logprobs, text_config
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.modes import evaluating
+from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.weights import plain_name
 
 _TOKENS = 48

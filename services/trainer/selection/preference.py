@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from torch import nn
 
-from services.trainer.intake import Intake, IntakeRules, take_in
+from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.update import BatchLogprobs, UpdateConfig, batch_logprobs
+from services.trainer.selection.tokens import Intake, IntakeRules, take_in
 from shared.messages import Batch, Preference
 
 

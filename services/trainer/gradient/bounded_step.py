@@ -1,9 +1,9 @@
 """The gradient of a step with the local groups first and the foreign ones after, measured apart, and bounded where need be.
 
 While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the micro-batches. Where it is not
-(`services.trainer.influence`), every foreign group's gradient is measured alone and the foreign part is computed again with the
-losses of those beyond the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A second
-copy of the gradients is held while there are both local and foreign groups.
+(`services.trainer.gradient.influence`), every foreign group's gradient is measured alone and the foreign part is computed again
+with the losses of those beyond the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A
+second copy of the gradients is held while there are both local and foreign groups.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.trainer.influence import InfluenceRules, foreign_scales, out_of_proportion
+from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
+from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives import Normaliser
 from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.rows import TokenGroup
-from services.trainer.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
-from services.trainer.update_stats import UpdateStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

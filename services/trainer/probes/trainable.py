@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from services.trainer.forward import completion_logprobs, text_config
-from services.trainer.micro_batches import plan_rows
-from services.trainer.modes import evaluating
-from services.trainer.rows import TokenGroup, build_rows
+from services.trainer.gradient.forward import completion_logprobs, text_config
+from services.trainer.gradient.micro_batches import plan_rows
+from services.trainer.gradient.modes import evaluating
+from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.attention import attention_windows
 from shared.model.full_precision import computing_in_float32, is_half
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from services.trainer.checkpoint import TrainedPosition
+from services.trainer.state import TrainedPosition
 from shared.messages import PolicyPointer, PolicyRefusal, decode, encode
 from shared.policy_store import PolicyStore, StoredPolicy
 from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket

@@ -32,7 +32,7 @@ class TokenGroup:
     prompt_ids: at least one token. completions: token ids of each, end token included, at least one token.
     behaviour_logprobs: per completion, one per token, or None when it was sampled with another tokenizer. Not finite
     is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
-    share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.influence`).
+    share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.gradient.influence`).
     text_logprobs: per completion, what its author's policy gave a text encoded again here; None: not known. Empty: none is.
     replayed: a local group that an earlier step trained on (`sampler.replay`).
     Raises ValueError when lengths disagree.

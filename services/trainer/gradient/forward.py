@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from services.trainer.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
-from services.trainer.rows import TokenRows, block_causal_mask
+from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
+from services.trainer.gradient.rows import TokenRows, block_causal_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class CompletionLogprobs:
 class SeparateHead:
     """Says that a model's logits are `transform` of its output layer's product, so that they need not be held all at once.
 
-    Found out by `services.trainer.head_probe`. chunk_bytes: of the logits held at once. always: also where all of them fit into
-    one chunk, as processes that share a sharded output layer must, since each has another number of tokens.
+    Found out by `services.trainer.probes.head_probe`. chunk_bytes: of the logits held at once. always: also where all of them fit
+    into one chunk, as processes that share a sharded output layer must, since each has another number of tokens.
     """
 
     transform: LogitTransform = LogitTransform()

@@ -7,8 +7,8 @@ import os
 
 from services.trainer.learner import Learner
 from services.trainer.parallel.group import Place, ProcessLost
-from services.trainer.parallel.leading_learner import Followers, LeadingLearner
 from services.trainer.service import TrainerService
+from services.trainer.torchrun.leading_learner import Followers, LeadingLearner
 from shared.config import NodeConfig
 from shared.runtime import ServiceContext
 

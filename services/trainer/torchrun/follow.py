@@ -15,11 +15,11 @@ import structlog
 import torch
 
 from services.trainer.learner import Learner
-from services.trainer.parallel.channel import Command, heed
 from services.trainer.parallel.group import Place, ProcessLost, join, naming_the_loss
-from services.trainer.parallel.restored import unpack_state
 from services.trainer.parallel.shard import Sharded
 from services.trainer.policy_model import node_seed
+from services.trainer.torchrun.channel import Command, heed
+from services.trainer.torchrun.restored import unpack_state
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.messages import Batch, decode
 from shared.model.weights import WeightsError

@@ -1,0 +1,1 @@
+"""What outlives the trainer: checkpoints, published policies, exports, and the log of batches that it reads."""

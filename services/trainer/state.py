@@ -1,0 +1,32 @@
+"""What a trainer goes on from: the state of its learner, and how far in the log of batches that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from services.trainer.selection.capability import Window
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers.
+
+    earlier_groups: what is known of the authors in earlier batches (`services.trainer.selection.capability`).
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    random: dict[str, Tensor]
+    earlier_groups: Window = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPosition:
+    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that the weights contain."""
+
+    batch_number: int = 0
+    stream_seq: int = 0
+    consumed_local: int = 0
