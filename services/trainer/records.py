@@ -50,8 +50,9 @@ class StepRecord:
     staleness. In `grad_norm_local`, which is about whose text it is, they are local.
     `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node;
     `foreign_answers_of` says how many of each node's were.
-    Where the sampler left the choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were not
-    trained on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the others'.
+    Where the sampler left the choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were
+    not trained on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the
+    others'.
     `behaviour_share` and `reencoded_share` are shares of the groups taken in.
     `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups give to the gradient before any bound,
     means over the updates; None without such groups. `groups_bounded` foreign groups were held to the bound of a group's gradient
