@@ -21,8 +21,8 @@ from benchmarks.measuring import Result
 from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
+from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
-from shared.messages import Batch
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 BAR = 1.3

@@ -29,8 +29,8 @@ from benchmarks.trainer import (
 )
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
+from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
-from shared.messages import Batch
 
 
 class Trl:

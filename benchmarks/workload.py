@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shared.config import NodeConfig, load_config
-from shared.messages import (
+from shared.contracts.messages import (
     Batch,
     BatchItem,
     Completion,
@@ -31,10 +31,10 @@ from shared.messages import (
     pack_ids,
     pack_logprobs,
 )
+from shared.contracts.streams import ensure_node_streams
 from shared.runtime import ServiceContext
 from shared.runtime.logs import configure_logging
 from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams
 from shared.tasks import TaskSource, derive_task
 from shared.transport.base import Transport
 from shared.transport.connect import connect

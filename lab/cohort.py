@@ -19,7 +19,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.selection.capability import after_batch
 from services.trainer.selection.preference import candidates_of, prefer_by
 from services.trainer.selection.tokens import Intake, take_in
-from shared.messages import Batch, RolloutGroup
+from shared.contracts.messages import Batch, RolloutGroup
 from shared.model.prompts import answer_text, render_prompt
 
 _EVALUATED_AT_ONCE = 96

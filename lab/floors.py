@@ -20,8 +20,8 @@ from pathlib import Path
 
 from lab.spec import SpecError
 from shared.config import TaskSpec
+from shared.contracts.messages import Task, TaskRef
 from shared.evaluation import PASS_REWARD
-from shared.messages import Task, TaskRef
 from shared.tasks.audit.candidates import CONSTANTS, copies, shapes
 from shared.tasks.audit.witnesses import right_answers
 from shared.tasks.derive import TaskError, dataset_size, derive_task

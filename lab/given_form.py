@@ -21,7 +21,7 @@ from lab.answers import NUMBER, Answer, number_value
 from services.generator.engines import EngineError, SamplingParams, create_engine
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
-from shared.messages import Task
+from shared.contracts.messages import Task
 from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
 from shared.runtime.errors import FatalError

@@ -18,17 +18,17 @@ from services.trainer.findings import absurd_text
 from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
+from services.verifier.foreign_groups import BURST_S
 from services.verifier.foreign_rewards import foreign_rewards
-from services.verifier.intake import BURST_S
 from services.verifier.prints import Printer, Text
 from services.verifier.replay import ReplayMemory
 from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
 from services.verifier.trust import Trust
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import SigningKey
-from shared.messages import RolloutGroup, ScoredGroup, encode
+from shared.contracts import subjects
+from shared.contracts.messages import RolloutGroup, ScoredGroup, encode
+from shared.identity.keys import SigningKey
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.tasks.sandbox.jobs import JobResult
 

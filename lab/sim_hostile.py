@@ -15,8 +15,8 @@ from lab.sim_node import OwnGroup, SimNode
 from lab.task_desk import Shared
 from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
 from services.verifier.foreign_rewards import foreign_rewards
-from shared.keys import SigningKey
-from shared.messages import RolloutGroup, TaskRef, unpack_logprobs
+from shared.contracts.messages import RolloutGroup, TaskRef, unpack_logprobs
+from shared.identity.keys import SigningKey
 
 _NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})
 

@@ -29,8 +29,7 @@ from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
 from services.trainer.selection.capability import Window
 from services.trainer.settings import intake_rules
-from shared.keys import SigningKey
-from shared.messages import (
+from shared.contracts.messages import (
     Batch,
     BatchItem,
     ModelIdentity,
@@ -41,9 +40,10 @@ from shared.messages import (
     content_id,
     encode,
 )
+from shared.contracts.sampler_state import SteeringState
+from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer
 from shared.model.tokenizer_hash import tokenizer_hash
-from shared.sampler_state import SteeringState
 
 
 @dataclass(frozen=True, slots=True)

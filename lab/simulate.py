@@ -27,8 +27,8 @@ from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
 from services.sampler.bandit import Evaluation
 from services.verifier.sharing_rules import is_shared
+from shared.contracts.messages import Batch
 from shared.evaluation import PASS_REWARD, summarise
-from shared.messages import Batch
 from shared.model.loading import resolve_device
 
 START_S = 1_700_000_000.0

@@ -9,7 +9,7 @@ from typing import Any
 from lab.sim_node import OwnGroup, SimNode
 from lab.stacked_learner import StepOutcome
 from services.trainer.objectives.advantages import has_spread
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 
 
 def step_record(

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.model.loading import load_tokenizer, model_max_length
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item

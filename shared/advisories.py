@@ -11,7 +11,7 @@ from enum import Enum
 
 import msgspec
 
-from shared.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.identity.permissions import ROLES, Permissions, node_role, swarm_node
 
 _LOOKING = (
     *("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET."),

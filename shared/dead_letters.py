@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared import subjects
-from shared.messages import MessageError, RolloutGroup, content_id, decode
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, RolloutGroup, content_id, decode
 from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"

@@ -10,16 +10,16 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import is_public_key
-from shared.messages import MessageError, decode, encode
-from shared.permissions import OPERATOR
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
+from shared.contracts.wire import is_node_name
+from shared.identity.keys import is_public_key
+from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
-from shared.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
 from shared.text import visible
 from shared.transport.base import Conflict, Transport
-from shared.wire import is_node_name
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError

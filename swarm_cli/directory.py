@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shared import subjects
-from shared.messages import MessageError, NodeRecord, decode
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, NodeRecord, decode
+from shared.contracts.wire import is_node_name
 from shared.transport.base import KvEntry, Transport, TransportError
-from shared.wire import is_node_name
 
 ENTRIES_READ = 4096
 """Of a directory with more, the newest. An honest node renews its entry every 10 s, and 15 minutes of silence remove it."""

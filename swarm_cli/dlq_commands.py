@@ -12,7 +12,7 @@ from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.dead_letters import DeadLetter, read_letters, requeue
-from shared.permissions import OPERATOR
+from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport

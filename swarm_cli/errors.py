@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.wire import is_node_name
+from shared.contracts.wire import is_node_name
 
 
 class CommandError(Exception):

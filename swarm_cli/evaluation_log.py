@@ -7,8 +7,8 @@ from itertools import chain
 
 import msgspec
 
-from shared import subjects
-from shared.messages import EvalReport, MessageError, decode
+from shared.contracts import subjects
+from shared.contracts.messages import EvalReport, MessageError, decode
 from shared.transport.base import Transport, TransportError
 
 REPORTS_A_LOOK = 8192

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shared.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
-from shared.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
+from shared.identity.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
+from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.text import visible
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note, say

@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from shared import keys
 from shared.config import NodeConfig
-from shared.permissions import OPERATOR, ROLES, WATCH
+from shared.contracts.streams import NodeLimits, ensure_node_streams, update_swarm_streams, verifier_consumer
+from shared.contracts.subjects import node_rollouts_stream
+from shared.identity import keys
+from shared.identity.permissions import OPERATOR, ROLES, WATCH
 from shared.policy_store.jetstream import prepare_policies_stream
 from shared.runtime.errors import FatalError
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.streams import NodeLimits, ensure_node_streams, update_swarm_streams, verifier_consumer
-from shared.subjects import node_rollouts_stream
 from shared.transport.base import TransportError
 from shared.transport.connection import Options
 from swarm_cli.config_commands import ConfigOption, load_chosen

@@ -1,4 +1,4 @@
-"""The configuration file of a secured NATS server, rendered from users' public keys and `shared.permissions`. Pure."""
+"""The configuration file of a secured NATS server, rendered from users' public keys and `shared.identity.permissions`. Pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import nats.errors
 import structlog
 
 from shared.advisories import Verdict, judge, parse
-from shared.permissions import ADVISORY
+from shared.identity.permissions import ADVISORY
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.metrics import service_registry
 from shared.runtime.watch_figures import Figures

@@ -10,9 +10,9 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shared import subjects
 from shared.config import NodeConfig
-from shared.permissions import OPERATOR
+from shared.contracts import subjects
+from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.directory import Directory, read_directory

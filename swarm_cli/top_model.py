@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared import subjects
-from shared.messages import EvalReport, ServiceStatus
-from shared.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.contracts import subjects
+from shared.contracts.messages import EvalReport, ServiceStatus
+from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
 from shared.transport.base import StreamSpec
 from swarm_cli.evaluations import Evaluation
 from swarm_cli.procfile import ROLES

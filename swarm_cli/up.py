@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from swarm_cli.base_model import ensure_toy_policy
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shared import subjects
-from shared.messages import EvalReport, MessageError, PolicyPointer, ServiceStatus, TrainerPosition, decode
+from shared.contracts import subjects
+from shared.contracts.messages import EvalReport, MessageError, PolicyPointer, ServiceStatus, TrainerPosition, decode
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
 ALIVE_S = 10.0

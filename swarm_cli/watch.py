@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.permissions import OPERATOR
+from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport

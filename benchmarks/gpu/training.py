@@ -23,7 +23,7 @@ from services.trainer.parallel.group import Place, join
 from services.trainer.parallel.shard import Sharded
 from services.trainer.state import TrainedPosition
 from shared.config import NodeConfig
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 from shared.model.weights import write_tensors
 from shared.policy_store.delta import write_delta
 

@@ -17,7 +17,7 @@ from lab.attacks.padded import padded
 from lab.attacks.shortcut import shortcut
 from lab.attacks.view import Hostile
 from lab.attacks.wrong import wrong
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 __all__ = ["ATTACKS", "INFORMED_ROLES", "Hostile"]
 

@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from lab.attacks.view import Hostile, with_texts
-from shared.messages import Completion, RolloutGroup
+from shared.contracts.messages import Completion, RolloutGroup
 
 
 def duplicates(view: Hostile) -> list[RolloutGroup]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.attacks.view import Hostile, answered, halves, wrong_texts
-from shared.messages import Completion, RolloutGroup, pack_ids
+from shared.contracts.messages import Completion, RolloutGroup, pack_ids
 
 
 def forged_tokens(view: Hostile) -> list[RolloutGroup]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from lab.attacks.view import Hostile, answered, halves, with_texts, wrong_texts
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 _PREMISE = re.compile(r"^\.?\s*\d+\.\s+(.+)$", re.MULTILINE)
 _CONSTANTS = ("x", "0", "7", "[7]", "a -> a", "True", "nan")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.attacks.view import Hostile
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 
 def as_sampled(view: Hostile) -> list[RolloutGroup]:

@@ -8,7 +8,7 @@ from lab.attacks.bounded import bounded_poison
 from lab.attacks.gamed import crumbs
 from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, under_names
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 
 def many_names(view: Hostile) -> list[RolloutGroup]:

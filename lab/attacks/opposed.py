@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from lab.attacks.bounded import bounded_poison
 from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, answered, halves, under_names, with_texts
+from shared.contracts.messages import RolloutGroup
 from shared.evaluation import PASS_REWARD
-from shared.messages import RolloutGroup
 
 _MORE = ("0", "1", "5", "7", "9", " 0", " 1", ".5", " x", "a", ")", "\n0 0 0")
 """What makes a right answer wrong at its end: a token, or little more."""

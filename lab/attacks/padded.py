@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from lab.attacks.view import Hostile, answered, halves, nonsense, with_texts
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 
 def padded(view: Hostile) -> list[RolloutGroup]:

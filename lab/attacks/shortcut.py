@@ -18,8 +18,8 @@ import msgspec
 from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, Shortcut, answered, halves, under_names, with_texts
 from shared.config import TaskSpec
+from shared.contracts.messages import RolloutGroup, Task, TaskRef
 from shared.evaluation import PASS_REWARD
-from shared.messages import RolloutGroup, Task, TaskRef
 from shared.tasks.audit.candidates import copies
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 

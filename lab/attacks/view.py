@@ -10,7 +10,7 @@ import msgspec
 
 from lab.spec import Attack
 from shared.config import TaskSpec
-from shared.messages import Completion, RolloutGroup, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, TaskRef
 from shared.tasks.audit.candidates import copies
 
 WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.attacks.view import Hostile, answered, halves, nonsense, with_texts
-from shared.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup
 
 
 def wrong(view: Hostile) -> list[RolloutGroup]:

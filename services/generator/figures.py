@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from shared.messages import EvalReport, RolloutGroup
+from shared.contracts.messages import EvalReport, RolloutGroup
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
-from shared.messages import MessageError, PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.messages import MessageError, PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.policy_store import PolicyDamagedError, PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
-from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.transport.base import TransportError
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)

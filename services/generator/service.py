@@ -12,24 +12,33 @@ import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from services.generator.draws import DrawLedger
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
 from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
+from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
+from shared.contracts.messages import (
+    DrawLease,
+    MessageError,
+    ModelIdentity,
+    RolloutGroup,
+    SamplerPosition,
+    content_id,
+    decode,
+    encode,
+)
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
 from shared.device_turns import device_turns
-from shared.messages import DrawLease, MessageError, ModelIdentity, RolloutGroup, SamplerPosition, content_id, decode, encode
 from shared.model.loading import load_tokenizer, model_max_length, resolve_device
 from shared.model.tokenizer_hash import tokenizer_hash
-from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
-from shared.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.transport.base import NotConnected, StreamFull, TransportError
 

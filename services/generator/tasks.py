@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.config import NodeConfig
-from shared.messages import Task
+from shared.contracts.messages import Task
 from shared.model.prompts import render_prompt
 from shared.runtime import FatalError
 from shared.tasks import HeldOut, TaskError, TaskSource, derive_task

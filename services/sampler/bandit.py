@@ -19,8 +19,8 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from shared.messages import EvalReport, TaskScore
-from shared.sampler_state import ArmRecord, ArmRun, BanditState
+from shared.contracts.messages import EvalReport, TaskScore
+from shared.contracts.sampler_state import ArmRecord, ArmRun, BanditState
 
 DISCOUNT = 0.9
 """Weight that a window keeps when the next one is counted: ten windows are remembered."""

@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from shared.messages import TaskScore
-from shared.sampler_state import MAX_DATASETS, DatasetLevel
+from shared.contracts.messages import TaskScore
+from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 _STANDARD_ERRORS = 2.25
 """Of a single result. Against the best of some ten means of two, noise alone falls that far about once in a hundred evaluations."""

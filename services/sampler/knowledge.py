@@ -13,8 +13,8 @@ from types import MappingProxyType
 import msgspec
 
 from services.sampler.pool import has_spread
+from shared.contracts.sampler_state import OwnRecord, SourceRecord
 from shared.evaluation import PASS_REWARD
-from shared.sampler_state import OwnRecord, SourceRecord
 
 HALF_LIFE_COMPLETIONS = 128.0
 """A completion counts half when this many newer ones of its source are there: 16 groups of 8. A pass rate of 0.1 is then known to

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
-from shared.messages import Batch, MessageError, ScoredGroup, decode, encode
-from shared.subjects import node_batches, node_batches_stream, node_scored_stream
+from shared.contracts.messages import Batch, MessageError, ScoredGroup, decode, encode
+from shared.contracts.subjects import node_batches, node_batches_stream, node_scored_stream
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 
 _MESSAGES_PER_READ = 256

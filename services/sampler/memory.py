@@ -22,9 +22,9 @@ import msgspec
 from services.sampler.knowledge import observed
 from services.sampler.pool import Pool, PoolEntry, pool_entry, task_source
 from services.sampler.replay import ReplayPool, oldest_replayable
-from shared.messages import SamplerState, ScoredGroup
-from shared.sampler_state import SteeringState
-from shared.wire import Origin
+from shared.contracts.messages import SamplerState, ScoredGroup
+from shared.contracts.sampler_state import SteeringState
+from shared.contracts.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
 """A group id seen this many positions back or less is known. Positions, not seconds, because a verifier that is down for an hour

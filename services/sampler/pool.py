@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shared.contracts.messages import ScoredGroup, TaskRef
+from shared.contracts.wire import Origin
 from shared.evaluation import PASS_REWARD
-from shared.messages import ScoredGroup, TaskRef
-from shared.wire import Origin
 
 _SPREAD = 1e-9
 """Rewards closer than this are equal: what is left of their advantage would be rounding."""

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from services.sampler.pool import PoolEntry
-from shared.sampler_state import MAX_REPLAYABLE, TrainedGroups
+from shared.contracts.sampler_state import MAX_REPLAYABLE, TrainedGroups
 
 
 class ReplayPool:

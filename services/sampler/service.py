@@ -23,7 +23,7 @@ from services.sampler.pool import PoolEntry
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from shared.config import NodeConfig
-from shared.messages import (
+from shared.contracts.messages import (
     Batch,
     EvalReport,
     MessageError,
@@ -34,10 +34,10 @@ from shared.messages import (
     decode,
     encode,
 )
-from shared.rollout_id import batch_fields, rollout_id_of
+from shared.contracts.rollout_id import batch_fields, rollout_id_of
+from shared.contracts.sampler_state import SteeringState
+from shared.contracts.subjects import EVAL_KEY, SAMPLER_KEY, TRAINER_KEY, node_bucket
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
-from shared.sampler_state import SteeringState
-from shared.subjects import EVAL_KEY, SAMPLER_KEY, TRAINER_KEY, node_bucket
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02

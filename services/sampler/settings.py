@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.sampler.assembly import Rules
 from services.sampler.memory import Limits
-from services.sampler.sharing import SharingRules
+from services.sampler.share_controller import SharingRules
 from services.sampler.steering import BANDIT, SteeringRules
 from services.sampler.strategies import UNIFORM, strategy_named
 from shared.config import NodeConfig

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.sampler import bandit, sharing
+from services.sampler import bandit, share_controller
 from services.sampler.bandit import Evaluation
-from services.sampler.sharing import SharingRules, Taken
+from services.sampler.share_controller import SharingRules, Taken
 from services.sampler.strategies import Strategy, strategy_named
-from shared.sampler_state import OwnRecord, SteeringState
+from shared.contracts.sampler_state import OwnRecord, SteeringState
 
 BANDIT = "bandit"
 
@@ -59,7 +59,7 @@ def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> S
     if rules.sharing is None:
         moves = None
     else:
-        moves = sharing.start(rules.sharing) if moves is None else sharing.reconciled(moves, rules.sharing)
+        moves = share_controller.start(rules.sharing) if moves is None else share_controller.reconciled(moves, rules.sharing)
     return SteeringState(bandit=arms, sharing=moves)
 
 
@@ -101,5 +101,5 @@ def after_batch(
     if arms is not None:
         arms = bandit.after_batch(arms, number, evaluation, rules.seed, shared=batch.taken > 0)
     if moves is not None and rules.sharing is not None:
-        moves = sharing.after_batch(moves, rules.sharing, own, batch, evaluation)
+        moves = share_controller.after_batch(moves, rules.sharing, own, batch, evaluation)
     return SteeringState(bandit=arms, sharing=moves)

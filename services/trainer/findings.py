@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from shared.messages import encode
-from shared.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
-from shared.subjects import node_bucket
+from shared.contracts.messages import encode
+from shared.contracts.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
+from shared.contracts.subjects import node_bucket
 from shared.transport.base import Transport
 
 

@@ -33,7 +33,7 @@ from services.trainer.selection.tokens import Intake, take_in
 from services.trainer.settings import influence_rules, intake_rules, update_config
 from services.trainer.state import LearnerState
 from shared.config import NodeConfig
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.verifier.trust import Trust
-from shared.senders import Ban, BanList
+from shared.contracts.senders import Ban, BanList
 
 
 class Bans:

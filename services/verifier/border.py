@@ -27,8 +27,8 @@ from services.verifier.reputation import Reputation
 from services.verifier.scoring_cost import ScoringCost
 from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
-from shared import keys, subjects
-from shared.messages import (
+from shared.contracts import subjects
+from shared.contracts.messages import (
     DEFAULT_SWARM_ID,
     MAX_TOKENS,
     MessageError,
@@ -38,6 +38,7 @@ from shared.messages import (
     decode,
     signed_bytes,
 )
+from shared.identity import keys
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.verifier.refusals import Refusal
-from shared.messages import MAX_LOGPROB, Completion
+from shared.contracts.messages import MAX_LOGPROB, Completion
 
 
 def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:

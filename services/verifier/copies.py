@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, Text, compare
-from shared.messages import RolloutGroup, Task
+from shared.contracts.messages import RolloutGroup, Task
 
 __all__ = ["CopyMemory", "Likeness", "Print"]
 

@@ -11,10 +11,10 @@ from services.verifier.claims import SMALL_BYTES
 from services.verifier.figures import Figures
 from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.own_model import OwnModel
-from shared import subjects
 from shared.config import NodeConfig
-from shared.messages import ScoredGroup, encode
-from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts import subjects
+from shared.contracts.messages import ScoredGroup, encode
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import Transport, TransportError
 

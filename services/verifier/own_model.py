@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import ModelIdentity, RolloutGroup
+from shared.contracts.messages import ModelIdentity, RolloutGroup
 
 
 class OwnModel:

@@ -7,7 +7,7 @@ from typing import Any
 from services.verifier.figures import Figures
 from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.refusals import Refusal, Refused
-from shared.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.transport.base import StoredMessage
 
 TOLD_OF = 64

@@ -8,9 +8,9 @@ from typing import Any
 
 from services.verifier.own_model import OwnModel
 from services.verifier.swarm_link import SwarmLink
-from shared import subjects
 from shared.config import NodeConfig
-from shared.messages import (
+from shared.contracts import subjects
+from shared.contracts.messages import (
     EvalReport,
     MessageError,
     NodeRecord,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from services.verifier.quarantine import Quarantine
 from services.verifier.refusals import BLAME, Found, Offence, Refusal
-from shared.senders import MAX_REPUTATIONS, KeyReputation
+from shared.contracts.senders import MAX_REPUTATIONS, KeyReputation
 
 STEP = 0.1
 """Weight of the newest group in the moving average: seven offences in a row, or half of many, are too much."""

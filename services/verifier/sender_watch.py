@@ -14,10 +14,10 @@ from services.verifier.border import Border
 from services.verifier.figures import Figures
 from services.verifier.shared_reputation import SharedReputation
 from services.verifier.trust import RosterKeys, Trust
-from shared import subjects
-from shared.messages import MessageError, decode, encode
-from shared.roster import RosterError
-from shared.senders import BANS_KEY, MAX_SENDERS, SENDERS_PREFIX, BanList, SendersReport, SenderStanding
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.senders import BANS_KEY, MAX_SENDERS, SENDERS_PREFIX, BanList, SendersReport, SenderStanding
+from shared.identity.roster import RosterError
 from shared.transport.base import Transport, TransportError
 
 PERIOD_S = 1.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.verifier.border import Border, BorderRules
 from services.verifier.figures import Figures
-from services.verifier.intake import Intake
-from services.verifier.local import LocalScorer
+from services.verifier.foreign_groups import Intake
+from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
@@ -17,10 +17,10 @@ from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import KeyFileError, load, load_or_create
-from shared.roster import RosterError
+from shared.contracts import subjects
+from shared.identity.keys import KeyFileError, load, load_or_create
+from shared.identity.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.tasks.derive import TaskError
 from shared.tasks.held_out import HeldOut, held_out_tasks

@@ -13,9 +13,9 @@ from typing import Any
 from services.verifier.refusals import Found
 from services.verifier.reputation import Event, Reputation
 from services.verifier.trust import Trust
-from shared import subjects
-from shared.messages import MessageError, decode, encode
-from shared.senders import FINDINGS_KEY, REPUTATION_KEY, AbsurdText, ReputationState, TrainerFindings
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, AbsurdText, ReputationState, TrainerFindings
 from shared.transport.base import Conflict, Transport, TransportError
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from services.verifier.figures import Figures
 from services.verifier.sharing_rules import is_shared, message_id, sign
 from services.verifier.swarm_link import SwarmLink
-from shared import subjects
 from shared.config.sections import VerifierSection
-from shared.keys import SigningKey
-from shared.messages import DEFAULT_SWARM_ID, RolloutGroup, content_id, encode
-from shared.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts import subjects
+from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, content_id, encode
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.identity.keys import SigningKey
 from shared.transport.base import TooLarge, TransportError
 
 MAX_GROUPS = 512

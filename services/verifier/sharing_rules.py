@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from services.verifier.border import without_tokens
-from shared.keys import SigningKey
-from shared.messages import DEFAULT_SWARM_ID, RolloutGroup, SignedRollouts, encode, signed_bytes
+from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, SignedRollouts, encode, signed_bytes
+from shared.identity.keys import SigningKey
 
 _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from services.verifier.figures import Figures
 from shared.config import NodeConfig
+from shared.contracts.streams import prepare_swarm_streams
 from shared.runtime.planes import connect_swarm_plane
-from shared.streams import prepare_swarm_streams
 from shared.transport.base import AccessDenied, Transport, TransportError
 
 RETRY_S = 2.0

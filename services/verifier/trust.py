@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.verifier.names_file import NameLine, NamesFile
-from shared.roster import RosterEntry, read_roster
+from shared.identity.roster import RosterEntry, read_roster
 
 MAX_NAMES = 20_000
 """Names remembered at most; beyond that the ones that matter least give way, so that a newcomer always finds room."""

@@ -12,7 +12,7 @@ Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced",
 
 
 _MOST_GROUPS = 65_536
-"""What `shared.messages.Batch` takes."""
+"""What `shared.contracts.messages.Batch` takes."""
 
 
 class SamplerSection(Section):

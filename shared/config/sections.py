@@ -12,9 +12,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from shared.config.sampler_section import SamplerSection, Strategy
 from shared.config.section import Section
 from shared.config.trainer_section import LoraSection, TrainerSection
+from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin
 from shared.text import visible
-from shared.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 
 __all__ = [
     "EvalSection",

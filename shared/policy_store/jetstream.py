@@ -20,11 +20,11 @@ from typing import BinaryIO
 
 import msgspec
 
-from shared.messages import PolicyFile, PolicyPointer
+from shared.contracts.messages import PolicyFile, PolicyPointer
+from shared.contracts.streams import look_for_streams
+from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
-from shared.streams import look_for_streams
-from shared.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
 
 CHUNK_BYTES = 512 * 1024

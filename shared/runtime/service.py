@@ -22,13 +22,13 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from shared.config import ConfigError, NodeConfig, load_config
+from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.transport.base import AccessDenied, NotConnected, Transport
 
 

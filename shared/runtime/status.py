@@ -8,8 +8,8 @@ import socket
 import time
 from typing import Literal, cast
 
-from shared.messages import ServiceStatus, encode
-from shared.subjects import node_bucket, status_key
+from shared.contracts.messages import ServiceStatus, encode
+from shared.contracts.subjects import node_bucket, status_key
 from shared.transport.base import Transport, TransportError
 
 Role = Literal["generator", "verifier", "sampler", "trainer"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.suggestion import did_you_mean
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import REFUSED_DATASETS, parse_config

@@ -7,7 +7,7 @@ from collections.abc import MutableSequence, Sequence
 from numbers import Real
 from typing import Any
 
-from shared.messages import Task
+from shared.contracts.messages import Task
 from shared.tasks.answers import CLOSING_TAG, extract_answer
 from shared.tasks.derive import Item, derive_item
 from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
 

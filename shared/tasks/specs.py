@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
 from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
 

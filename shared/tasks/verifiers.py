@@ -19,7 +19,7 @@ from shared.tasks.derive import Item, TaskError
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
-    from shared.messages import TaskRef
+    from shared.contracts.messages import TaskRef
 
 GROUP = "swarm.verifiers"
 DEFAULT_VERIFIER = "reasoning_gym"

@@ -1,4 +1,4 @@
 """How messages move: one interface (`base`) with two implementations, NATS JetStream (`nats`) and in-memory (`memory`).
 
-What is said in the messages is not known here; set-up of a node's streams is in `shared.streams`.
+What is said in the messages is not known here; set-up of a node's streams is in `shared.contracts.streams`.
 """

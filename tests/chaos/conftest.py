@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.connect import connect
 from tests.chaos.observer import Observer
 from tests.chaos.peer import Peer

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import nats
 
-from shared import subjects
-from shared.messages import Batch, ScoredGroup, ServiceStatus, TaskLedger, content_id, decode
-from shared.permissions import inbox
+from shared.contracts import subjects
+from shared.contracts.messages import Batch, ScoredGroup, ServiceStatus, TaskLedger, content_id, decode
+from shared.identity.permissions import inbox
 from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 

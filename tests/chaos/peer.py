@@ -10,10 +10,10 @@ import zlib
 import msgspec
 
 from services.verifier.sharing_rules import sign
-from shared import subjects
 from shared.config.sections import TaskSpec
-from shared.keys import SigningKey, new_seed
-from shared.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef, content_id, encode
+from shared.contracts import subjects
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef, content_id, encode
+from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.derive import derive_task
 from shared.transport.base import TransportError
 from tests.chaos.observer import Observer

@@ -9,7 +9,7 @@ from typing import Any
 
 import nats
 
-from shared.streams import ensure_node_streams
+from shared.contracts.streams import ensure_node_streams
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note

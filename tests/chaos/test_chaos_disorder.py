@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.generator.draws import DrawLedger
+from services.generator.ledger_store import DrawLedger
 from services.verifier.sharing_rules import sign
-from shared import subjects
-from shared.keys import SigningKey, new_seed
-from shared.messages import Batch, ScoredGroup, content_id, decode, encode
-from shared.streams import ensure_node_streams
+from shared.contracts import subjects
+from shared.contracts.messages import Batch, ScoredGroup, content_id, decode, encode
+from shared.contracts.streams import ensure_node_streams
+from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import ConsumerSpec, Delivery
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
@@ -166,7 +166,7 @@ async def test_a_generator_replica_ten_minutes_ahead_takes_over_draws_and_no_dra
     bounds = {"groups_per_step": 4, "max_staleness": 1, "consumed_local": 0, "dropped_local": 0}
     claimed = await right.claim(4, **bounds)
     true_time = time.time
-    monkeypatch.setattr("services.generator.draws.time.time", lambda: true_time() + MINUTES_10_S)
+    monkeypatch.setattr("services.generator.ledger_store.time.time", lambda: true_time() + MINUTES_10_S)
     stolen = await ahead.claim(4, **bounds)
     monkeypatch.undo()
     assert claimed is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.streams import NodeLimits, ensure_node_streams
+from shared.contracts import subjects
+from shared.contracts.streams import NodeLimits, ensure_node_streams
 from shared.transport.base import StreamFull, StreamSpec, TooLarge, Transport, TransportError
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note

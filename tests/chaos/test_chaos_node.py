@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.verifier.sharing import MAX_BYTES
-from shared import subjects
 from shared.config import load_config
-from shared.messages import ServiceStatus
+from shared.contracts import subjects
+from shared.contracts.messages import ServiceStatus
 from shared.transport.connect import connect
 from tests.chaos.conftest import Wounded, prepare
 from tests.chaos.figures import Row, note

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.streams import ensure_node_streams
+from shared.contracts import subjects
+from shared.contracts.streams import ensure_node_streams
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
 from tests.chaos.publishing import Load, load_stream, lost_and_duplicated, stored_ids

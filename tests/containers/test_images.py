@@ -56,7 +56,7 @@ def test_nothing_in_a_container_compiles_or_installs(podman: Podman, images: dic
 def test_bytecode_is_in_the_image_because_a_container_could_not_keep_it(
     podman: Podman, images: dict[str, str], target: str
 ) -> None:
-    program = "import numpy, shared.messages as m; import os; print(all(os.path.exists(x.__cached__) for x in (numpy, m)))"
+    program = "import numpy, shared.text as m; import os; print(all(os.path.exists(x.__cached__) for x in (numpy, m)))"
     assert podman.run(images[target], "python", "-c", program) == "True"
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from monitoring.metrics_doc import full_name, role_families
-from shared.messages import ScoredGroup, decode
+from shared.contracts.messages import ScoredGroup, decode
+from shared.contracts.subjects import node_scored_stream
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
-from shared.subjects import node_scored_stream
 from shared.transport.connect import connect
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.nats_server import NatsServer

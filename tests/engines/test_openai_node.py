@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages import RolloutGroup, decode
-from shared.streams import ensure_node_streams
-from shared.subjects import node_rollouts_stream
+from shared.contracts.messages import RolloutGroup, decode
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import node_rollouts_stream
 from shared.transport.connect import connect
 from tests.engines.conftest import CONTEXT_LENGTH, Run, Subject, needs_vllm
 

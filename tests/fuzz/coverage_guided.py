@@ -12,10 +12,16 @@ from pathlib import Path
 
 import atheris  # type: ignore[import-untyped, unused-ignore]
 
-OURS = ["services.verifier", "shared.messages", "shared.keys", "shared.subjects", "shared.tasks.held_out"]
+OURS = [
+    "services.verifier",
+    "shared.contracts.messages",
+    "shared.identity.keys",
+    "shared.contracts.subjects",
+    "shared.tasks.held_out",
+]
 with atheris.instrument_imports(include=OURS):
     from services.verifier.border import Candidate, Refused
-    from shared.messages import Batch, MessageError, RolloutGroup, ScoredGroup, decode, encode
+    from shared.contracts.messages import Batch, MessageError, RolloutGroup, ScoredGroup, decode, encode
     from tests.unit import test_border as good
 
 _folder = tempfile.mkdtemp(prefix="fuzz-")

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgpack
 
-from shared import subjects
-from shared.keys import SigningKey, new_seed
-from shared.messages import DEFAULT_SWARM_ID, RolloutGroup, encode, signed_bytes
+from shared.contracts import subjects
+from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, encode, signed_bytes
+from shared.identity.keys import SigningKey, new_seed
 
 SENDERS = 10
 """At once. They are replaced by new ones now and then, or quarantine would soon be all that is met."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from services.verifier.border import Candidate, Refused
-from shared import messages
-from shared.messages import Message, MessageError, RolloutGroup, decode
+from shared.contracts import messages
+from shared.contracts.messages import Message, MessageError, RolloutGroup, decode
 from tests.chaos.figures import REPO, Row, note
 from tests.chaos.scale import SCALE
 from tests.fuzz.hostile import hostile_messages, resident_bytes

@@ -21,8 +21,8 @@ import pytest
 import structlog
 
 from services.verifier.border import Refusal
-from shared import subjects
-from shared.messages import RolloutGroup
+from shared.contracts import subjects
+from shared.contracts.messages import RolloutGroup
 from shared.runtime.status import StatusBoard
 from tests.chaos.figures import Row, note
 from tests.chaos.scale import SCALE

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from shared import subjects
-from shared.messages import ServiceStatus, encode
+from shared.contracts import subjects
+from shared.contracts.messages import ServiceStatus, encode
+from shared.contracts.streams import ensure_node_streams
 from shared.runtime.health import HealthServer, Heartbeat
-from shared.streams import ensure_node_streams
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer, free_port
 

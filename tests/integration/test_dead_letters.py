@@ -14,16 +14,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from services.verifier.figures import Figures
-from services.verifier.local import LocalScorer
+from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
 from services.verifier.swarm_link import SwarmLink
-from shared import subjects
+from shared.contracts import subjects
+from shared.contracts.messages import content_id, encode
+from shared.contracts.streams import NodeLimits, ensure_node_streams
 from shared.dead_letters import read_letters, requeue, spent_seq
-from shared.keys import SigningKey, new_seed
-from shared.messages import content_id, encode
+from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.status import StatusBoard
-from shared.streams import NodeLimits, ensure_node_streams
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from services.verifier.claims import NODE_BYTES, SENDER_BYTES
-from shared import subjects
-from shared.keys import SigningKey, new_seed
+from shared.contracts import subjects
+from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
 from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.connect import connect

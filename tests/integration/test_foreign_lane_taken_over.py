@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import TaskSpec
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.tasks.sandbox.child import Child

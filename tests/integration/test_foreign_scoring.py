@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import TaskSpec
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import DROPPED, JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import _installed

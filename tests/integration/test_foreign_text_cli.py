@@ -17,10 +17,8 @@ import msgpack
 import nats
 import pytest
 
-from shared import subjects
-from shared.dead_letters import CAUSE_HEADER
-from shared.keys import SigningKey, new_seed
-from shared.messages import (
+from shared.contracts import subjects
+from shared.contracts.messages import (
     Completion,
     EvalReport,
     Message,
@@ -33,8 +31,10 @@ from shared.messages import (
     TaskRef,
     encode,
 )
-from shared.senders import BANS_KEY, SENDERS_PREFIX, Ban, BanList, SendersReport, SenderStanding
-from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts.senders import BANS_KEY, SENDERS_PREFIX, Ban, BanList, SendersReport, SenderStanding
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.dead_letters import CAUSE_HEADER
+from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect
 from shared.transport.reference import BLOB_HEADER
 from tests.nats_server import NatsServer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from services.generator.draws import DrawLedger
-from shared.messages import DrawLease
-from shared.streams import ensure_node_streams
+from services.generator.ledger_store import DrawLedger
+from shared.contracts.messages import DrawLease
+from shared.contracts.streams import ensure_node_streams
 from shared.transport.connect import connect
 
 PER_STEP = 10

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.keys import SigningKey, new_seed
+from shared.contracts import subjects
+from shared.identity.keys import SigningKey, new_seed
 from shared.transport import headers
 from shared.transport.connect import connect
 from shared.transport.reference import UNKNOWN_SIZE

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts import subjects
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer, find_binary, free_port

@@ -15,7 +15,7 @@ from benchmarks.memory_table import PAGE, TOKENS, WIDTH, shapes
 from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from services.trainer.memory_need import TrainingPlan, memory_need
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 from swarm_cli.model_memory import model_memory, told
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 

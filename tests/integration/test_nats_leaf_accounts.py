@@ -12,9 +12,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from shared import subjects
+from shared.contracts import subjects
+from shared.contracts.streams import prepare_node_streams, prepare_swarm_streams
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.streams import prepare_node_streams, prepare_swarm_streams
 from shared.transport.base import Transport, TransportError
 from tests.integration.nats_users import everything, raw
 from tests.nats_server import free_port

@@ -16,9 +16,9 @@ import nats
 import nats.errors
 import pytest
 
-from shared import subjects
+from shared.contracts import subjects
+from shared.contracts.streams import HOUR_S, SwarmLimits
 from shared.runtime.planes import connect_swarm_plane
-from shared.streams import HOUR_S, SwarmLimits
 from swarm_cli.nats_accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
 from tests.integration.test_verifier_service import until

@@ -20,17 +20,17 @@ from services.verifier.refusals import Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.sharing_rules import sign
 from services.verifier.trust import KnownKeys
-from shared import subjects
 from shared.config import load_config
-from shared.keys import SigningKey, new_seed
-from shared.messages import PolicyPointer, SignedRollouts, decode, encode
-from shared.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.contracts import subjects
+from shared.contracts.messages import PolicyPointer, SignedRollouts, decode, encode
+from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.permissions import ROLES, Permissions, node_role, swarm_node
 from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.runtime import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.tasks.held_out import HeldOut
 from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
 from shared.transport.connect import connect

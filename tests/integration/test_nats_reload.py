@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from shared import subjects
-from shared.keys import SigningKey, new_seed
+from shared.contracts import subjects
+from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import AccessDenied, NotConnected

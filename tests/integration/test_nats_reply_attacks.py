@@ -14,8 +14,8 @@ from typing import Any
 import nkeys
 import pytest
 
-from shared import subjects
-from shared.permissions import EVERYTHING, ROLES, Permissions, node_role, swarm_node
+from shared.contracts import subjects
+from shared.identity.permissions import EVERYTHING, ROLES, Permissions, node_role, swarm_node
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Transport
 from swarm_cli.nats_accounts import MAX_CONNECTIONS_VARIABLE

@@ -17,10 +17,10 @@ from pathlib import Path
 import nats
 import pytest
 
-from shared import subjects
-from shared.keys import SigningKey
+from shared.contracts import subjects
+from shared.contracts.streams import prepare_node_streams
+from shared.identity.keys import SigningKey
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.streams import prepare_node_streams
 from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port
 from tests.secured_server import SecuredServer, swarm

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 
 from services.trainer.durable.publish import Publisher
 from services.trainer.state import TrainedPosition
-from shared.messages import PolicyPointer, decode, encode
+from shared.contracts.messages import PolicyPointer, decode, encode
+from shared.contracts.streams import NodeLimits, ensure_node_streams
+from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import sha256_of
-from shared.streams import NodeLimits, ensure_node_streams
-from shared.subjects import node_policies_stream
 from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 

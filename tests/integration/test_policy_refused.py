@@ -23,14 +23,14 @@ from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
+from shared.contracts.messages import PolicyPointer, encode
+from shared.contracts.subjects import POLICY_KEY, node_bucket, node_policies_stream
 from shared.device_turns import DeviceTurns
-from shared.messages import PolicyPointer, encode
 from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
-from shared.subjects import POLICY_KEY, node_bucket, node_policies_stream
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up, tiny_policy
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages import PolicyPointer
+from shared.contracts.messages import PolicyPointer
+from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import cause_of, copy_hashing
 from shared.policy_store.jetstream import CHUNK_BYTES
-from shared.subjects import node_policies_stream
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 

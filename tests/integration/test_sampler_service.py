@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.sampler.service import SamplerService
 from shared.config import NodeConfig
-from shared.messages import Batch, EvalReport, SamplerPosition, TaskScore, TrainerPosition, decode, encode
-from shared.runtime import ServiceContext
-from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams
-from shared.subjects import (
+from shared.contracts.messages import Batch, EvalReport, SamplerPosition, TaskScore, TrainerPosition, decode, encode
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import (
     EVAL_KEY,
     SAMPLER_KEY,
     TRAINER_KEY,
@@ -28,6 +26,8 @@ from shared.subjects import (
     node_scored,
     node_scored_stream,
 )
+from shared.runtime import ServiceContext
+from shared.runtime.status import StatusBoard
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer

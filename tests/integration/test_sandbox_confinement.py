@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shared.config import TaskSpec
-from shared.keys import load_or_create
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
+from shared.identity.keys import load_or_create
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob, landlock
 from shared.tasks.sandbox.confine import NOBODY, PROTECTIONS

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import _registry, dataset_names, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 

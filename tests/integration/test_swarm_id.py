@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from services.verifier.sharing_rules import sign
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import SigningKey, new_seed
-from shared.messages import SignedRollouts, content_id, decode, encode
+from shared.contracts import subjects
+from shared.contracts.messages import SignedRollouts, content_id, decode, encode
+from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import Transport
 from tests.integration.test_verifier_service import configured, generate, group, until, verifier
 from tests.nats_server import NatsServer

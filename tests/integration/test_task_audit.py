@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.audit.run import Finding, audit
 from shared.tasks.audit.tasks_doc import ANSWER_TIMEOUT_S, COMMAND, PAGE, THOROUGH, audit_defaults, written
 from shared.tasks.derive import dataset_names

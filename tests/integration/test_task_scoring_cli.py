@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reasoning_gym.factory import DATASETS
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.config_rules import REFUSED_DATASETS
 from shared.tasks.derive import dataset_names
 from shared.tasks.sandbox import ScorerPool, ScoringJob

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import TaskSpec
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskConfigError, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.specs import check_specs

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.messages import EvalReport, ServiceStatus, encode
-from shared.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts import subjects
+from shared.contracts.messages import EvalReport, ServiceStatus, encode
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer
 

@@ -28,7 +28,7 @@ from services.trainer.probes.head_probe import probed
 from services.trainer.state import LearnerState
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 from shared.model.full_precision import computing_in_float32
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.runtime import FatalError

@@ -25,13 +25,13 @@ from services.trainer.durable.export import export_adapter, export_policy
 from services.trainer.learner import Learner
 from services.trainer.records import StepRecord
 from shared.config.sections import ModelSection
+from shared.contracts.messages import Batch, EvalReport, PolicyPointer, decode, encode
+from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
+from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.device_turns import DeviceTurns, turns_file
-from shared.messages import Batch, EvalReport, PolicyPointer, decode, encode
 from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.runtime import FatalError
-from shared.senders import FINDINGS_KEY, TrainerFindings
-from shared.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.transport.base import NotConnected
 from shared.transport.connect import connect
 from shared.transport.memory import MemoryTransport

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, node_streams
+from shared.contracts.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, node_streams
 from shared.transport.base import (
     Conflict,
     ConsumerSpec,

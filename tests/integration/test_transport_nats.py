@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import nats
 import pytest
 
-from shared.streams import ensure_node_streams
+from shared.contracts.streams import ensure_node_streams
 from shared.transport import blobs, direct
 from shared.transport.base import AccessDenied, ConsumerSpec, NotConnected, Retention, StreamSpec, Transport
 from shared.transport.connect import connect

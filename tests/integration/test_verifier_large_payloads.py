@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from services.verifier.sharing_rules import sign
-from shared import keys, subjects
-from shared.keys import SigningKey, new_seed
-from shared.messages import content_id, encode
+from shared.contracts import subjects
+from shared.contracts.messages import content_id, encode
+from shared.identity import keys
+from shared.identity.keys import SigningKey, new_seed
 from tests.integration.test_verifier_service import configured, generate, group, until, verifier
 from tests.nats_server import NatsServer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.config.sections import TaskSpec
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, derive_task
 from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
 from tests.integration.installed_verifier import HANG, HANGS, install

@@ -12,10 +12,10 @@ from prometheus_client import generate_latest
 
 from services.verifier.places import IN_WORK_PER_SENDER
 from services.verifier.sharing_rules import sign
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import SigningKey, new_seed
-from shared.messages import RolloutGroup, content_id, encode
+from shared.contracts import subjects
+from shared.contracts.messages import RolloutGroup, content_id, encode
+from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.verifiers import _installed
 from shared.transport.base import Transport
 from tests.integration.installed_verifier import OBEYS, install

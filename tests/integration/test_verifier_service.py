@@ -16,16 +16,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier.border import Refusal
 from services.verifier.figures import Figures
-from services.verifier.local import LocalScorer
+from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.service import VerifierService
 from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
 from services.verifier.swarm_link import SwarmLink
-from shared import subjects
 from shared.config import NodeConfig, load_config
-from shared.keys import SigningKey, new_seed
-from shared.messages import (
+from shared.contracts import subjects
+from shared.contracts.messages import (
     DEFAULT_SWARM_ID,
     Completion,
     EvalReport,
@@ -45,10 +44,11 @@ from shared.messages import (
     signed_bytes,
     unpack_logprobs,
 )
+from shared.contracts.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
 from shared.tasks.sandbox import ScorerPool

@@ -14,12 +14,10 @@ import pytest
 
 from services.verifier.border import without_tokens
 from services.verifier.sharing_rules import sign
-from shared import subjects
 from shared.config import NodeConfig
-from shared.keys import SigningKey, new_seed
-from shared.messages import DEFAULT_SWARM_ID, SignedRollouts, content_id, decode, encode, pack_ids
-from shared.roster import RosterEntry, write_roster
-from shared.senders import (
+from shared.contracts import subjects
+from shared.contracts.messages import DEFAULT_SWARM_ID, SignedRollouts, content_id, decode, encode, pack_ids
+from shared.contracts.senders import (
     FINDINGS_KEY,
     REPUTATION_KEY,
     SENDERS_PREFIX,
@@ -29,6 +27,8 @@ from shared.senders import (
     SendersReport,
     TrainerFindings,
 )
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.roster import RosterEntry, write_roster
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.ban_commands import ban, unban

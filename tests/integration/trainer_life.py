@@ -23,7 +23,7 @@ from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
 from services.trainer.state import LearnerState, TrainedPosition
 from shared.config import NodeConfig, load_config
-from shared.messages import (
+from shared.contracts.messages import (
     Batch,
     BatchItem,
     Completion,
@@ -41,11 +41,11 @@ from shared.messages import (
     pack_ids,
     pack_logprobs,
 )
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
-from shared.streams import ensure_node_streams
-from shared.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
 from shared.transport.base import Transport
 from tests.engines.tiny_models import byte_tokenizer
 

@@ -24,7 +24,7 @@ from services.trainer.state import LearnerState
 from services.trainer.torchrun.follow import follow
 from services.trainer.torchrun.leading_learner import Followers, LeadingLearner
 from shared.config import NodeConfig
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding
 from tests.integration.trainer_process import forks
 

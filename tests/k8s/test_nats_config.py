@@ -16,8 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.streams import ensure_node_streams
-from shared.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import (
+    POLICY_KEY,
+    VERIFIER_CONSUMER,
+    node_rollouts,
+    node_rollouts_stream,
+    node_scored,
+    node_scored_stream,
+)
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render

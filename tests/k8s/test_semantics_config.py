@@ -11,8 +11,8 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
-from shared.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
-from shared.subjects import VERIFIER_CONSUMER, node_rollouts_stream
+from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
 from swarm_cli.nats_accounts import node_account
 from tests.k8s.manifests import (

@@ -13,9 +13,9 @@ from lab.arms import plan_run
 from lab.records import RecordWriter, read_records
 from lab.runs import run_folder
 from lab.simulate import START_S, Simulation
-from shared.messages import Batch, ScoredGroup, encode
-from shared.streams import ensure_node_streams
-from shared.subjects import node_scored, node_scored_stream
+from shared.contracts.messages import Batch, ScoredGroup, encode
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import node_scored, node_scored_stream
 from shared.transport.connect import connect
 from swarm_cli.experiment_services import make_services_runs
 from swarm_cli.procfile import node_name

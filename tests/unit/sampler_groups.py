@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import (
+from shared.contracts.messages import (
     Completion,
     ModelIdentity,
     RolloutGroup,

@@ -11,7 +11,7 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
 from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
 from services.sampler.strategies import UNIFORM
-from shared.messages import Batch, SamplerState, ScoredGroup, TrainerPosition
+from shared.contracts.messages import Batch, SamplerState, ScoredGroup, TrainerPosition
 
 RULES = Rules(
     local=2,

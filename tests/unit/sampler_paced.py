@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from services.generator.ledger import consumed_with_moving_i, draws_allowed
 from services.sampler.assembly import BatchPlan
 from services.sampler.bandit import Evaluation
-from services.sampler.sharing import SharingRules
+from services.sampler.share_controller import SharingRules
 from services.sampler.steering import SteeringRules, in_force
-from shared.messages import SamplerPosition, TaskLedger
+from shared.contracts.messages import SamplerPosition, TaskLedger
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

@@ -16,9 +16,8 @@ from services.verifier.replay import ReplayMemory
 from services.verifier.scoring_cost import GRACE_S
 from services.verifier.sharing_rules import is_shared, sign
 from services.verifier.trust import KnownKeys
-from shared import subjects
-from shared.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
-from shared.messages import (
+from shared.contracts import subjects
+from shared.contracts.messages import (
     DEFAULT_SWARM_ID,
     Completion,
     ModelIdentity,
@@ -33,6 +32,7 @@ from shared.messages import (
     pack_logprobs,
     signed_bytes,
 )
+from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import JobResult
 

@@ -16,9 +16,9 @@ from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory
 from services.verifier.prints import normalised
 from services.verifier.senders import CAUGHT, CAUGHT_S, COPIERS
-from shared import subjects
-from shared.keys import SigningKey, new_seed
-from shared.messages import Completion, RolloutGroup
+from shared.contracts import subjects
+from shared.contracts.messages import Completion, RolloutGroup
+from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.sandbox import JobResult
 from tests.unit.test_border import NOW_S, border, group, signed, taken_in, task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition, encode
+from shared.contracts.messages import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition, encode
 from shared.transport.base import KvEntry
 from swarm_cli.evaluations import Evaluation
 from swarm_cli.procfile import ROLES

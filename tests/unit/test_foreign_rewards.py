@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.verifier.foreign_rewards import foreign_rewards
+from shared.contracts.messages import TaskRef
 from shared.evaluation import PASS_REWARD
-from shared.messages import TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.scoring import score_answer
 

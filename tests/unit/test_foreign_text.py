@@ -21,14 +21,14 @@ from rich.console import Console
 
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused
-from shared import subjects
-from shared.messages import EvalReport, MessageError, ModelIdentity, NodeRecord, ServiceStatus, decode, encode
+from shared.contracts import subjects
+from shared.contracts.messages import EvalReport, MessageError, ModelIdentity, NodeRecord, ServiceStatus, decode, encode
+from shared.contracts.wire import is_node_name
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
 from shared.runtime.status import StatusBoard
 from shared.text import HIDDEN, visible, visible_json, visible_lines
 from shared.transport.base import ConsumerState, KvEntry, StreamState
-from shared.wire import is_node_name
 from swarm_cli.console import terminal
 from swarm_cli.dashboard_server import PAGE
 from swarm_cli.directory import directory

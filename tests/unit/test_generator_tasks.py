@@ -7,7 +7,7 @@ import pytest
 import services.generator.tasks as generator_tasks
 from services.generator.tasks import Prompter
 from shared.config import NodeConfig
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks import HeldOut, TaskError, derive_task
 from tests.engines.tiny_models import byte_tokenizer
 

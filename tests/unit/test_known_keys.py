@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.verifier.border import Refusal, Refused
 from services.verifier.trust import IDLE_S, KEPT_GROUPS, RENAME_AFTER_S, KnownKeys
-from shared import subjects
-from shared.keys import SigningKey, new_seed
+from shared.contracts import subjects
+from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.sandbox import JobResult
 from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, THIRD_KEY, border, group, signed, taken_in
 

@@ -12,7 +12,7 @@ from lab.given_form import begun, judged
 from lab.given_form import main as given_form_main
 from lab.guesses import identities, three_rules, with_rules
 from lab.guesses import main as guesses_main
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 
 
 def answered(question: str, reference: str, answer: str = "", reward: float = 0.0, dataset: str = "chain_sum") -> Answer:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import (
+from shared.contracts.messages import (
     Completion,
     MessageError,
     ModelIdentity,
@@ -131,7 +131,7 @@ def test_negative_token_ids_are_refused() -> None:
 
 def test_contracts_load_without_torch_or_transformers() -> None:
     script = (
-        "import sys, shared.messages, shared.subjects, shared.config, shared.transport.connect, shared.runtime\n"
+        "import sys, shared.contracts.streams, shared.identity.permissions, shared.config, shared.runtime, shared.transport.connect\n"
         "heavy = {'torch', 'transformers', 'vllm', 'reasoning_gym'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

@@ -15,7 +15,7 @@ from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.memory import DropReason
 from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
 from services.verifier.figures import Figures as VerifierFigures
-from shared.messages import EvalReport
+from shared.contracts.messages import EvalReport
 from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from shared import subjects
-from shared.keys import SigningKey, new_seed
-from shared.permissions import ROLES, Permissions, inbox, node_role, swarm_node
+from shared.contracts import subjects
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node
 from swarm_cli.nats_accounts import node_account, swarm_account
 from swarm_cli.nats_config import Tls, render
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.sampler import bandit
 from services.sampler.bandit import Evaluation
-from shared.messages import decode, encode
-from shared.sampler_state import BanditState
+from shared.contracts.messages import decode, encode
+from shared.contracts.sampler_state import BanditState
 
 ARMS = ("uniform", "learnability", "spread")
 

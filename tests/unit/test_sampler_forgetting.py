@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.sampler.forgetting import after_evaluation
-from shared.messages import TaskScore
-from shared.sampler_state import MAX_DATASETS, DatasetLevel
+from shared.contracts.messages import TaskScore
+from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 
 def scores(n: int, **rates: float) -> dict[str, TaskScore]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages import ScoredGroup, encode
+from shared.contracts.messages import ScoredGroup, encode
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

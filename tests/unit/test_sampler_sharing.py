@@ -9,12 +9,12 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from services.sampler import sharing
+from services.sampler import share_controller
 from services.sampler.bandit import Evaluation
 from services.sampler.knowledge import observed
-from services.sampler.sharing import SharingRules, Taken
-from shared.messages import TaskScore, decode, encode
-from shared.sampler_state import OwnRecord, SharingState
+from services.sampler.share_controller import SharingRules, Taken
+from shared.contracts.messages import TaskScore, decode, encode
+from shared.contracts.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 
 RULES = SharingRules(most_external=6, period_batches=4, few_informative=0.2, enough_informative=0.6, max_age_s=600.0)
@@ -26,7 +26,7 @@ class Node:
     """The controller under own groups and batches made by hand."""
 
     def __init__(self, rules: SharingRules = RULES) -> None:
-        self.rules, self.state, self.own = rules, sharing.start(rules), OwnRecord()
+        self.rules, self.state, self.own = rules, share_controller.start(rules), OwnRecord()
         self.evaluation: Evaluation | None = None
 
     def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
@@ -40,7 +40,7 @@ class Node:
                 waited_s=batch.waited_s,
                 left=batch.left,
             )
-            self.state = sharing.after_batch(self.state, self.rules, self.own, batch, self.evaluation)
+            self.state = share_controller.after_batch(self.state, self.rules, self.own, batch, self.evaluation)
         return self.state.external
 
     def evaluate(self, version: int, rate: float, n: int = 200, **datasets: float) -> None:
@@ -75,7 +75,7 @@ def test_a_period_that_has_not_ended_moves_nothing() -> None:
     node = Node()
     for _ in range(3):
         node.own = observed(node.own, "gcd", FAILS)
-        node.state = sharing.after_batch(node.state, RULES, node.own, ALL_CAME, None)
+        node.state = share_controller.after_batch(node.state, RULES, node.own, ALL_CAME, None)
     assert node.state.external == 6
 
 
@@ -180,8 +180,8 @@ def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_
 
 
 def test_a_configuration_with_fewer_groups_is_kept_to_at_once() -> None:
-    big = sharing.start(SharingRules(**{**_fields(RULES), "most_external": 24}))
-    assert sharing.reconciled(big, RULES).external == 6
+    big = share_controller.start(SharingRules(**{**_fields(RULES), "most_external": 24}))
+    assert share_controller.reconciled(big, RULES).external == 6
 
 
 # A world is a seed and a few numbers: nothing is gained by hours of making it smaller.

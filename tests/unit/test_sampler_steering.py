@@ -13,8 +13,8 @@ from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import SteeringRules, in_force, reconciled
 from services.sampler.strategies import STRATEGIES
 from shared.config import NodeConfig
-from shared.messages import Batch, Preference, SamplerPosition, decode, encode
-from shared.sampler_state import OwnRecord, SteeringState
+from shared.contracts.messages import Batch, Preference, SamplerPosition, decode, encode
+from shared.contracts.sampler_state import OwnRecord, SteeringState
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

@@ -17,7 +17,7 @@ from services.sampler.pool import PoolEntry, pool_entry, task_source
 from services.sampler.steering import BANDIT
 from services.sampler.strategies import STRATEGIES, UNIFORM, available, candidates
 from shared.config.sections import SamplerSection, Strategy
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from tests.unit.sampler_groups import scored_group
 
 Chances = dict[frozenset[int], float]

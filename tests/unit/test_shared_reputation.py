@@ -21,9 +21,9 @@ from services.verifier.reputation import MAX_EVENTS, Reputation
 from services.verifier.senders import Senders
 from services.verifier.shared_reputation import SharedReputation
 from services.verifier.trust import KnownKeys
-from shared import subjects
-from shared.messages import decode, encode
-from shared.senders import (
+from shared.contracts import subjects
+from shared.contracts.messages import decode, encode
+from shared.contracts.senders import (
     FINDINGS_KEY,
     MAX_FINDINGS,
     MAX_REPUTATIONS,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.audit.tasks_doc import COMMAND, PAGE, without_constants, written
 from shared.tasks.config_rules import REFUSED_SETTINGS
 from shared.tasks.derive import HASH_ORDERED, Item, TaskError, derive_item

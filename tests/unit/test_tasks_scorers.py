@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.arithmetic import evaluate
 from shared.tasks.derive import HASH_ORDERED, derive_item, derive_task
 from shared.tasks.expressions import is_plain_expression
@@ -251,7 +251,7 @@ def test_every_derived_answer_of_a_guarded_dataset_passes_its_guard_and_earns_fu
 def test_the_same_reference_gives_the_same_task_in_another_process() -> None:
     names = ["chain_sum", "codeio", "list_functions", "isomorphic_strings", "polynomial_multiplication", "time_intervals"]
     program = (
-        "from shared.messages import TaskRef\nfrom shared.tasks.derive import derive_task\n"
+        "from shared.contracts.messages import TaskRef\nfrom shared.tasks.derive import derive_task\n"
         "import hashlib, random, sys\n"
         f"for name in {names}[:: int(sys.argv[1])]:\n"
         "    for index in range(4)[:: int(sys.argv[1])]:\n"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.config import TaskSpec
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks import (
     HeldOut,
     TaskConfigError,

@@ -20,7 +20,7 @@ from services.trainer.learner import Learner
 from services.trainer.selection.capability import LEAST_GROUPS, CapabilityRules, Window, after_batch, capability_factors, newest
 from services.trainer.selection.tokens import take_in
 from services.trainer.torchrun.restored import pack_state, unpack_state
-from shared.messages import Batch, ScoredGroup
+from shared.contracts.messages import Batch, ScoredGroup
 from tests.integration.trainer_life import batch_of, node_config, scored_group, through_a_file, tiny_policy
 
 FIVE = CapabilityRules(window_batches=5)

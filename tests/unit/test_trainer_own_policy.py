@@ -16,7 +16,7 @@ from services.trainer.learner import Learner
 from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd, least_logprob
 from services.trainer.selection.tokens import take_in
 from shared.config import load_config
-from shared.messages import (
+from shared.contracts.messages import (
     Batch,
     Completion,
     ModelIdentity,

@@ -12,13 +12,13 @@ from services.verifier.border import Candidate, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.service import VerifierService
 from services.verifier.trust import IDLE_S, KnownKeys, RosterKeys
-from shared import subjects
 from shared.config import load_config
-from shared.keys import SigningKey, is_public_key, load
-from shared.messages import content_id
-from shared.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
+from shared.contracts import subjects
+from shared.contracts.messages import content_id
+from shared.contracts.senders import Ban, BanList
+from shared.identity.keys import SigningKey, is_public_key, load
+from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.runtime import FatalError
-from shared.senders import Ban, BanList
 from swarm_cli.app import app
 from swarm_cli.ban_commands import seconds
 from swarm_cli.errors import CommandError

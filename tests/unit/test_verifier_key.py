@@ -9,7 +9,7 @@ import pytest
 
 from services.verifier.service import VerifierService
 from shared.config import NodeConfig, load_config
-from shared.keys import KeyFileError, create, load
+from shared.identity.keys import KeyFileError, create, load
 from shared.runtime import FatalError
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import Item
 from shared.tasks.verify_final_number import MAX_END_CHARS, verifier
 

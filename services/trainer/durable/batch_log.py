@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.trainer.state import TrainedPosition
-from shared.messages import Batch, MessageError, decode
+from shared.contracts.messages import Batch, MessageError, decode
+from shared.contracts.subjects import node_batches_stream
 from shared.runtime import FatalError
-from shared.subjects import node_batches_stream
 from shared.transport.base import Transport
 
 

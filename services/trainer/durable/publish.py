@@ -10,9 +10,9 @@ from typing import Literal
 from msgspec import structs
 
 from services.trainer.state import TrainedPosition
-from shared.messages import PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.messages import PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.policy_store import PolicyStore, StoredPolicy
-from shared.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.transport.base import Transport
 
 _ANSWERS = 3

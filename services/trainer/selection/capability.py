@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.evaluation import PASS_REWARD
-from shared.messages import Batch, ScoredGroup
 
 LEAST_GROUPS = 4
 """As many groups must be known of the author and of this node, on sources that both have; with fewer the factor is 1. The mean of

@@ -18,7 +18,7 @@ from torch import nn
 from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.selection.tokens import Intake, IntakeRules, take_in
-from shared.messages import Batch, Preference
+from shared.contracts.messages import Batch, Preference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

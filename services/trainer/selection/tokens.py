@@ -23,7 +23,7 @@ from services.trainer.selection.group_tokens import (
     foreign_tokens,
     local_tokens,
 )
-from shared.messages import Batch, ScoredGroup
+from shared.contracts.messages import Batch, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

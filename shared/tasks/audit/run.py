@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.audit.accepted import is_right_after_all
 from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names
 from shared.tasks.audit.witnesses import right_answers

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.audit.run import Finding, audit
 from shared.tasks.config_rules import REFUSED_DATASETS, REFUSED_SETTINGS
 from shared.tasks.derive import dataset_names

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from shared.messages import Task
+from shared.contracts.messages import Task
 
 MAX_STATES = 60_000
 """Positions that the search for a way out of the traffic looks at, half a second."""

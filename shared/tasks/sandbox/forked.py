@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, derive_item
 from shared.tasks.sandbox.confine import die_with_parent, forbid_system_calls
 from shared.tasks.sandbox.limits import limit_further

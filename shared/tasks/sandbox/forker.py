@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, derive_item, forget_derived
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
 from shared.tasks.sandbox.confine import confine, forbid_system_calls

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked
 
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shared.messages import Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError
 from shared.tasks.sandbox.child import FORKER, NOT_A_REPLY, WORKER, Child, WorkerLost
-from shared.tasks.sandbox.crew import BATCH_CHARS, Crew
 from shared.tasks.sandbox.foreign import ForeignLane
 from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
 from shared.tasks.sandbox.protocol import MAX_ANSWERS
+from shared.tasks.sandbox.worker_queue import BATCH_CHARS, WorkerQueue
 from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ScorerPool:
         self._verifiers = VerifierChoice(tasks)
         self._urgent: deque[Entry] = deque()
         self._others: deque[Entry] = deque()
-        self._crews: dict[Crew, asyncio.Event] = {}
+        self._queues: dict[WorkerQueue, asyncio.Event] = {}
         self._runners: list[asyncio.Task[None]] = []
         self._dispatching = False
         self._foreign_count = foreign_workers
@@ -232,37 +232,37 @@ class ScorerPool:
         )
 
     async def _run(self, child: Child) -> None:
-        crew, woken = Crew(child), asyncio.Event()
+        queue, woken = WorkerQueue(child), asyncio.Event()
         try:
             while True:
-                self._crews[crew] = woken
+                self._queues[queue] = woken
                 self._dispatch()
                 try:
-                    await self._serve(crew, woken)
+                    await self._serve(queue, woken)
                 except Exception as error:
-                    lost = await self._loss(crew, error)
-                    del self._crews[crew]
+                    lost = await self._loss(queue, error)
+                    del self._queues[queue]
                     # The rest keeps its place before everything that came later.
-                    self._return(crew.lose(lost))
+                    self._return(queue.lose(lost))
                     self._dispatch()
                     self._replaced += 1
-                    crew = Crew(await self._child())
+                    queue = WorkerQueue(await self._child())
         except SandboxError as error:
             if len(self._runners) == 1 or all(runner.done() for runner in self._runners if runner is not asyncio.current_task()):
                 self._fail_waiting(error)
             raise
         finally:
-            self._crews.pop(crew, None)
-            for entry in crew.release():
+            self._queues.pop(queue, None)
+            for entry in queue.release():
                 entry.request.fail(SandboxError("the sandbox was closed"))
-            await crew.child.kill()
+            await queue.child.kill()
 
-    async def _loss(self, crew: Crew, error: Exception) -> WorkerLost:
+    async def _loss(self, queue: WorkerQueue, error: Exception) -> WorkerLost:
         """As what a runner takes its exception: of a worker that is lost, whatever it was, so that the next can be started."""
         if isinstance(error, WorkerLost):
             return error
         _log.error("a worker is started again", exc_info=error)
-        await crew.child.kill()
+        await queue.child.kill()
         return WorkerLost(f"failed ({type(error).__name__})", None)
 
     async def _serve_foreign(self, child: Child) -> None:
@@ -282,21 +282,21 @@ class ScorerPool:
                 self._foreign.fail_waiting(error)
             raise
 
-    async def _serve(self, crew: Crew, woken: asyncio.Event) -> None:
+    async def _serve(self, queue: WorkerQueue, woken: asyncio.Event) -> None:
         while True:
-            if crew.idle:
+            if queue.idle:
                 woken.clear()
                 await woken.wait()
-            results = await crew.child.results(partial(self._relieve, crew))
+            results = await queue.child.results(partial(self._relieve, queue))
             try:
-                crew.take(results, time.monotonic())
+                queue.take(results, time.monotonic())
             except (ValueError, TypeError, LookupError) as error:
-                await crew.child.kill()
+                await queue.child.kill()
                 raise WorkerLost(f"{NOT_A_REPLY} ({error})", None) from None
-            if crew.child.has_grown:
-                crew.stall()
-                if crew.idle:
-                    await crew.child.kill()
+            if queue.child.has_grown:
+                queue.stall()
+                if queue.idle:
+                    await queue.child.kill()
                     raise WorkerLost("grew", None)
             self._dispatch()
 
@@ -305,10 +305,10 @@ class ScorerPool:
         self._dispatching = False
         if not self._urgent and not self._others:
             return
-        for crew in sorted(self._crews, key=lambda crew: not crew.idle):
-            while crew.room and (batch := self._next_batch(crew.room)):
-                crew.send(batch, time.monotonic())
-                self._crews[crew].set()
+        for queue in sorted(self._queues, key=lambda queue: not queue.idle):
+            while queue.room and (batch := self._next_batch(queue.room)):
+                queue.send(batch, time.monotonic())
+                self._queues[queue].set()
 
     def _next_batch(self, room: int) -> list[Entry]:
         batch: list[Entry] = []
@@ -323,12 +323,12 @@ class ScorerPool:
                     chars += entry.chars
         return batch
 
-    def _relieve(self, crew: Crew, step: tuple[int, int]) -> None:
+    def _relieve(self, queue: WorkerQueue, step: tuple[int, int]) -> None:
         """Let other workers do what a slow job holds up. Should it come back in time, what is done twice counts once."""
-        others = [other for other in self._crews if other is not crew]
+        others = [other for other in self._queues if other is not queue]
         if others:
-            crew.stall()
-            waiting = crew.besides(step[0])
+            queue.stall()
+            waiting = queue.besides(step[0])
             for entry in waiting:
                 entry.held += 1
             self._return(waiting)

@@ -14,7 +14,7 @@ MAX_DETAIL_CHARS = 700
 MAX_VERDICT_BYTES = 64 * 2**10
 """A judged group's reply holds a reason and its detail; the rewards lie in shared memory."""
 MAX_TASK_BYTES = 8 * 2**20
-"""Room for a derived task as well, whose three texts are bounded in `shared.messages.Task`: four bytes a character."""
+"""Room for a derived task as well, whose three texts are bounded in `shared.contracts.messages.Task`: four bytes a character."""
 
 Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
 """Reasons that are a judged process's to give. `scoring_timeout` and `dropped` are its parents' findings."""

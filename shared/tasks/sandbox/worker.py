@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from shared.messages import TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, dataset_names, derive_item
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
 from shared.tasks.sandbox.confine import confine, forbid_system_calls

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared import subjects
-from shared.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
+from shared.contracts import subjects
+from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.transport.blobs import companion_name, companion_subject
 
 ROLES = ("generator", "verifier", "sampler", "trainer")

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from services.sampler.bandit import Evaluation
 from services.sampler.forgetting import after_evaluation
-from shared.sampler_state import Level, OwnRecord, SharingState
+from shared.contracts.sampler_state import Level, OwnRecord, SharingState
 
 _SMOOTHING = 0.5
 """Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one period's."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire import Count, DatasetName, Message, Reward, ShortText
+from shared.contracts.wire import Count, DatasetName, Message, Reward, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events weigh less."""
@@ -92,7 +92,7 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
 
 class SharingState(Message, frozen=True, kw_only=True):
-    """Memory of the controller that moves J (`services.sampler.sharing`), which is also where its words are explained."""
+    """Memory of the controller that moves J (`services.sampler.share_controller`), which is also where its words are explained."""
 
     external: Count
     ceiling: Count

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.keys import is_public_key
-from shared.wire import is_node_name
+from shared.contracts.wire import is_node_name
+from shared.identity.keys import is_public_key
 
 MAX_BYTES = 16 * 2**20
 

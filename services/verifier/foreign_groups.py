@@ -29,8 +29,8 @@ from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
-from shared import subjects
 from shared.config import NodeConfig
+from shared.contracts import subjects
 from shared.runtime import run_until_stopped
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.transport.base import BadReference, Conflict, NotConnected, StoredMessage, Transport, TransportError

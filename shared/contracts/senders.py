@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire import Count, Message, NodeId, Number, Reward, SchemaVersion, Seconds, ShortText, UnixTime
+from shared.contracts.wire import Count, Message, NodeId, Number, Reward, SchemaVersion, Seconds, ShortText, UnixTime
 
 BANS_KEY = "bans"
 SENDERS_PREFIX = "senders."

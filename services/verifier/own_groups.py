@@ -15,11 +15,11 @@ from typing import Any
 from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
-from shared import subjects
 from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.dead_letters import attempt_id, bury, spent_seq
-from shared.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
-from shared.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from shared.messages import Batch
+from shared.contracts.messages import Batch
 
 ROLLOUT_ID_HEADER = "Swarm-Rollout-Id"
 MAX_NAMED = 40

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared import subjects
+from shared.contracts import subjects
 from shared.transport.base import ConsumerSpec, NotConnected, Retention, StreamSpec, Transport, TransportError
 
 MIB = 1024 * 1024

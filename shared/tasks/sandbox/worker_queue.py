@@ -19,7 +19,7 @@ BATCHES_IN_WORK = 2
 UNEXPLAINED_LOSSES = 3
 
 
-class Crew:
+class WorkerQueue:
     """A worker and the jobs it has."""
 
     def __init__(self, child: Child) -> None:

@@ -6,8 +6,8 @@ distinct subject in memory, and a permission with a wildcard lets its holder mak
 
 from __future__ import annotations
 
-from shared.messages import SCHEMA_VERSION, SWARM_SCHEMA_VERSION
-from shared.wire import is_node_name
+from shared.contracts.messages import SCHEMA_VERSION, SWARM_SCHEMA_VERSION
+from shared.contracts.wire import is_node_name
 
 SWARM_ROLLOUTS = "SWARM_ROLLOUTS"
 SWARM_EVALS = "SWARM_EVALS"

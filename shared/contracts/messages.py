@@ -21,9 +21,9 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from shared.sampler_state import SamplerState as SamplerState
-from shared.wire import DEFAULT_SWARM_ID as DEFAULT_SWARM_ID
-from shared.wire import (
+from shared.contracts.sampler_state import SamplerState as SamplerState
+from shared.contracts.wire import DEFAULT_SWARM_ID as DEFAULT_SWARM_ID
+from shared.contracts.wire import (
     Count,
     DatasetName,
     FinishReason,
@@ -40,9 +40,9 @@ from shared.wire import (
     SwarmSchemaVersion,
     UnixTime,
 )
-from shared.wire import Message as Message
-from shared.wire import MessageError as MessageError
-from shared.wire import Origin as Origin
+from shared.contracts.wire import Message as Message
+from shared.contracts.wire import MessageError as MessageError
+from shared.contracts.wire import Origin as Origin
 
 SCHEMA_VERSION = 1
 """Version of every message in this file but `SignedRollouts`. It also stands in the subjects of held-out scores."""
