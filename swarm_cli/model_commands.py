@@ -13,6 +13,7 @@ from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.plot import find_run
+from swarm_cli.unwinding import unwinding_on_sigterm
 
 if TYPE_CHECKING:
     from services.trainer.durable.export import Exported
@@ -38,7 +39,8 @@ def init(
     config: ConfigOption = None,
 ) -> None:
     """Build the toy base policy for the configuration's tasks, unless it is there already."""
-    folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
+    with unwinding_on_sigterm():
+        folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
     note("built (or found as asked for); point model.path at it")
     typer.echo(str(folder))
 
@@ -61,7 +63,9 @@ def import_(
     """Make a folder that the trainer and every engine load, say what the model takes, and try it (docs/models.md)."""
     from swarm_cli.model_import import import_model
 
-    typer.echo(str(import_model(source, out, revision=revision, dtype=dtype and dtype.value)))
+    with unwinding_on_sigterm():
+        folder = import_model(source, out, revision=revision, dtype=dtype and dtype.value)
+    typer.echo(str(folder))
 
 
 @model_app.command()
@@ -102,7 +106,8 @@ def export(
     if adapter and dtype:
         raise CommandError("--adapter writes the adapters in float32, as they were trained: leave out --dtype")
     folder = node_folder(find_run(run, var_dir), node)
-    exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
+    with unwinding_on_sigterm():
+        exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
     if exported.rounding is not None:
         lost = max(0.0, exported.rounding.lost_ratio)
         remedy = "; --dtype float32 or --adapter keeps it" if lost >= 0.005 else ""
