@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -11,9 +12,26 @@ from pathlib import Path
 
 
 def refuse_filled(folder: Path, purpose: str) -> None:
-    """Raise FileExistsError unless `folder` does not exist or is an empty folder; `purpose` says what it is wanted for."""
+    """Find out before the work whether `appearing_whole` can give its result this name; `purpose` says what it is wanted for.
+
+    Raises:
+        FileExistsError: `folder` is something else than an empty folder, a link, or the folder that this process runs in; or a file
+            lies on the way to it.
+        OSError: it is no name, or cannot be looked at.
+    """
+    if "\0" in str(folder):
+        raise OSError(errno.EINVAL, "no name may hold the character NUL", str(folder))
+    if folder.is_symlink():
+        raise FileExistsError(f"{folder} is a link, in whose place no folder is put: choose another folder for {purpose}")
+    on_the_way = next((parent for parent in folder.absolute().parents if parent.exists()), folder)
+    if not on_the_way.is_dir():
+        raise FileExistsError(f"{on_the_way} is a file, so that {folder} cannot be made: choose another folder for {purpose}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not empty: choose another folder for {purpose}")
+    if folder.exists() and folder.samefile(Path()):
+        raise FileExistsError(f"{folder} is the folder that this command runs in, which stays: choose another folder for {purpose}")
+    if folder.name == "..":
+        raise FileExistsError(f"{folder} has no name of its own to be put there: choose another folder for {purpose}")
 
 
 @contextmanager

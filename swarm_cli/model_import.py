@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 def import_model(source: str, out: Path, *, revision: str = "", dtype: str | None = None) -> Path:
     """Write the model's folder to `out`, say what it is on standard error, and return `out`.
 
-    It is tried before it gets its name: `out` appears whole and working, or not at all.
+    It is tried before it gets its name: `out`, in which a leading ~ is one's home, appears whole and working, or not at all.
 
     Raises:
         CommandError: it cannot be imported, or the trainer and the engine disagree about it.
     """
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_refused import ImportRefused
-    from shared.model.import_source import find_source
+    from shared.model.import_source import find_source, whole_path
     from shared.model.importing import read_model, write_model
     from shared.new_folder import appearing_whole, refuse_filled
 
     try:
+        out = whole_path(out)
         refuse_filled(out, "the model")
         plan = plan_import(find_source(source, revision), dtype)
         check_room(plan, out)

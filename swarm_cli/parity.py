@@ -59,6 +59,7 @@ def engine_parity(folder: str) -> Parity:
     from services.generator.engines import EngineError
     from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
+    from shared.model.quiet_reading import library_cause
 
     section = _section(folder)
     try:
@@ -69,6 +70,11 @@ def engine_parity(folder: str) -> Parity:
         scored = _scored(folder, prompts, groups)
     except (EngineError, ModelLoadError, ValueError) as error:
         raise ParityError(str(error)) from None
+    # What torch and transformers raise of numbers that no check before foresaw.
+    except Exception as error:  # noqa: BLE001
+        raise ParityError(
+            f"it can be read, but not sampled and scored ({library_cause(error)}): check its configuration's numbers and weights"
+        ) from None
     pairs = [
         (of_engine, of_trainer)
         for samples, rows in zip(groups, scored, strict=True)

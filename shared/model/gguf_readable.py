@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from shared.model.configuration import check_layers
 from shared.model.gguf_header import GgufHeader
 from shared.model.import_refused import ImportRefused
 
@@ -43,6 +44,7 @@ def check_readable(header: GgufHeader) -> None:
     gguf = gguf_package()
     _check_is_one_model(header)
     _check_architecture(header)
+    _check_layers(header)
     _check_types(header, gguf)
     _check_whole(header, gguf)
 
@@ -72,6 +74,16 @@ def _check_architecture(header: GgufHeader) -> None:
             f"{header.path} scales its rotary positions ({scaling}), which transformers leaves out when it reads GGUF, so that "
             "another model would come of it: give the model's Hugging Face folder instead"
         )
+
+
+def _check_layers(header: GgufHeader) -> None:
+    # transformers makes lists, and then a model, of as many layers as a file states.
+    layers = header.metadata.get(f"{header.architecture}.block_count")
+    if isinstance(layers, int | float):
+        try:
+            check_layers(layers)
+        except ValueError as error:
+            raise ImportRefused(f"{header.path} is damaged, or no language model ({error}): download or convert it again") from None
 
 
 def supported_architectures() -> set[str]:

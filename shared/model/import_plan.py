@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from shared.hub_models import hub_arguments
+from shared.model.configuration import read_configuration
 from shared.model.gguf_header import GgufHeader, read_gguf_header
 from shared.model.gguf_readable import check_readable
 from shared.model.import_refused import ImportRefused
@@ -67,7 +68,7 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
                 source.path.parent, gguf_file=source.path.name, **hub_arguments(str(source.path.parent), "")
             )
         else:
-            config = AutoConfig.from_pretrained(source.path, **hub_arguments(str(source.path), ""))
+            config = read_configuration(source.path)
             _check_not_quantised(source, config)
             check_weights_whole(source.path)
             _check_has_tokenizer(source.path)

@@ -32,11 +32,17 @@ def find_source(text: str, revision: str = "") -> ImportSource:
     Raises:
         ImportRefused: there is no such thing, or more than one.
     """
-    path = Path(text).expanduser()
+    if not text.strip():
+        raise ImportRefused("no source is given: give a GGUF file, a folder, an installed package or a hub name")
+    path = whole_path(Path(text))
     if path.is_dir():
         return _in_folder(path)
     if path.is_file():
         return _file(path)
+    if path.exists():
+        raise ImportRefused(
+            f"{text} is neither a file nor a folder but a device, pipe or socket: give a GGUF file or a model's folder"
+        )
     if path.suffix in {".gguf", ".safetensors", ".bin"} or text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ImportRefused(f"{text}: no such file or folder: check the path")
     if _PACKAGE_NAME.fullmatch(text) and "/" not in text:
@@ -44,6 +50,18 @@ def find_source(text: str, revision: str = "") -> ImportSource:
     if _HUB_NAME.fullmatch(text):
         return _from_hub(text, revision)
     raise ImportRefused(f"{text[:200]!r} is no file, folder, installed package or hub name: check the spelling")
+
+
+def whole_path(path: Path) -> Path:
+    """`path` with the home that a leading ~ stands for.
+
+    Raises:
+        ImportRefused: there is no such user here.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ImportRefused(f"{path} begins with the home of a user who is not known here: write out the whole path") from None
 
 
 def _in_folder(folder: Path) -> ImportSource:

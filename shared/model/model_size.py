@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from shared.model.configuration import check_computable
+
 LORA_RANK = 16
 """Of the adapters whose memory is given."""
 
@@ -53,8 +55,10 @@ def model_size(config: Any) -> ModelSize:
     """The size of the causal model that `config`, a transformers configuration, describes.
 
     Raises:
-        ValueError, KeyError: there is no causal language model of this kind.
+        ValueError, KeyError: there is no causal language model of this kind, or none can have so many layers or such positions.
+        Exception: what transformers raises of other numbers that make no model.
     """
+    check_computable(config)
     with torch.device("meta"):
         skeleton: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     text = config.get_text_config()

@@ -6,13 +6,12 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
-from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from shared.model.import_refused import ImportRefused
 from shared.model.loading import no_progress_bars
 
-_READ_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError, SafetensorError)
+_MOST_CHARACTERS = 240
 
 
 @contextmanager
@@ -37,9 +36,17 @@ def reading(origin: str, part: str) -> Iterator[None]:
         raise
     except MemoryError:
         raise ImportRefused(f"{origin}: memory is exhausted while its {part} is read: use a larger machine") from None
-    except _READ_ERRORS as error:
-        cause = (str(error).strip().splitlines() or [""])[0][:240]
+    # A file of somebody else's, of any content: its readers answer with what each of their layers raises, plain Exception included.
+    except Exception as error:  # noqa: BLE001
         raise ImportRefused(
-            f"the {part} of {origin} cannot be read ({type(error).__name__}: {cause}): check that the file is a causal "
-            "language model's and whole, or give its Hugging Face folder"
+            f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is a causal language model's and "
+            "whole, or give its Hugging Face folder"
         ) from None
+
+
+def library_cause(error: Exception) -> str:
+    """What a library's error says, in one line: its kind, and in words where it is one of arithmetic."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # Some announce the cause in one line and tell it in the next.
+    said = f"{type(error).__name__}: {' '.join(lines[: 2 if lines[0].endswith(':') else 1])[:_MOST_CHARACTERS]}"
+    return f"a number in it is 0 or too large; {said}" if isinstance(error, ArithmeticError) else said
