@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shared.config.trainer_section import MOST_RANK
 from swarm_cli.base_model import TOY_POLICY, build_toy_policy
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
@@ -75,7 +76,7 @@ def memory(
     dtype: Annotated[Dtype, typer.Option(help="model.dtype, of products and of a generator's weights.")] = Dtype.BFLOAT16,
     tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens of one pass.")] = 16_384,
     width: Annotated[int, typer.Option(min=2, help="Tokens of a question and its answer.")] = 1024,
-    rank: Annotated[int, typer.Option(min=1, help="trainer.lora.rank.")] = 16,
+    rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="trainer.lora.rank.")] = 16,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one trainer (torchrun).")] = 4,
 ) -> None:
     """Say what training and generating take in memory, from the configuration alone: nothing is loaded."""

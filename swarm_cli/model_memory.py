@@ -43,14 +43,19 @@ def configuration_of(model: str, revision: str = "") -> Any:
     Raises:
         CommandError: there is none that can be read.
     """
-    from transformers import AutoConfig
-
-    from shared.hub_models import hub_arguments
+    from shared.hub_models import UnpinnedModelError
+    from shared.model.configuration import read_configuration
+    from shared.model.quiet_reading import library_cause
 
     try:
-        return AutoConfig.from_pretrained(model, **hub_arguments(model, revision))
-    except (OSError, ValueError, KeyError) as error:
+        return read_configuration(model, revision)
+    except (UnpinnedModelError, OSError) as error:
         raise CommandError(f"{model} has no configuration that transformers reads: {error}") from None
+    # A file of somebody else's, of any content: transformers answers with what each of its layers raises.
+    except Exception as error:  # noqa: BLE001
+        raise CommandError(
+            f"{model} has no configuration that transformers reads ({library_cause(error)}): check its config.json"
+        ) from None
 
 
 def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, width: int, gpus: int) -> ModelMemory:
@@ -59,10 +64,11 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
     `tokens`, `width`, `dtype`: as `services.trainer.memory_need.TrainingPlan` has them.
 
     Raises:
-        CommandError: it is no causal language model, or nothing can be told of training it.
+        CommandError: it is no causal language model, `rank` is more than its matrices have, or nothing can be told of training it.
     """
     from services.trainer.memory_need import TrainingPlan, memory_need
     from shared.model.model_size import model_size
+    from shared.model.quiet_reading import library_cause
 
     def need(lora_rank: int, processes: int, checkpointing: bool) -> MemoryNeed | None:
         plan = TrainingPlan(
@@ -75,8 +81,11 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
         )
         try:
             return memory_need(config, plan)
-        except (ValueError, KeyError, AttributeError) as error:
-            reasons.append(str(error).strip("'"))
+        except ValueError as error:
+            reasons.append(str(error))
+            return None
+        except (LookupError, AttributeError, TypeError, RuntimeError, ArithmeticError) as error:
+            reasons.append(library_cause(error))
             return None
 
     reasons: list[str] = []
@@ -85,8 +94,15 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
         asked.append((f"all weights, each of {gpus} GPUs", 0, gpus))
     try:
         size = model_size(config)
-    except (ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise CommandError(f"this model's memory cannot be told from its configuration: {error}") from None
+    # As above: the numbers are used for the first time here.
+    except Exception as error:  # noqa: BLE001
+        raise CommandError(
+            f"this model's memory cannot be told from its configuration ({library_cause(error)}): check its config.json"
+        ) from None
+    if rank > (highest := size.highest_rank or size.width):
+        raise CommandError(
+            f"--rank {rank} is more than {highest}, the highest rank of any of this model's matrices: ask for a lower one"
+        )
     ways = [Way(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked]
     if all(way.plain is None and way.recomputing is None for way in ways):
         raise CommandError(f"this model's memory cannot be told from its configuration: {reasons[0]}; try a step and watch it")

@@ -12,11 +12,14 @@ from shared.config.section import Section
 CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "m2po", "gepo")
 """Objectives with clip_low and clip_high."""
 
+MOST_RANK = 4096
+"""Of adapters, whatever the model."""
+
 
 class LoraSection(Section):
     """Low-rank adapters through peft; rank 0: full fine-tuning."""
 
-    rank: int = Field(0, ge=0, le=4096, description="0: full fine-tuning.")
+    rank: int = Field(0, ge=0, le=MOST_RANK, description="0: full fine-tuning.")
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
     target_modules: Literal["all-linear"] | list[str] = Field(

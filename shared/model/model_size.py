@@ -25,13 +25,15 @@ class ModelSize:
     """What a model's shape says.
 
     parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank `LORA_RANK`.
-    context_length, vocabulary: tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token
-    that is sampled, where every layer keeps keys and values.
+    highest_rank: that any of its matrices can have, embeddings and head left out; 0 where it has none. context_length, vocabulary:
+    tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token that is sampled, where every
+    layer keeps keys and values.
     """
 
     architecture: str
     parameters: int
     adapter_parameters: int
+    highest_rank: int
     layers: int
     width: int
     vocabulary: int
@@ -72,12 +74,20 @@ def model_size(config: Any) -> ModelSize:
         architecture=str(config.model_type),
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         adapter_parameters=LORA_RANK * sum(part.in_features + part.out_features for part in linear),
+        highest_rank=_highest_rank(skeleton, head),
         layers=layers,
         width=width,
         vocabulary=int(skeleton.get_input_embeddings().weight.shape[0]),
         context_length=int(getattr(text, "max_position_embeddings", 0) or 0),
         cache_numbers=2 * layers * key_heads * head_width,
     )
+
+
+def _highest_rank(model: nn.Module, head: Any) -> int:
+    # By their shape: GPT-2's layers are linear, and no nn.Linear.
+    parts = [part for part in model.modules() if part is not head and not isinstance(part, nn.Embedding)]
+    weights = [weight for part in parts if isinstance(weight := getattr(part, "weight", None), torch.Tensor)]
+    return max((min(weight.shape) for weight in weights if weight.ndim == 2), default=0)
 
 
 def available_memory_bytes() -> int | None:
