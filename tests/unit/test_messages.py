@@ -131,7 +131,8 @@ def test_negative_token_ids_are_refused() -> None:
 
 def test_contracts_load_without_torch_or_transformers() -> None:
     script = (
-        "import sys, shared.contracts.streams, shared.identity.permissions, shared.config, shared.runtime, shared.transport.connect\n"
+        "import sys, shared.contracts.streams, shared.identity.permissions, shared.config, shared.transport.connect\n"
+        "import shared.runtime\n"
         "heavy = {'torch', 'transformers', 'vllm', 'reasoning_gym'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
