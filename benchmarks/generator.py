@@ -16,7 +16,9 @@ from services.generator.engines.base import SamplingParams
 from services.generator.groups import call_seed
 from services.generator.service import GeneratorService
 from shared.config import NodeConfig
-from shared.contracts.messages import RolloutGroup, SamplerPosition, TaskLedger, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import SamplerPosition, TaskLedger
+from shared.contracts.messages import RolloutGroup
 from shared.contracts.subjects import LEDGER_KEY, SAMPLER_KEY, node_bucket, node_rollouts_stream
 from shared.hub_models import hub_arguments
 from shared.tasks.derive import derive_item

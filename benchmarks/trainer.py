@@ -16,7 +16,8 @@ from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, unpack_ids, unpack_logprobs
+from shared.contracts.codec import unpack_ids, unpack_logprobs
+from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
 from shared.model.loading import resolve_device, resolve_dtype
 

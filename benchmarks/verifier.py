@@ -15,7 +15,8 @@ from benchmarks.table import median_of
 from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
 from shared.config import NodeConfig
 from shared.config.sections import VerifierSection
-from shared.contracts.messages import RolloutGroup, Task, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.messages import RolloutGroup, Task
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Transport

@@ -27,7 +27,8 @@ from services.verifier.sharing_rules import sign
 from services.verifier.trust import Trust
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import RolloutGroup, ScoredGroup, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.tasks.sandbox.jobs import JobResult

@@ -15,7 +15,8 @@ from lab.sim_node import OwnGroup, SimNode
 from lab.task_desk import Shared
 from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
 from services.verifier.foreign_rewards import foreign_rewards
-from shared.contracts.messages import RolloutGroup, TaskRef, unpack_logprobs
+from shared.contracts.codec import unpack_logprobs
+from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
 
 _NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})

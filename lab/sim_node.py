@@ -29,17 +29,9 @@ from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
 from services.trainer.selection.capability import Window
 from services.trainer.settings import intake_rules
-from shared.contracts.messages import (
-    Batch,
-    BatchItem,
-    ModelIdentity,
-    RolloutGroup,
-    ScoredGroup,
-    TaskLedger,
-    TrainerPosition,
-    content_id,
-    encode,
-)
+from shared.contracts.codec import content_id, encode
+from shared.contracts.control import TaskLedger, TrainerPosition
+from shared.contracts.messages import Batch, BatchItem, ModelIdentity, RolloutGroup, ScoredGroup
 from shared.contracts.sampler_state import SteeringState
 from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer

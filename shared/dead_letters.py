@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, RolloutGroup, content_id, decode
+from shared.contracts.codec import content_id, decode
+from shared.contracts.messages import RolloutGroup
+from shared.contracts.wire import MessageError
 from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.contracts.messages import EvalReport, TaskScore
+from shared.contracts.control import EvalReport, TaskScore
 
 PASS_REWARD = 0.99
 """An answer passes at this reward or above; partial credit is not a pass."""

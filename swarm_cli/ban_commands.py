@@ -12,9 +12,9 @@ import typer
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.codec import decode, encode
 from shared.contracts.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
-from shared.contracts.wire import is_node_name
+from shared.contracts.wire import MessageError, is_node_name
 from shared.identity.keys import is_public_key
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane

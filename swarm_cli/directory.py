@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, NodeRecord, decode
-from shared.contracts.wire import is_node_name
+from shared.contracts.codec import decode
+from shared.contracts.control import NodeRecord
+from shared.contracts.wire import MessageError, is_node_name
 from shared.transport.base import KvEntry, Transport, TransportError
 
 ENTRIES_READ = 4096

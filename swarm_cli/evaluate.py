@@ -19,7 +19,8 @@ from rich.text import Text
 
 from shared.config import NodeConfig, TaskSpec
 from shared.config.sections import ModelSection
-from shared.contracts.messages import EvalReport, Task, TaskScore
+from shared.contracts.control import EvalReport, TaskScore
+from shared.contracts.messages import Task
 from shared.text import visible
 from swarm_cli.base_model import model_problem
 from swarm_cli.config_commands import ConfigOption, load_chosen

@@ -8,7 +8,9 @@ from itertools import chain
 import msgspec
 
 from shared.contracts import subjects
-from shared.contracts.messages import EvalReport, MessageError, decode
+from shared.contracts.codec import decode
+from shared.contracts.control import EvalReport
+from shared.contracts.wire import MessageError
 from shared.transport.base import Transport, TransportError
 
 REPORTS_A_LOOK = 8192

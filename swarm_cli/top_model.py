@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.contracts import subjects
-from shared.contracts.messages import EvalReport, ServiceStatus
+from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
 from shared.transport.base import StreamSpec
 from swarm_cli.evaluations import Evaluation

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts import subjects
-from shared.contracts.messages import EvalReport, MessageError, PolicyPointer, ServiceStatus, TrainerPosition, decode
+from shared.contracts.codec import decode
+from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.wire import MessageError
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
 ALIVE_S = 10.0

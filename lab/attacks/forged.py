@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.attacks.view import Hostile, answered, halves, wrong_texts
-from shared.contracts.messages import Completion, RolloutGroup, pack_ids
+from shared.contracts.codec import pack_ids
+from shared.contracts.messages import Completion, RolloutGroup
 
 
 def forged_tokens(view: Hostile) -> list[RolloutGroup]:

@@ -15,8 +15,10 @@ from typing import Any
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
-from shared.contracts.messages import EvalReport, MessageError, TrainerPosition, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
+from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
 from shared.runtime import ServiceContext
 from shared.tasks.sandbox import ScorerPool

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from shared.contracts.messages import EvalReport, RolloutGroup
+from shared.contracts.control import EvalReport
+from shared.contracts.messages import RolloutGroup
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, pack_ids, pack_logprobs
+from shared.contracts.codec import pack_ids, pack_logprobs
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling
 
 
 def rollout_group(

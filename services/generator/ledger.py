@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from shared.contracts.messages import DrawLease, SamplerPosition, TaskLedger
+from shared.contracts.control import DrawLease, SamplerPosition, TaskLedger
 
 
 def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int) -> int:

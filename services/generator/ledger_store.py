@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from services.generator import ledger as rules
-from shared.contracts.messages import DrawLease, TaskLedger, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import DrawLease, TaskLedger
 from shared.contracts.subjects import LEDGER_KEY, node_bucket
 from shared.transport.base import Conflict, NotConnected, Transport
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
-from shared.contracts.messages import MessageError, PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
+from shared.contracts.wire import MessageError
 from shared.policy_store import PolicyDamagedError, PolicyStoreError, open_policy_store
 from shared.runtime import ServiceContext
 from shared.transport.base import TransportError

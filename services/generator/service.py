@@ -22,18 +22,12 @@ from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
-from shared.contracts.messages import (
-    DrawLease,
-    MessageError,
-    ModelIdentity,
-    RolloutGroup,
-    SamplerPosition,
-    content_id,
-    decode,
-    encode,
-)
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.control import DrawLease, SamplerPosition
+from shared.contracts.messages import ModelIdentity, RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
+from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
 from shared.model.loading import load_tokenizer, model_max_length, resolve_device
 from shared.model.tokenizer_hash import tokenizer_hash

@@ -40,7 +40,8 @@ from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
 from services.sampler.steering import InForce
 from services.sampler.strategies import Strategy, available, candidates, local_order, node_cap
-from shared.contracts.messages import Preference, TrainerPosition
+from shared.contracts.control import TrainerPosition
+from shared.contracts.messages import Preference
 
 _NOTHING_KNOWN = Knowledge()
 

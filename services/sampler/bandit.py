@@ -19,7 +19,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from shared.contracts.messages import EvalReport, TaskScore
+from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.sampler_state import ArmRecord, ArmRun, BanditState
 
 DISCOUNT = 0.9

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from services.sampler.assembly import BatchPlan
 from services.sampler.pool import PoolEntry
 from services.sampler.share_controller import Taken
-from shared.contracts.messages import Batch, BatchItem, SamplerState, ScoredGroup
+from shared.contracts.messages import Batch, BatchItem, ScoredGroup
+from shared.contracts.sampler_state import SamplerState
 
 _LONGEST_S = 1e9
 """What `Seconds` allows: a batch that no reader can decode would stop the node."""

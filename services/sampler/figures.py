@@ -10,7 +10,7 @@ from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.steering import InForce
 from services.sampler.strategies import STRATEGIES
-from shared.contracts.messages import Origin
+from shared.contracts.wire import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 from shared.runtime.status import StatusBoard
 

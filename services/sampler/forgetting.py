@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from shared.contracts.messages import TaskScore
+from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 _STANDARD_ERRORS = 2.25

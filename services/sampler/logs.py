@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
-from shared.contracts.messages import Batch, MessageError, ScoredGroup, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.subjects import node_batches, node_batches_stream, node_scored_stream
+from shared.contracts.wire import MessageError
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 
 _MESSAGES_PER_READ = 256

@@ -22,8 +22,8 @@ import msgspec
 from services.sampler.knowledge import observed
 from services.sampler.pool import Pool, PoolEntry, pool_entry, task_source
 from services.sampler.replay import ReplayPool, oldest_replayable
-from shared.contracts.messages import SamplerState, ScoredGroup
-from shared.contracts.sampler_state import SteeringState
+from shared.contracts.messages import ScoredGroup
+from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.wire import Origin
 
 DUPLICATE_POSITIONS = 4096

@@ -23,20 +23,13 @@ from services.sampler.pool import PoolEntry
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from shared.config import NodeConfig
-from shared.contracts.messages import (
-    Batch,
-    EvalReport,
-    MessageError,
-    SamplerPosition,
-    SamplerState,
-    ScoredGroup,
-    TrainerPosition,
-    decode,
-    encode,
-)
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, SamplerPosition, TrainerPosition
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.rollout_id import batch_fields, rollout_id_of
-from shared.contracts.sampler_state import SteeringState
+from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.subjects import EVAL_KEY, SAMPLER_KEY, TRAINER_KEY, node_bucket
+from shared.contracts.wire import MessageError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 

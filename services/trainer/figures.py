@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.trainer.gpu_memory import GpuMemory
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
-from shared.contracts.messages import PolicyPointer
+from shared.contracts.control import PolicyPointer
 from shared.runtime import ServiceContext
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from shared.contracts.messages import encode
+from shared.contracts.codec import encode
 from shared.contracts.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
 from shared.contracts.subjects import node_bucket
 from shared.transport.base import Transport

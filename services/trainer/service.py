@@ -27,9 +27,12 @@ from services.trainer.learner import Learner
 from services.trainer.records import MetricsLog, StepRecord
 from services.trainer.state import TrainedPosition
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, EvalReport, MessageError, TrainerPosition, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, TrainerPosition
+from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.subjects import EVAL_KEY, TRAINER_KEY, node_bucket
+from shared.contracts.wire import MessageError
 from shared.device_turns import TurnError, device_turns
 from shared.model.weights import WeightsError, write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store

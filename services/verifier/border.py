@@ -28,16 +28,9 @@ from services.verifier.scoring_cost import ScoringCost
 from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared.contracts import subjects
-from shared.contracts.messages import (
-    DEFAULT_SWARM_ID,
-    MAX_TOKENS,
-    MessageError,
-    RolloutGroup,
-    SignedRollouts,
-    content_id,
-    decode,
-    signed_bytes,
-)
+from shared.contracts.codec import MAX_TOKENS, content_id, decode
+from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity import keys
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult

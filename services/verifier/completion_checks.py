@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.verifier.refusals import Refusal
-from shared.contracts.messages import MAX_LOGPROB, Completion
+from shared.contracts.codec import MAX_LOGPROB
+from shared.contracts.messages import Completion
 
 
 def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:

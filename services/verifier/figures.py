@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.verifier.refusals import Refusal, Refused
-from shared.contracts.messages import Origin
+from shared.contracts.wire import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool

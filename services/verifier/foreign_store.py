@@ -13,7 +13,8 @@ from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.own_model import OwnModel
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import ScoredGroup, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import Transport, TransportError

@@ -17,8 +17,10 @@ from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, RolloutGroup, ScoredGroup, content_id, decode, encode
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
+from shared.contracts.wire import MessageError
 from shared.dead_letters import attempt_id, bury, spent_seq
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError

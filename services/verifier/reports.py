@@ -10,16 +10,10 @@ from services.verifier.own_model import OwnModel
 from services.verifier.swarm_link import SwarmLink
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import (
-    EvalReport,
-    MessageError,
-    NodeRecord,
-    PolicyPointer,
-    ScoredGroup,
-    content_id,
-    decode,
-    encode,
-)
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
+from shared.contracts.messages import ScoredGroup
+from shared.contracts.wire import MessageError
 from shared.transport.base import Transport, TransportError
 from shared.version import VERSION
 

@@ -15,8 +15,9 @@ from services.verifier.figures import Figures
 from services.verifier.shared_reputation import SharedReputation
 from services.verifier.trust import RosterKeys, Trust
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.codec import decode, encode
 from shared.contracts.senders import BANS_KEY, MAX_SENDERS, SENDERS_PREFIX, BanList, SendersReport, SenderStanding
+from shared.contracts.wire import MessageError
 from shared.identity.roster import RosterError
 from shared.transport.base import Transport, TransportError
 

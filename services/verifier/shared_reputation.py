@@ -14,8 +14,9 @@ from services.verifier.refusals import Found
 from services.verifier.reputation import Event, Reputation
 from services.verifier.trust import Trust
 from shared.contracts import subjects
-from shared.contracts.messages import MessageError, decode, encode
+from shared.contracts.codec import decode, encode
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, AbsurdText, ReputationState, TrainerFindings
+from shared.contracts.wire import MessageError
 from shared.transport.base import Conflict, Transport, TransportError
 
 

@@ -12,8 +12,10 @@ from services.verifier.sharing_rules import is_shared, message_id, sign
 from services.verifier.swarm_link import SwarmLink
 from shared.config.sections import VerifierSection
 from shared.contracts import subjects
-from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, content_id, encode
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey
 from shared.transport.base import TooLarge, TransportError
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from services.verifier.border import without_tokens
-from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, SignedRollouts, encode, signed_bytes
+from shared.contracts.codec import encode
+from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey
 
 _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shared.contracts.messages import PolicyDelta, PolicyFile, PolicyPointer
+from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
 
 
 class PolicyStoreError(Exception):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.contracts.messages import PolicyDelta, PolicyFile, PolicyPointer
+from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy, policy_label
 from shared.policy_store.delta import Delta, DeltaError, write_delta
 from shared.policy_store.files import cause_of, draft_in, remove_abandoned_drafts, remove_old_downloads, sha256_of

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from shared.contracts.messages import PolicyFile, PolicyPointer
+from shared.contracts.control import PolicyFile, PolicyPointer
 from shared.contracts.streams import look_for_streams
 from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size

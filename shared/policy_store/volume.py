@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from shared.contracts.messages import PolicyFile, PolicyPointer
+from shared.contracts.control import PolicyFile, PolicyPointer
 from shared.policy_store.base import PolicyDamagedError, PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
 from shared.policy_store.files import (
     cause_of,

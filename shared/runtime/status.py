@@ -8,7 +8,8 @@ import socket
 import time
 from typing import Literal, cast
 
-from shared.contracts.messages import ServiceStatus, encode
+from shared.contracts.codec import encode
+from shared.contracts.control import ServiceStatus
 from shared.contracts.subjects import node_bucket, status_key
 from shared.transport.base import Transport, TransportError
 

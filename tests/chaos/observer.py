@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import nats
 
 from shared.contracts import subjects
-from shared.contracts.messages import Batch, ScoredGroup, ServiceStatus, TaskLedger, content_id, decode
+from shared.contracts.codec import content_id, decode
+from shared.contracts.control import ServiceStatus, TaskLedger
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.identity.permissions import inbox
 from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect

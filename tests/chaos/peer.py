@@ -12,7 +12,8 @@ import msgspec
 from services.verifier.sharing_rules import sign
 from shared.config.sections import TaskSpec
 from shared.contracts import subjects
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef, content_id, encode
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef
 from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.derive import derive_task
 from shared.transport.base import TransportError

@@ -14,7 +14,8 @@ import pytest
 from services.generator.ledger_store import DrawLedger
 from services.verifier.sharing_rules import sign
 from shared.contracts import subjects
-from shared.contracts.messages import Batch, ScoredGroup, content_id, decode, encode
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.streams import ensure_node_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import ConsumerSpec, Delivery

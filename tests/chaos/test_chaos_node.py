@@ -16,7 +16,7 @@ from pathlib import Path
 from services.verifier.sharing import MAX_BYTES
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.contracts.messages import ServiceStatus
+from shared.contracts.control import ServiceStatus
 from shared.transport.connect import connect
 from tests.chaos.conftest import Wounded, prepare
 from tests.chaos.figures import Row, note

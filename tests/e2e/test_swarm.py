@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from monitoring.metrics_doc import full_name, role_families
-from shared.contracts.messages import ScoredGroup, decode
+from shared.contracts.codec import decode
+from shared.contracts.messages import ScoredGroup
 from shared.contracts.subjects import node_scored_stream
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts.messages import RolloutGroup, decode
+from shared.contracts.codec import decode
+from shared.contracts.messages import RolloutGroup
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_rollouts_stream
 from shared.transport.connect import connect

@@ -21,7 +21,9 @@ OURS = [
 ]
 with atheris.instrument_imports(include=OURS):
     from services.verifier.border import Candidate, Refused
-    from shared.contracts.messages import Batch, MessageError, RolloutGroup, ScoredGroup, decode, encode
+    from shared.contracts.codec import decode, encode
+    from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
+    from shared.contracts.wire import MessageError
     from tests.unit import test_border as good
 
 _folder = tempfile.mkdtemp(prefix="fuzz-")

@@ -17,7 +17,9 @@ from typing import Any
 import msgpack
 
 from shared.contracts import subjects
-from shared.contracts.messages import DEFAULT_SWARM_ID, RolloutGroup, encode, signed_bytes
+from shared.contracts.codec import encode
+from shared.contracts.messages import RolloutGroup, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 
 SENDERS = 10

@@ -14,15 +14,22 @@ from pathlib import Path
 import pytest
 
 from services.verifier.border import Candidate, Refused
-from shared.contracts import messages
-from shared.contracts.messages import Message, MessageError, RolloutGroup, decode
+from shared.contracts import control, messages, sampler_state
+from shared.contracts.codec import decode
+from shared.contracts.messages import RolloutGroup
+from shared.contracts.wire import Message, MessageError
 from tests.chaos.figures import REPO, Row, note
 from tests.chaos.scale import SCALE
 from tests.fuzz.hostile import hostile_messages, resident_bytes
 from tests.unit.test_border import NOW_S, border, group
 
 GROWTH_BYTES = 48 * 2**20
-KINDS = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message]
+KINDS = [
+    kind
+    for module in (messages, control, sampler_state)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
+]
 
 
 def a_group(node: str, number: int) -> RolloutGroup:

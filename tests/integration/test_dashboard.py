@@ -24,7 +24,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from shared.contracts import subjects
-from shared.contracts.messages import ServiceStatus, encode
+from shared.contracts.codec import encode
+from shared.contracts.control import ServiceStatus
 from shared.contracts.streams import ensure_node_streams
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.transport.connect import connect

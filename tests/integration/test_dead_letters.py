@@ -19,7 +19,7 @@ from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
 from services.verifier.swarm_link import SwarmLink
 from shared.contracts import subjects
-from shared.contracts.messages import content_id, encode
+from shared.contracts.codec import content_id, encode
 from shared.contracts.streams import NodeLimits, ensure_node_streams
 from shared.dead_letters import read_letters, requeue, spent_seq
 from shared.identity.keys import SigningKey, new_seed

@@ -18,21 +18,12 @@ import nats
 import pytest
 
 from shared.contracts import subjects
-from shared.contracts.messages import (
-    Completion,
-    EvalReport,
-    Message,
-    ModelIdentity,
-    NodeRecord,
-    RolloutGroup,
-    Sampling,
-    ServiceStatus,
-    Task,
-    TaskRef,
-    encode,
-)
+from shared.contracts.codec import encode
+from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
 from shared.contracts.senders import BANS_KEY, SENDERS_PREFIX, Ban, BanList, SendersReport, SenderStanding
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts.wire import Message
 from shared.dead_letters import CAUSE_HEADER
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 from services.generator.ledger_store import DrawLedger
-from shared.contracts.messages import DrawLease
+from shared.contracts.control import DrawLease
 from shared.contracts.streams import ensure_node_streams
 from shared.transport.connect import connect
 

@@ -22,7 +22,9 @@ from services.verifier.sharing_rules import sign
 from services.verifier.trust import KnownKeys
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.contracts.messages import PolicyPointer, SignedRollouts, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import PolicyPointer
+from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import ROLES, Permissions, node_role, swarm_node

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from services.trainer.durable.publish import Publisher
 from services.trainer.state import TrainedPosition
-from shared.contracts.messages import PolicyPointer, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import PolicyPointer
 from shared.contracts.streams import NodeLimits, ensure_node_streams
 from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store

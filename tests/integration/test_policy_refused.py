@@ -23,7 +23,8 @@ from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
-from shared.contracts.messages import PolicyPointer, encode
+from shared.contracts.codec import encode
+from shared.contracts.control import PolicyPointer
 from shared.contracts.subjects import POLICY_KEY, node_bucket, node_policies_stream
 from shared.device_turns import DeviceTurns
 from shared.model.loading import load_tokenizer

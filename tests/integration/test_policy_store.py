@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts.messages import PolicyPointer
+from shared.contracts.control import PolicyPointer
 from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import cause_of, copy_hashing

@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.sampler.service import SamplerService
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, EvalReport, SamplerPosition, TaskScore, TrainerPosition, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, SamplerPosition, TaskScore, TrainerPosition
+from shared.contracts.messages import Batch
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import (
     EVAL_KEY,

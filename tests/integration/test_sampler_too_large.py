@@ -13,7 +13,7 @@ from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.fitting import fitted
 from services.sampler.pool import pool_entry
 from services.sampler.settings import rules_of
-from shared.contracts.messages import TrainerPosition
+from shared.contracts.control import TrainerPosition
 from shared.contracts.streams import NodeLimits, node_streams
 from shared.contracts.subjects import node_batches_stream
 from tests.integration.test_sampler_service import a_node, configured

@@ -10,7 +10,8 @@ import msgspec
 from services.verifier.sharing_rules import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import SignedRollouts, content_id, decode, encode
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.messages import SignedRollouts
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import Transport
 from tests.integration.test_verifier_service import configured, generate, group, until, verifier

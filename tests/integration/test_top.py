@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from shared.contracts import subjects
-from shared.contracts.messages import EvalReport, ServiceStatus, encode
+from shared.contracts.codec import encode
+from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer

@@ -25,7 +25,9 @@ from services.trainer.durable.export import export_adapter, export_policy
 from services.trainer.learner import Learner
 from services.trainer.records import StepRecord
 from shared.config.sections import ModelSection
-from shared.contracts.messages import Batch, EvalReport, PolicyPointer, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, PolicyPointer
+from shared.contracts.messages import Batch
 from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
 from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.device_turns import DeviceTurns, turns_file

@@ -11,7 +11,7 @@ import pytest
 
 from services.verifier.sharing_rules import sign
 from shared.contracts import subjects
-from shared.contracts.messages import content_id, encode
+from shared.contracts.codec import content_id, encode
 from shared.identity import keys
 from shared.identity.keys import SigningKey, new_seed
 from tests.integration.test_verifier_service import configured, generate, group, until, verifier

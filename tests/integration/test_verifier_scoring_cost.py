@@ -14,7 +14,8 @@ from services.verifier.places import IN_WORK_PER_SENDER
 from services.verifier.sharing_rules import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import RolloutGroup, content_id, encode
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import RolloutGroup
 from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.verifiers import _installed
 from shared.transport.base import Transport

@@ -24,27 +24,21 @@ from services.verifier.sharing_rules import sign
 from services.verifier.swarm_link import SwarmLink
 from shared.config import NodeConfig, load_config
 from shared.contracts import subjects
+from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs, unpack_logprobs
+from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import (
-    DEFAULT_SWARM_ID,
     Completion,
-    EvalReport,
     ModelIdentity,
-    NodeRecord,
     RolloutGroup,
     Sampling,
     ScoredGroup,
     SignedRollouts,
     Task,
     TaskRef,
-    content_id,
-    decode,
-    encode,
-    pack_ids,
-    pack_logprobs,
     signed_bytes,
-    unpack_logprobs,
 )
 from shared.contracts.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane

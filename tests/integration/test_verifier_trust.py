@@ -16,7 +16,8 @@ from services.verifier.border import without_tokens
 from services.verifier.sharing_rules import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.messages import DEFAULT_SWARM_ID, SignedRollouts, content_id, decode, encode, pack_ids
+from shared.contracts.codec import content_id, decode, encode, pack_ids
+from shared.contracts.messages import SignedRollouts
 from shared.contracts.senders import (
     FINDINGS_KEY,
     REPUTATION_KEY,
@@ -27,6 +28,7 @@ from shared.contracts.senders import (
     SendersReport,
     TrainerFindings,
 )
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.roster import RosterEntry, write_roster
 from shared.transport.base import Transport

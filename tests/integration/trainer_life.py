@@ -23,24 +23,20 @@ from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
 from services.trainer.state import LearnerState, TrainedPosition
 from shared.config import NodeConfig, load_config
+from shared.contracts.codec import decode, encode, pack_ids, pack_logprobs
+from shared.contracts.control import PolicyPointer, TrainerPosition
 from shared.contracts.messages import (
     Batch,
     BatchItem,
     Completion,
     ModelIdentity,
-    PolicyPointer,
     RolloutGroup,
-    SamplerState,
     Sampling,
     ScoredGroup,
     Task,
     TaskRef,
-    TrainerPosition,
-    decode,
-    encode,
-    pack_ids,
-    pack_logprobs,
 )
+from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
 from shared.model.tokenizer_hash import tokenizer_hash

@@ -13,7 +13,8 @@ from lab.arms import plan_run
 from lab.records import RecordWriter, read_records
 from lab.runs import run_folder
 from lab.simulate import START_S, Simulation
-from shared.contracts.messages import Batch, ScoredGroup, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_scored, node_scored_stream
 from shared.transport.connect import connect

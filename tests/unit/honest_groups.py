@@ -18,7 +18,8 @@ from services.generator.groups import rollout_group
 from services.trainer.objectives.advantages import has_spread
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
-from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.model.prompts import answer_text
 from shared.model.tokenizer_hash import tokenizer_hash

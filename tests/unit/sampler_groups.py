@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from shared.contracts.messages import (
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-    content_id,
-    encode,
-)
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 
 
 def scored_group(

@@ -11,7 +11,9 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
 from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
 from services.sampler.strategies import UNIFORM
-from shared.contracts.messages import Batch, SamplerState, ScoredGroup, TrainerPosition
+from shared.contracts.control import TrainerPosition
+from shared.contracts.messages import Batch, ScoredGroup
+from shared.contracts.sampler_state import SamplerState
 
 RULES = Rules(
     local=2,

@@ -11,7 +11,7 @@ from services.sampler.assembly import BatchPlan
 from services.sampler.bandit import Evaluation
 from services.sampler.share_controller import SharingRules
 from services.sampler.steering import SteeringRules, in_force
-from shared.contracts.messages import SamplerPosition, TaskLedger
+from shared.contracts.control import SamplerPosition, TaskLedger
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

@@ -17,21 +17,9 @@ from services.verifier.scoring_cost import GRACE_S
 from services.verifier.sharing_rules import is_shared, sign
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
-from shared.contracts.messages import (
-    DEFAULT_SWARM_ID,
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    SignedRollouts,
-    Task,
-    TaskRef,
-    content_id,
-    encode,
-    pack_ids,
-    pack_logprobs,
-    signed_bytes,
-)
+from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import JobResult

@@ -18,7 +18,7 @@ from services.verifier.copies import CopyMemory
 from services.verifier.examiner import Examiner
 from services.verifier.replay import ReplayMemory
 from services.verifier.trust import KnownKeys
-from shared.contracts.messages import pack_ids, pack_logprobs
+from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.tasks.held_out import HeldOut
 from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, SUBJECT, completions, group, result, signed, with_body
 

@@ -16,7 +16,7 @@ import yaml
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
-from shared.contracts.messages import ServiceStatus
+from shared.contracts.control import ServiceStatus
 from swarm_cli.dashboard import RULES, SHOWN
 from swarm_cli.dashboard_prometheus import Prometheus, find_prometheus
 from swarm_cli.dashboard_server import FILES, PAGE, PageServer, page_panels

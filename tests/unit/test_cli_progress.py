@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared.contracts.messages import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition, encode
+from shared.contracts.codec import encode
+from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.transport.base import KvEntry
 from swarm_cli.evaluations import Evaluation
 from swarm_cli.procfile import ROLES

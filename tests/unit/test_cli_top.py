@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from shared.contracts.messages import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.evaluations import Evaluation
 from swarm_cli.procfile import ROLES

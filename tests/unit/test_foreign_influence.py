@@ -26,7 +26,8 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import accumulate_gradients, accumulate_part, step_normaliser
 from services.trainer.learner import Learner
 from services.trainer.selection.tokens import Intake, take_in
-from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, pack_ids, pack_logprobs
+from shared.contracts.codec import pack_ids, pack_logprobs
+from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
 from shared.model.prompts import answer_text
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 from tests.unit.honest_groups import base_config, sampled_groups, scored

@@ -22,8 +22,10 @@ from rich.console import Console
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused
 from shared.contracts import subjects
-from shared.contracts.messages import EvalReport, MessageError, ModelIdentity, NodeRecord, ServiceStatus, decode, encode
-from shared.contracts.wire import is_node_name
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
+from shared.contracts.messages import ModelIdentity
+from shared.contracts.wire import MessageError, is_node_name
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
 from shared.runtime.status import StatusBoard

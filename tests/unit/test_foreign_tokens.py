@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens
-from shared.contracts.messages import Completion, RolloutGroup, pack_ids, pack_logprobs
+from shared.contracts.codec import pack_ids, pack_logprobs
+from shared.contracts.messages import Completion, RolloutGroup
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import answer_text, encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer

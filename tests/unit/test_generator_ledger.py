@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.generator.ledger import claim, consumed_with_moving_i, draws_allowed, finish, release_own, renew, with_secret
-from shared.contracts.messages import SamplerPosition, TaskLedger
+from shared.contracts.control import SamplerPosition, TaskLedger
 
 
 def test_admission_follows_the_worked_example_of_the_module() -> None:

@@ -9,7 +9,8 @@ from lab.attacks import ATTACKS, Hostile
 from lab.local_rule import groups_to_make, groups_to_reuse, local_part
 from lab.phrases import fixed_phrases
 from lab.spec import Attack, LocalRule
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef, content_id, encode
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
 from shared.tasks.answers import extract_answer
 
 FLAGS = st.lists(st.booleans(), max_size=40)

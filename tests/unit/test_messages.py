@@ -11,23 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contracts.messages import (
-    Completion,
-    MessageError,
-    ModelIdentity,
-    PolicyPointer,
-    RolloutGroup,
-    Sampling,
-    Task,
-    TaskRef,
-    content_id,
-    decode,
-    encode,
-    pack_ids,
-    pack_logprobs,
-    unpack_ids,
-    unpack_logprobs,
-)
+from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from shared.contracts.control import PolicyPointer
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.wire import MessageError
 
 
 def a_group(**changes: object) -> RolloutGroup:

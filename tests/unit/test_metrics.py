@@ -15,7 +15,7 @@ from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.memory import DropReason
 from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
 from services.verifier.figures import Figures as VerifierFigures
-from shared.contracts.messages import EvalReport
+from shared.contracts.control import EvalReport
 from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
@@ -62,7 +62,7 @@ def test_no_series_says_when_another_was_made():
 
 def test_every_reason_and_kind_that_the_code_can_count_is_exported_from_the_start():
     trainer = {family.name: labels_of(family) for family in role_families("trainer")}
-    skipped = _first_arguments("SkippedGroup", "intake.py", "group_tokens.py")
+    skipped = _first_arguments("SkippedGroup", "selection/tokens.py", "selection/group_tokens.py")
     assert skipped and skipped | {"absurd", GROUP_BUDGET, SENDER_BUDGET} == set(trainer["swarm_trainer_skipped_groups"]["reason"])
     kinds = _first_arguments("_failed", "service.py")
     assert kinds and kinds == set(trainer["swarm_trainer_write_failures"]["kind"])

@@ -16,7 +16,8 @@ from services.verifier.refusals import BLAME, Refusal
 from services.verifier.reputation import HALF_LIFE_S, LIMIT, MAX_KEYS, PAROLE, Reputation
 from services.verifier.sharing_rules import sign
 from shared.contracts import subjects
-from shared.contracts.messages import SIGNATURE_DOMAIN, SignedRollouts, encode, signed_bytes
+from shared.contracts.codec import encode
+from shared.contracts.messages import SIGNATURE_DOMAIN, SignedRollouts, signed_bytes
 from tests.unit.test_border import (
     HELD,
     KEY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.contracts.messages import content_id
+from shared.contracts.codec import content_id
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 
 

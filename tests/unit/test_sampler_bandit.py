@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.sampler import bandit
 from services.sampler.bandit import Evaluation
-from shared.contracts.messages import decode, encode
+from shared.contracts.codec import decode, encode
 from shared.contracts.sampler_state import BanditState
 
 ARMS = ("uniform", "learnability", "spread")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.sampler.forgetting import after_evaluation
-from shared.contracts.messages import TaskScore
+from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 

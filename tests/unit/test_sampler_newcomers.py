@@ -15,7 +15,7 @@ from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies import STRATEGIES, available, node_cap
 from services.trainer.selection.preference import preferred_indices
-from shared.contracts.messages import TrainerPosition
+from shared.contracts.control import TrainerPosition
 from tests.unit.sampler_groups import scored_group
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contracts.messages import ScoredGroup, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import ScoredGroup
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

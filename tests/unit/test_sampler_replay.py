@@ -19,8 +19,9 @@ from services.sampler.replay import ReplayPool, replayed
 from services.sampler.settings import limits_of, rules_of
 from services.sampler.strategies import UNIFORM
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, BatchItem, SamplerState, decode, encode
-from shared.contracts.sampler_state import TrainedGroups
+from shared.contracts.codec import decode, encode
+from shared.contracts.messages import Batch, BatchItem
+from shared.contracts.sampler_state import SamplerState, TrainedGroups
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, rules
 from tests.unit.sampler_paced import World

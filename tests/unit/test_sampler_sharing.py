@@ -13,7 +13,8 @@ from services.sampler import share_controller
 from services.sampler.bandit import Evaluation
 from services.sampler.knowledge import observed
 from services.sampler.share_controller import SharingRules, Taken
-from shared.contracts.messages import TaskScore, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 

@@ -13,7 +13,9 @@ from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import SteeringRules, in_force, reconciled
 from services.sampler.strategies import STRATEGIES
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, Preference, SamplerPosition, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import SamplerPosition
+from shared.contracts.messages import Batch, Preference
 from shared.contracts.sampler_state import OwnRecord, SteeringState
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules

@@ -22,7 +22,7 @@ from services.verifier.senders import Senders
 from services.verifier.shared_reputation import SharedReputation
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
-from shared.contracts.messages import decode, encode
+from shared.contracts.codec import decode, encode
 from shared.contracts.senders import (
     FINDINGS_KEY,
     MAX_FINDINGS,

@@ -22,7 +22,7 @@ from services.trainer.gradient.update import UpdateConfig, batch_logprobs, step_
 from services.trainer.learner import Learner
 from services.trainer.selection.tokens import take_in
 from services.verifier.border import without_token_ids
-from shared.contracts.messages import pack_logprobs
+from shared.contracts.codec import pack_logprobs
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 
 CAP = 2.0

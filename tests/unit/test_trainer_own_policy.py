@@ -16,20 +16,8 @@ from services.trainer.learner import Learner
 from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd, least_logprob
 from services.trainer.selection.tokens import take_in
 from shared.config import load_config
-from shared.contracts.messages import (
-    Batch,
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-    content_id,
-    encode,
-    pack_ids,
-    pack_logprobs,
-)
+from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
+from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from tests.integration.trainer_life import batch_of

@@ -19,7 +19,8 @@ from services.trainer.learner import Learner
 from services.trainer.selection.capability import CapabilityRules, after_batch
 from services.trainer.selection.own_policy import local_means
 from services.trainer.selection.tokens import take_in
-from shared.contracts.messages import Batch, ScoredGroup, decode, encode, pack_logprobs
+from shared.contracts.codec import decode, encode, pack_logprobs
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

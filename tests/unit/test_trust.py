@@ -14,7 +14,7 @@ from services.verifier.service import VerifierService
 from services.verifier.trust import IDLE_S, KnownKeys, RosterKeys
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.contracts.messages import content_id
+from shared.contracts.codec import content_id
 from shared.contracts.senders import Ban, BanList
 from shared.identity.keys import SigningKey, is_public_key, load
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster

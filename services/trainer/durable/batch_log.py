@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from services.trainer.state import TrainedPosition
-from shared.contracts.messages import Batch, MessageError, decode
+from shared.contracts.codec import decode
+from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
+from shared.contracts.wire import MessageError
 from shared.runtime import FatalError
 from shared.transport.base import Transport
 

@@ -10,7 +10,8 @@ from typing import Literal
 from msgspec import structs
 
 from services.trainer.state import TrainedPosition
-from shared.contracts.messages import PolicyPointer, PolicyRefusal, decode, encode
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.policy_store import PolicyStore, StoredPolicy
 from shared.transport.base import Transport

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.trainer.gradient.rows import TextLogprob
-from shared.contracts.messages import Completion, MessageError, RolloutGroup, unpack_ids, unpack_logprobs
+from shared.contracts.codec import unpack_ids, unpack_logprobs
+from shared.contracts.messages import Completion, RolloutGroup
+from shared.contracts.wire import MessageError
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import encode_answer, render_prompt
 

@@ -21,7 +21,8 @@ from services.trainer.policy_model import node_seed
 from services.trainer.torchrun.channel import Command, heed
 from services.trainer.torchrun.restored import unpack_state
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.contracts.messages import Batch, decode
+from shared.contracts.codec import decode
+from shared.contracts.messages import Batch
 from shared.model.weights import WeightsError
 from shared.runtime import EXIT_CONFIG, FatalError
 from shared.runtime.logs import configure_logging

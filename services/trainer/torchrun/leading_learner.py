@@ -16,7 +16,8 @@ from services.trainer.state import LearnerState
 from services.trainer.torchrun.channel import Command, announce
 from services.trainer.torchrun.restored import pack_state
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch, encode
+from shared.contracts.codec import encode
+from shared.contracts.messages import Batch
 
 
 class Followers:
