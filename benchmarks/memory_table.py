@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from services.trainer.memory_need import MemoryNeed
-from swarm_cli.model_memory import ModelMemory, Way, model_memory
+from swarm_cli.model.memory import ModelMemory, Way, model_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- memory: written by `python -m benchmarks.memory_table` -->", "<!-- memory: end -->"

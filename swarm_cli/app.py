@@ -14,20 +14,20 @@ from shared.transport.base import TransportError
 from swarm_cli.ban_commands import ban, unban
 from swarm_cli.config_commands import config_app
 from swarm_cli.console import log_to_standard_error, note
-from swarm_cli.dashboard import dashboard
+from swarm_cli.dashboard.command import dashboard
 from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
-from swarm_cli.evaluate import evaluate
-from swarm_cli.experiment_commands import experiment_app
+from swarm_cli.experiment.commands import experiment_app
 from swarm_cli.key_commands import keys_app, roster_app
-from swarm_cli.model_commands import model_app
-from swarm_cli.nats_commands import nats_app
-from swarm_cli.plot import plot
-from swarm_cli.status import status
+from swarm_cli.local.up import up
+from swarm_cli.model.commands import model_app
+from swarm_cli.model.evaluate import evaluate
+from swarm_cli.nats.commands import nats_app
+from swarm_cli.observe.plot import plot
+from swarm_cli.observe.status import status
+from swarm_cli.observe.top import top
+from swarm_cli.observe.watch import watch
 from swarm_cli.task_commands import task_app
-from swarm_cli.top import top
-from swarm_cli.up import up
-from swarm_cli.watch import watch
 
 app = typer.Typer(
     rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it

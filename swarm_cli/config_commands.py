@@ -13,8 +13,8 @@ from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.config.sections import ModelSection
 from shared.config.without_effect import settings_without_effect
 from shared.runtime.errors import EXIT_CONFIG
-from swarm_cli.base_model import model_problem
 from swarm_cli.errors import CommandError
+from swarm_cli.local.base_model import model_problem
 from swarm_cli.toml_view import config_toml
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)

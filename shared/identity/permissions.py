@@ -2,7 +2,7 @@
 
 A node's user on the swarm plane publishes only under the node's own name and reads only by direct get; each role of a node has a
 user of its own on the node plane. Permissions alone would not hold them to that: the server does not check the reply subject of a
-request. So every user but an operator has an account of its own, whose imports are these permissions (`swarm_cli.nats_accounts`).
+request. So every user but an operator has an account of its own, whose imports are these permissions (`swarm_cli.nats.accounts`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from services.trainer.memory_need import TrainingPlan, memory_need
 from shared.contracts.messages import Batch
-from swarm_cli.model_memory import model_memory, told
+from swarm_cli.model.memory import model_memory, told
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -19,8 +19,8 @@ from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
 from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
-from swarm_cli.evaluations import read_evaluations, read_steps
-from swarm_cli.model_import import import_model
+from swarm_cli.model.importing import import_model
+from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.streams import HOUR_S, SwarmLimits
 from shared.runtime.planes import connect_swarm_plane
-from swarm_cli.nats_accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
+from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
 from tests.integration.test_verifier_service import until
 from tests.secured_server import SecuredServer

@@ -18,7 +18,7 @@ from shared.contracts import subjects
 from shared.identity.permissions import EVERYTHING, ROLES, Permissions, node_role, swarm_node
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Transport
-from swarm_cli.nats_accounts import MAX_CONNECTIONS_VARIABLE
+from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
 from tests.integration.nats_users import everything, raw
 from tests.secured_server import SecuredServer
 
@@ -194,7 +194,7 @@ async def reached_by(server: SecuredServer, folder: Path, attacker: str) -> list
             attacks += [attack for stream in streams for attack in administration(stream, configs[stream])]
             rights = () if attacker == "swarm" else node_role("alpha", attacker).publish
             attacks = [(target, body) for target, body in attacks if target not in rights]
-            # The names under which accounts import such requests (`swarm_cli.nats_accounts`).
+            # The names under which accounts import such requests (`swarm_cli.nats.accounts`).
             attacks += [(target.removeprefix("$JS."), body) for target, body in attacks if target.startswith("$JS.")]
             baits, reached = dict[str, int](), list[str]()
             for number, (target, body) in enumerate(attacks):

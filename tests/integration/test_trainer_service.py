@@ -39,7 +39,7 @@ from shared.transport.connect import connect
 from shared.transport.memory import MemoryTransport
 from shared.transport.memory_server import MemoryServer
 from swarm_cli.errors import CommandError
-from swarm_cli.model_commands import Dtype, export, export_node
+from swarm_cli.model.commands import Dtype, export, export_node
 from tests.integration.trainer_life import (
     NODE,
     Life,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.evaluations import read_evaluations, read_steps
+from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
 STEPS = 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared.device_turns import DeviceTurns, turns_file
-from swarm_cli.evaluations import read_steps
+from swarm_cli.observe.evaluations import read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
-from swarm_cli.nats_accounts import node_account
+from swarm_cli.nats.accounts import node_account
 from tests.k8s.manifests import (
     K8S,
     ROLES,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from swarm_cli.base_model import is_hub_name, model_problem
 from swarm_cli.errors import CommandError
-from swarm_cli.ports import check_ports
+from swarm_cli.local.base_model import is_hub_name, model_problem
+from swarm_cli.local.ports import check_ports
 from swarm_cli.task_sources import task_sources
 from swarm_cli.toml_view import config_toml
 

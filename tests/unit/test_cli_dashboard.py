@@ -17,13 +17,13 @@ import yaml
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
 from shared.contracts.control import ServiceStatus
-from swarm_cli.dashboard import RULES, SHOWN
-from swarm_cli.dashboard_prometheus import Prometheus, find_prometheus
-from swarm_cli.dashboard_server import FILES, PAGE, PageServer, page_panels
-from swarm_cli.dashboard_targets import target_groups, write_targets
+from swarm_cli.dashboard.command import RULES, SHOWN
+from swarm_cli.dashboard.prometheus import Prometheus, find_prometheus
+from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
+from swarm_cli.dashboard.targets import target_groups, write_targets
 from swarm_cli.errors import CommandError
-from swarm_cli.ports import check_ports
-from swarm_cli.view import NodeView
+from swarm_cli.local.ports import check_ports
+from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.curves import draw_curves, standard_error, trailing_mean
 from swarm_cli.errors import CommandError
-from swarm_cli.evaluations import newest_step, read_evaluations, read_steps
-from swarm_cli.plot import find_run, plot
+from swarm_cli.observe.curves import draw_curves, standard_error, trailing_mean
+from swarm_cli.observe.evaluations import newest_step, read_evaluations, read_steps
+from swarm_cli.observe.plot import find_run, plot
 
 
 def write_run(run_dir: Path, *, nodes: int = 2, steps: int = 150) -> Path:

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from shared.config import load_config
-from swarm_cli.procfile import ROLES, Layout, node_name, process_lines, render_procfile
-from swarm_cli.up import swarm_of_run
+from swarm_cli.local.procfile import ROLES, Layout, node_name, process_lines, render_procfile
+from swarm_cli.local.up import swarm_of_run
 
 ROOT = Path(__file__).parents[2]
 

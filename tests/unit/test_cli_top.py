@@ -8,12 +8,12 @@ from rich.console import Console
 
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.transport.base import ConsumerState, StreamState
-from swarm_cli.evaluations import Evaluation
-from swarm_cli.procfile import ROLES
-from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.top_model import TopHistory, TopModel, held_out_history, top_refusal
-from swarm_cli.top_view import SPARKS, age, rate, screen, sparkline
-from swarm_cli.view import NodeView
+from swarm_cli.local.procfile import ROLES
+from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
+from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history, top_refusal
+from swarm_cli.observe.top_view import SPARKS, age, rate, screen, sparkline
+from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
 

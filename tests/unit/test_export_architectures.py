@@ -13,7 +13,7 @@ from services.trainer.durable.export import CHECKPOINTS, export_policy
 from services.trainer.state import LearnerState, TrainedPosition
 from shared.model.weights import trainable_tensors
 from swarm_cli.errors import CommandError
-from swarm_cli.model_commands import export_node
+from swarm_cli.model.commands import export_node
 from tests.architectures.tiny import tiny_model
 from tests.engines.tiny_models import write_model_folder
 

@@ -32,15 +32,15 @@ from shared.runtime.status import StatusBoard
 from shared.text import HIDDEN, visible, visible_json, visible_lines
 from shared.transport.base import ConsumerState, KvEntry, StreamState
 from swarm_cli.console import terminal
-from swarm_cli.dashboard_server import PAGE
-from swarm_cli.directory import directory
-from swarm_cli.procfile import ROLES
-from swarm_cli.progress import Row, summary
-from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, chosen
-from swarm_cli.status import as_object, show
-from swarm_cli.top_model import TopHistory
-from swarm_cli.top_view import screen
-from swarm_cli.view import NodeView, node_view
+from swarm_cli.dashboard.server import PAGE
+from swarm_cli.local.procfile import ROLES
+from swarm_cli.observe.directory import directory
+from swarm_cli.observe.progress import Row, summary
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, chosen
+from swarm_cli.observe.status import as_object, show
+from swarm_cli.observe.top_model import TopHistory
+from swarm_cli.observe.top_view import screen
+from swarm_cli.observe.view import NodeView, node_view
 
 NOW = 1_000_000.0
 HOSTILE = (

@@ -14,7 +14,7 @@ pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
 from shared.model.configuration import MOST_LAYERS
 from swarm_cli.errors import CommandError
-from swarm_cli.model_import import import_model
+from swarm_cli.model.importing import import_model
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.gguf_files import write_gguf
 

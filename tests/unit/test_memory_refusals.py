@@ -14,7 +14,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from shared.model.configuration import MOST_LAYERS
 from swarm_cli.errors import CommandError
-from swarm_cli.model_memory import ModelMemory, configuration_of, model_memory
+from swarm_cli.model.memory import ModelMemory, configuration_of, model_memory
 
 _PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -23,9 +23,9 @@ from shared.model.import_refused import ImportRefused
 from shared.model.import_source import find_source
 from shared.model.loading import ModelLoadError, load_tokenizer
 from shared.model.prompts import render_prompt
-from swarm_cli import parity
 from swarm_cli.errors import CommandError
-from swarm_cli.model_import import import_model
+from swarm_cli.model import parity
+from swarm_cli.model.importing import import_model
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.gguf_files import BOS, CHAT, END, Q4_1, SPACES, TOKENS, TURN_END, random_llama, with_type, write_gguf
 

@@ -19,7 +19,7 @@ from services.generator.engines.vllm_engine import VllmEngine
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
 from shared.model.loading import ModelLoadError, load_tokenizer
-from swarm_cli.base_model import model_problem
+from swarm_cli.local.base_model import model_problem
 from tests.integration.trainer_life import tiny_policy
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import pytest
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node
-from swarm_cli.nats_accounts import node_account, swarm_account
-from swarm_cli.nats_config import Tls, render
+from swarm_cli.nats.accounts import node_account, swarm_account
+from swarm_cli.nats.config import Tls, render
 
 POLICY = f"$KV.node_alpha.{subjects.POLICY_KEY}"
 

@@ -9,7 +9,7 @@ import typer
 
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.evaluations import EVAL_FILE, METRICS_FILE
+from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
 
 
 def plot(
@@ -20,7 +20,7 @@ def plot(
     """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy, staleness."""
     run_dir = find_run(run, var_dir)
     target = out or run_dir / "curves.png"
-    from swarm_cli.curves import draw_curves
+    from swarm_cli.observe.curves import draw_curves
 
     nodes = sorted(folder for folder in run_dir.iterdir() if _has_curves(folder))
     if not nodes:

@@ -16,9 +16,9 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.evaluations import newest_step, read_evaluations
-from swarm_cli.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
-from swarm_cli.view import NodeView, gather
+from swarm_cli.observe.evaluations import newest_step, read_evaluations
+from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
+from swarm_cli.observe.view import NodeView, gather
 
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
-from swarm_cli.evaluations import read_evaluations, read_steps  # noqa: E402
+from swarm_cli.observe.evaluations import read_evaluations, read_steps  # noqa: E402
 
 SMOOTHED_POINTS = 60
 """A curve is averaged over as many steps as leave about this many independent points."""

@@ -15,11 +15,11 @@ from shared.config import NodeConfig
 from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import note
-from swarm_cli.dashboard_prometheus import PREFIX, SCRAPE_S, Prometheus, find_prometheus
-from swarm_cli.dashboard_server import PageServer, page_panels
-from swarm_cli.dashboard_targets import target_groups, write_targets
-from swarm_cli.ports import check_ports
-from swarm_cli.snapshot import take_snapshot
+from swarm_cli.dashboard.prometheus import PREFIX, SCRAPE_S, Prometheus, find_prometheus
+from swarm_cli.dashboard.server import PageServer, page_panels
+from swarm_cli.dashboard.targets import target_groups, write_targets
+from swarm_cli.local.ports import check_ports
+from swarm_cli.observe.snapshot import take_snapshot
 
 DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")
@@ -27,7 +27,7 @@ LOOK_EVERY_S = 5.0
 LOOK_S = 15.0
 CONNECT_S = 3.0
 NODES_SCRAPED = 1000
-RULES = Path(__file__).parents[1] / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
+RULES = Path(__file__).parents[2] / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
 
 
 def dashboard(

@@ -24,9 +24,9 @@ from shared.transport.connection import Options
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.nats_accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
-from swarm_cli.nats_config import Tls, render, render_accounts_only
-from swarm_cli.nats_watch import watch
+from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.nats.config import Tls, render, render_accounts_only
+from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
 
 nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.contracts.control import ServiceStatus
-from swarm_cli.view import NodeView
+from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
 FORGET_S = 600.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from monitoring.panels import Dashboard
-from swarm_cli.dashboard_prometheus import PREFIX
+from swarm_cli.dashboard.prometheus import PREFIX
 
-PAGE = Path(__file__).parent / "dashboard_page"
+PAGE = Path(__file__).parent / "page"
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),

@@ -16,8 +16,8 @@ from shared.transport.base import ConsumerState
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.procfile import ROLES
-from swarm_cli.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
+from swarm_cli.local.procfile import ROLES
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
 
 _WITHOUT = "sandbox_without_"
 

@@ -24,8 +24,8 @@ from shared.config import NodeConfig
 from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.launch import run_lines
-from swarm_cli.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
+from swarm_cli.local.launch import run_lines
+from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
 from swarm_cli.toml_view import config_toml
 
 

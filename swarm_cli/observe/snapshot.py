@@ -15,10 +15,10 @@ from shared.contracts import subjects
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
-from swarm_cli.directory import Directory, read_directory
 from swarm_cli.errors import checked_node
-from swarm_cli.evaluation_log import EvaluationLog
-from swarm_cli.view import NodeView, gather, node_view
+from swarm_cli.observe.directory import Directory, read_directory
+from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.view import NodeView, gather, node_view
 
 NODES_SHOWN = 100
 """Unless more are asked for: this server's own first, then the newest entries of the directory."""

@@ -22,11 +22,11 @@ from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.evaluation_log import EvaluationLog
-from swarm_cli.evaluations import Evaluation, read_evaluations
-from swarm_cli.snapshot import SwarmSnapshot, take_snapshot
-from swarm_cli.top_model import TopHistory, TopModel
-from swarm_cli.top_view import screen
+from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.evaluations import Evaluation, read_evaluations
+from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.observe.top_model import TopHistory, TopModel
+from swarm_cli.observe.top_view import screen
 
 CONNECT_S = 3.0
 LOOK_S = 15.0

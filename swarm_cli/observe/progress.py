@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.text import visible
-from swarm_cli.evaluations import Evaluation
-from swarm_cli.procfile import ROLES
-from swarm_cli.view import NodeView
+from swarm_cli.local.procfile import ROLES
+from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.observe.view import NodeView
 
 HEADER = (
     f"{'time':>7}  {'node':<9}{'step':>6}{'version':>8}{'steps/min':>10}{'reward':>8}{'held-out':>9}{'(base)':>8}"

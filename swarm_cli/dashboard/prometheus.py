@@ -1,6 +1,7 @@
 """A Prometheus of its own for one developer: found, configured, started, waited for, ended.
 
-It answers this process alone (`swarm_cli.loopback_tls`); the page's server, which looks at the Host header, passes its pages on.
+It answers this process alone (`swarm_cli.local.loopback_tls`); the page's server, which looks at the Host header, passes its pages
+on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import yaml
 
 from swarm_cli.errors import CommandError
-from swarm_cli.loopback_tls import LoopbackTls
+from swarm_cli.local.loopback_tls import LoopbackTls
 
 PREFIX = "/prometheus"
 """Where its own pages are, here and behind the page's server."""

@@ -11,12 +11,12 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.wire import DEFAULT_SWARM_ID
-from swarm_cli.base_model import ensure_toy_policy
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.launch import STOPPED_BY_SIGNAL, Outcome, run_lines
-from swarm_cli.ports import check_ports
-from swarm_cli.procfile import DEFAULT_BASE_PORT, DEFAULT_NATS_PORT, MAX_NODES, Layout, process_lines, render_procfile
+from swarm_cli.local.base_model import ensure_toy_policy
+from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome, run_lines
+from swarm_cli.local.ports import check_ports
+from swarm_cli.local.procfile import DEFAULT_BASE_PORT, DEFAULT_NATS_PORT, MAX_NODES, Layout, process_lines, render_procfile
 
 DEMO_CONFIG = Path("config/demo.toml")
 EXIT_CANNOT_GO_ON = 78

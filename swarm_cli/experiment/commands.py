@@ -58,7 +58,7 @@ def run(
         if chosen == "simulate":
             make_runs(spec, todo, jobs, note, threads)
         else:
-            from swarm_cli.experiment_services import make_services_runs
+            from swarm_cli.experiment.services import make_services_runs
 
             make_services_runs(spec, todo)
     except (SpecError, FatalError, ValueError) as error:
@@ -157,7 +157,7 @@ def _driver(name: str) -> Literal["simulate", "services"]:
 
 def _model_problem(driver: Literal["simulate", "services"]) -> ModelProblem:
     from lab.check import simulated_model_problem
-    from swarm_cli.base_model import model_problem
+    from swarm_cli.local.base_model import model_problem
 
     if driver == "simulate":
         return simulated_model_problem

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.model_memory import SIDE_BY_SIDE_TOKENS, gigabytes
+from swarm_cli.model.memory import SIDE_BY_SIDE_TOKENS, gigabytes
 
 if TYPE_CHECKING:
     from shared.model.import_plan import ImportPlan
@@ -50,7 +50,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
 
 
 def _tried(folder: Path, out: Path) -> str:
-    from swarm_cli.parity import TOLERANCE_NATS, ParityError, engine_parity
+    from swarm_cli.model.parity import TOLERANCE_NATS, ParityError, engine_parity
 
     try:
         parity = engine_parity(str(folder))

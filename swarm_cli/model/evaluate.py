@@ -22,11 +22,11 @@ from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
-from swarm_cli.base_model import model_problem
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.model_commands import export_node
+from swarm_cli.local.base_model import model_problem
+from swarm_cli.model.commands import export_node
 from swarm_cli.task_sources import task_sources
 
 TASKS_A_CALL = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm_cli.nats_accounts import MAX_CONNECTIONS_VARIABLE, Account, Upstream, quoted, render_accounts, upstream_account
+from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE, Account, Upstream, quoted, render_accounts, upstream_account
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.text import visible
-from swarm_cli.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
+from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PANEL_WIDTH = 78

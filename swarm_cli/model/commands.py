@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.config.trainer_section import MOST_RANK
-from swarm_cli.base_model import TOY_POLICY, build_toy_policy
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.plot import find_run
+from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
+from swarm_cli.observe.plot import find_run
 from swarm_cli.unwinding import unwinding_on_sigterm
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def import_(
     ] = None,
 ) -> None:
     """Make a folder that the trainer and every engine load, say what the model takes, and try it (docs/models.md)."""
-    from swarm_cli.model_import import import_model
+    from swarm_cli.model.importing import import_model
 
     with unwinding_on_sigterm():
         folder = import_model(source, out, revision=revision, dtype=dtype and dtype.value)
@@ -82,7 +82,7 @@ def memory(
     """Say what training and generating take in memory, from the configuration alone: nothing is loaded."""
     import torch
 
-    from swarm_cli.model_memory import configuration_of, model_memory, told
+    from swarm_cli.model.memory import configuration_of, model_memory, told
 
     found = model_memory(
         configuration_of(model, revision), getattr(torch, dtype.value), rank=rank, tokens=tokens, width=width, gpus=gpus

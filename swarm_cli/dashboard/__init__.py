@@ -1,0 +1,1 @@
+"""`swarm dashboard`: a web page about a swarm, served on this machine."""

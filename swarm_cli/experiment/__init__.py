@@ -1,0 +1,1 @@
+"""`swarm experiment`: runs of a spec and reports of their records."""

@@ -1,0 +1,1 @@
+"""`swarm up`: a swarm on one machine, from the Procfile to its ports and its base policy."""

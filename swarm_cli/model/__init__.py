@@ -1,0 +1,1 @@
+"""`swarm model` and `swarm eval`: bringing models in, what they need, exports, and how well they answer."""

@@ -1,0 +1,1 @@
+"""`swarm nats`: streams, the servers' configuration, accounts, and a watch over them."""
