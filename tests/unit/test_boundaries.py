@@ -1,0 +1,30 @@
+"""The import contracts see all there is: a folder that is no package, or a part that is not named, would escape them."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring")
+
+
+@pytest.mark.parametrize("root", PRODUCT)
+def test_every_folder_with_code_is_a_package(root: str) -> None:
+    folders = {file.parent for file in (REPO / root).rglob("*.py")}
+    assert folders
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_all_of_shared_but_the_model_is_kept_free_of_torch() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(REPO / ".importlinter")
+    kept = set(contracts["importlinter:contract:contracts-without-torch"]["source_modules"].split())
+    parts = {
+        f"shared.{each.stem}"
+        for each in (REPO / "shared").iterdir()
+        if each.stem != "__init__" and (each.suffix == ".py" or (each / "__init__.py").exists())
+    }
+    assert kept == parts - {"shared.model"} | {"services.verifier", "services.sampler"}
