@@ -1,4 +1,6 @@
-"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym in this process.
+"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym in this process or by an
+installed package (`swarm.task_sources`), or looked up in the rows of a file that this process's own configuration brought
+(`file_rows`).
 
 The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over sets of strings, so that their
 items depend on Python's hash seed; they are derived only where `PYTHONHASHSEED=0` (`HASH_ORDERED`).
@@ -9,15 +11,18 @@ from __future__ import annotations
 import decimal
 import os
 import random
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shared.contracts.messages import Task, TaskRef
+from shared.registry import TASK_SOURCES
 from shared.suggestion import did_you_mean
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
+from shared.tasks.file_rows import FileRows, held, is_file_name
 
 HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
@@ -53,7 +58,7 @@ class TaskConfigError(TaskError):
 
 
 class Item(NamedTuple):
-    """A derived task with the objects that its scorer wants: reasoning-gym's dataset and raw entry."""
+    """A derived task with the objects that its scorer wants: reasoning-gym's dataset (None of a file's row) and raw entry."""
 
     task: Task
     dataset: Any
@@ -61,7 +66,7 @@ class Item(NamedTuple):
 
 
 def derive_task(ref: TaskRef) -> Task:
-    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only.
+    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only, or on rows that their name is a hash of.
 
     Raises:
         TaskError: unknown dataset, refused or unfit configuration, index outside the dataset, or the dataset itself failed.
@@ -70,22 +75,33 @@ def derive_task(ref: TaskRef) -> Task:
 
 
 def dataset_size(dataset: str, config: str) -> int:
-    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default.
+    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default; of a file, its rows.
 
     Raises:
         TaskError: as `derive_task`.
     """
+    if is_file_name(dataset):
+        return len(_rows(dataset, config))
     return _size(_dataset(dataset, config, 0), dataset)
 
 
 def dataset_names() -> list[str]:
     """Names of all datasets that tasks can come from, sorted."""
-    return sorted(_registry().keys() - REFUSED_DATASETS.keys())
+    return sorted({*_registry(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
+
+
+def preload_installed() -> None:
+    """Import the installed task sources before there is anything to derive; one that fails says so again when it is needed."""
+    for name in TASK_SOURCES.names():
+        with suppress(ValueError):
+            TASK_SOURCES.load(name)
 
 
 @lru_cache(maxsize=CACHED_ITEMS)
 def derive_item(ref: TaskRef) -> Item:
     """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are remembered."""
+    if is_file_name(ref.dataset):
+        return _row_item(ref)
     # decimal_arithmetic sets the precision of the whole process, to what its configuration says.
     with decimal.localcontext(decimal.DefaultContext):
         return _derived(ref)
@@ -102,7 +118,7 @@ def _derived(ref: TaskRef) -> Item:
             ref=ref,
             question=_text(entry["question"]),
             answer=None if entry["answer"] is None else _text(entry["answer"]),
-            metadata=canonical_json(entry["metadata"]),
+            metadata=canonical_json(entry.get("metadata", {})),
         )
     except Exception as error:
         raise TaskError(
@@ -111,6 +127,24 @@ def _derived(ref: TaskRef) -> Item:
             "change the dataset's config",
         ) from error
     return Item(task, dataset, entry)
+
+
+def _row_item(ref: TaskRef) -> Item:
+    rows = _rows(ref.dataset, ref.config)
+    if ref.index >= len(rows):
+        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; take one below")
+    # Any seed: a row is the same under all of them.
+    question, answer = rows.row(ref.index)
+    return Item(Task(ref=ref, question=question, answer=answer), None, {"question": question, "answer": answer, "metadata": {}})
+
+
+def _rows(dataset: str, config: str) -> FileRows:
+    rows = held(dataset)
+    if rows is None:
+        raise TaskError("task_dataset", f"{dataset}: this node has no file with these rows; give it one in a [[tasks]] entry")
+    if config != "{}":
+        raise TaskError("task_config", f"{dataset}: config {config[:200]}: the rows of a file have no settings; leave it {{}}")
+    return rows
 
 
 def forget_derived() -> None:
@@ -124,9 +158,11 @@ def _dataset(name: str, config: str, seed: int) -> Any:
     registry = _registry()
     if name in REFUSED_DATASETS:
         raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")
+    if name not in registry and name in TASK_SOURCES.installed:
+        return _installed(name, config, seed)
     if name not in registry:
-        hint = did_you_mean(name, registry) or "`swarm task list` shows all names"
-        raise TaskError("task_dataset", f"{name}: reasoning-gym has no such dataset; {hint}")
+        hint = did_you_mean(name, dataset_names()) or "`swarm task list` shows all names"
+        raise TaskError("task_dataset", f"{name}: reasoning-gym has no such dataset, and no package brings it; {hint}")
     if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED") != "0":
         raise TaskError(
             "task_underivable",
@@ -153,6 +189,13 @@ def _dataset(name: str, config: str, seed: int) -> Any:
         raise TaskError(
             "task_config", f"{name}: config {config[:200]} is refused by the dataset: {_brief(error)}; correct that setting"
         ) from error
+
+
+def _installed(name: str, config: str, seed: int) -> Any:
+    try:
+        return TASK_SOURCES.load(name)(parse_config(config, name), seed)
+    except Exception as error:
+        raise TaskError("task_config", f"{name}: config {config[:200]} under seed {seed} is refused: {_brief(error)}") from error
 
 
 def _seeded_item(dataset: Any, ref: TaskRef) -> dict[str, Any]:

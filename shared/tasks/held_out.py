@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count as count_up
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.file_rows import held
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -48,14 +50,13 @@ def held_out_tasks(
     chosen: list[Task] = []
     known: set[str] = set()
     first_seed = HELD_OUT_SEED + draw * DRAW_SEEDS
-    for spec, count in zip(specs, _split([spec.weight for spec in specs], n), strict=True):
+    for spec, count in zip(specs, shares(specs, n), strict=True):
         size = dataset_size(spec.dataset, spec.canonical_config) if count else 1
-        taken = misses = position = 0
-        while taken < count and misses < PATIENCE:
-            # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.
-            block, index = divmod(position, size)
+        taken = misses = 0
+        places = _places(spec, size, draw)
+        while taken < count and misses < PATIENCE and (place := next(places, None)) is not None:
+            block, index = place
             ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=first_seed + block * size, index=index)
-            position += 1
             try:
                 task = derive(ref)
             except TaskError as error:
@@ -74,7 +75,24 @@ def held_out_tasks(
     return chosen
 
 
-def _split(weights: Sequence[float], n: int) -> list[int]:
+def check_share(spec: TaskSpec, count: int) -> None:
+    """Whether a file has enough questions to give `count` of them to evaluation.
+
+    Raises:
+        TaskError: it has fewer than twice as many.
+    """
+    rows = held(spec.dataset)
+    if rows is not None and 2 * count > (distinct := rows.distinct_questions()):
+        raise TaskError(
+            "task_config",
+            f"{spec.path}: it has {distinct} different questions, and {count} of them would be held out for evaluation, "
+            f"which leaves {max(0, distinct - count)} to train on: lower eval.tasks until at most half is held out, or add rows",
+        )
+
+
+def shares(specs: Sequence[TaskSpec], n: int) -> list[int]:
+    """How many of `n` held-out tasks each source gives, by weight (largest remainder)."""
+    weights = [spec.weight for spec in specs]
     total = sum(weights)
     exact = [n * weight / total for weight in weights]
     counts = [int(share) for share in exact]
@@ -82,6 +100,17 @@ def _split(weights: Sequence[float], n: int) -> list[int]:
     for position in by_remainder[: n - sum(counts)]:
         counts[position] += 1
     return counts
+
+
+def _places(spec: TaskSpec, size: int, draw: int) -> Iterator[tuple[int, int]]:
+    """Where a source's held-out items are looked for: (block of `size` seeds, index)."""
+    rows = held(spec.dataset)
+    if rows is not None:
+        # By hash, as a file may be sorted by difficulty.
+        yield from ((0, index) for index in rows.shuffled(draw))
+        return
+    # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.
+    yield from (divmod(position, size) for position in count_up())
 
 
 def _key(question: str) -> str:

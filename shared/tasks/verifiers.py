@@ -8,33 +8,22 @@ comes from this node's own `[[tasks]]` entries, never from the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
-from shared.suggestion import did_you_mean
+from shared.registry import VERIFIERS
 from shared.tasks.derive import Item, TaskError
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
     from shared.contracts.messages import TaskRef
 
-GROUP = "swarm.verifiers"
 DEFAULT_VERIFIER = "reasoning_gym"
 
 AnswerScorer = Callable[[str], Any]
 """Reward for an extracted answer. May raise: the caller counts that as 0."""
 Verifier = Callable[[Item], AnswerScorer]
-
-BUILT_IN: Mapping[str, str] = {
-    "reasoning_gym": "shared.tasks.verify_reasoning_gym",
-    "exact": "shared.tasks.verify_exact",
-    "final_number": "shared.tasks.verify_final_number",
-    "math": "shared.tasks.verify_math",
-}
-"""Modules whose function `verifier` is the verifier. An entry point of the same name does not replace them."""
 
 
 @lru_cache(maxsize=64)
@@ -45,26 +34,9 @@ def load_verifier(name: str) -> Verifier:
         TaskError: there is none, or it cannot be imported.
     """
     try:
-        if name in BUILT_IN:
-            return cast(Verifier, import_module(BUILT_IN[name]).verifier)
-        found = _installed().get(name)
-        if found is not None:
-            loaded: Verifier = found.load()
-            return loaded
-    except Exception as error:  # noqa: BLE001  # a user's module may fail in any way
-        raise TaskError("task_verifier", f"verifier {name} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
-    raise TaskError("task_verifier", unknown_verifier(name))
-
-
-def verifier_names() -> list[str]:
-    """Names of the built-in and the installed verifiers, sorted."""
-    return sorted({*BUILT_IN, *_installed()})
-
-
-def unknown_verifier(name: str) -> str:
-    """What to say about a verifier that is not there."""
-    hint = did_you_mean(name, verifier_names()) or f"there are {', '.join(verifier_names())}"
-    return f"no verifier is called {name!r}: {hint} (your own needs an entry point in the group {GROUP})"
+        return cast(Verifier, VERIFIERS.load(name))
+    except ValueError as error:
+        raise TaskError("task_verifier", str(error)) from error
 
 
 def preload(names: Iterable[str]) -> None:
@@ -91,8 +63,3 @@ class VerifierChoice:
             return DEFAULT_VERIFIER
         name = self._exact.get((ref.dataset, ref.config))
         return name or self._by_dataset.get(ref.dataset, DEFAULT_VERIFIER)
-
-
-@lru_cache(maxsize=1)
-def _installed() -> dict[str, EntryPoint]:
-    return {found.name: found for found in entry_points(group=GROUP)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.tasks.derive import Item
+from shared.tasks.derive import Item, TaskError
 from shared.tasks.forms import NOT_WHOLE, PARTIAL_CEILING, form_of
 from shared.tasks.guards import GUARDS
 from shared.tasks.scorers import SCORERS
@@ -12,7 +12,17 @@ from shared.tasks.verifiers import AnswerScorer
 
 
 def verifier(item: Item) -> AnswerScorer:
-    """Judge as reasoning-gym does, with full marks only for what is right as a whole (`shared.tasks.forms`)."""
+    """Judge as reasoning-gym does, with full marks only for what is right as a whole (`shared.tasks.forms`).
+
+    Raises:
+        TaskError: the task is a file's row, or its source has no scorer.
+    """
+    if item.dataset is None:
+        raise TaskError("task_verifier", f"{item.task.ref.dataset}: a file has no scorer of its own; use exact, final_number, math")
+    if not hasattr(item.dataset, "score_answer"):
+        raise TaskError(
+            "task_verifier", f"{item.task.ref.dataset} has no scorer of its own; use exact, final_number, math or one of yours"
+        )
     judge = _Judge(item)
     return judge.score if judge.is_plain else judge.guarded_score
 

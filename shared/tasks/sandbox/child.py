@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import shared
+from shared.cancelling import cancel_and_wait
+from shared.tasks.file_rows import FileRows, inheritance
 from shared.tasks.sandbox.protocol import MAX_FRAME_BYTES, PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
 
 START_TIMEOUT_S = 60.0
@@ -72,11 +74,13 @@ class Child:
         memory_bytes: int,
         answer_timeout_s: float,
         verifiers: Sequence[str] = (),
+        rows: Sequence[FileRows] = (),
         module: str = WORKER,
         first_frame: Any = None,
     ) -> Child:
         """Start a worker and wait until it can take work. `verifiers` are those it is to import at once.
 
+        `rows`: of files, which it inherits open, so that it needs no right to read any.
         `module`: what runs there, with `answer_timeout_s` as its third argument. `first_frame`: what it reads before it is ready.
 
         Raises:
@@ -85,7 +89,7 @@ class Child:
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS_BYTES)
             progress = Progress(file.fileno())
-            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), *verifiers]
+            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), inheritance(rows), *verifiers]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-s",
@@ -97,14 +101,15 @@ class Child:
                 limit=CHUNK_BYTES,
                 env=_ENVIRONMENT | {name: os.environ[name] for name in _PASSED_ON if name in os.environ},
                 cwd=Path(shared.__file__).parent.parent,
-                pass_fds=[file.fileno()],
+                pass_fds=[file.fileno(), *(each.descriptor for each in rows)],
                 start_new_session=True,
             )
         child = cls(process, progress, answer_timeout_s)
         if first_frame is not None:
             child.send(first_frame)
         try:
-            ready = await asyncio.wait_for(child._read_frame(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await child._read_frame()
         except (TimeoutError, EOFError, OSError) as error:
             await child.kill()
             raise WorkerLost(f"worker did not start: {type(error).__name__}, exit code {process.returncode}", None) from None
@@ -164,9 +169,7 @@ class Child:
         except (ValueError, TypeError):
             raise await self._lose(NOT_A_REPLY, hung=False) from None
         finally:
-            reading.cancel()
-            with suppress(asyncio.CancelledError, EOFError, OSError, ValueError, TypeError):
-                await reading
+            await cancel_and_wait(reading)
         raise await self._lose(f"hung for {self._answer_timeout_s:g} s", hung=True)
 
     async def reply(self, timeout_s: float) -> list[Any]:
@@ -176,7 +179,8 @@ class Child:
             WorkerLost: there is none within `timeout_s`, and the process was killed; or it died of itself.
         """
         try:
-            return list(await asyncio.wait_for(self._read_frame(), timeout_s))
+            async with asyncio.timeout(timeout_s):
+                return list(await self._read_frame())
         except TimeoutError:
             cause = f"said nothing for {timeout_s:g} s"
         except (EOFError, OSError):
@@ -192,9 +196,10 @@ class Child:
             self._process.send_signal(signal.SIGUSR1)
 
     def resident_bytes(self) -> int:
-        """Memory that it holds; 0 where the system does not say."""
+        """Memory that it holds, without what it shares with others (rows of files); 0 where the system does not say."""
         try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+            _, resident, shared_pages, *_ = map(int, Path(f"/proc/{self.pid}/statm").read_text().split())
+            return (resident - shared_pages) * mmap.PAGESIZE
         except (OSError, ValueError, IndexError):
             return 0
 

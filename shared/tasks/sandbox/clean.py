@@ -1,8 +1,8 @@
 """Put back the state of the process that datasets and scorers change, so that an answer's reward does not depend on earlier ones.
 
 A scorer may set the precision of decimals, code that `codeio` runs anything; what deriving sets, `derive_item` puts back itself.
-For this node's own groups putting it back is enough, and costs half a microsecond a group.
-Others' groups choose their configuration, and get a process each
+For this node's local groups putting it back is enough, and costs half a microsecond a group.
+Foreign groups choose their configuration, and get a process each
 (`shared.tasks.sandbox.forker`), in which nothing is left over by construction.
 """
 

@@ -1,6 +1,6 @@
 """The parent of the processes that score foreign groups; started by `child` only.
 
-`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S [VERIFIER...]`
+`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]`, with ROWS by `inheritance`.
 
 It has imported everything and reads no foreign text. For each group it forks a process (`forked`), waits for it no longer than
 the group's deadline, and takes what that left: rewards in shared memory, one message through a pipe, CPU seconds from the kernel.
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, derive_item, forget_derived
+from shared.tasks.file_rows import hold_inherited
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
 from shared.tasks.sandbox.confine import confine, forbid_system_calls
 from shared.tasks.sandbox.forked import DERIVE_CPU_S, MEMORY_BYTES, Bounds, score_and_exit
@@ -77,11 +78,11 @@ def main() -> None:
     """Serve groups until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    memory_bytes, group_timeout_s = int(sys.argv[2]), float(sys.argv[3])
+    memory_bytes, group_timeout_s = int(sys.argv[2]) + hold_inherited(sys.argv[4]), float(sys.argv[3])
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
-    import_everything(sys.argv[4:])
+    import_everything(sys.argv[5:])
     _warm(read_frame(requests) or [])
     missing |= forbid_system_calls(forking=True)
     gc.collect()

@@ -1,6 +1,6 @@
 """The parent's side of the sandbox: batches over a few workers, blame for hangs, replacement.
 
-This node's own groups and others' never share a process: foreign groups go to a lane of their own (`foreign`).
+This node's local groups and others' never share a process: foreign groups go to a lane of their own (`foreign`).
 
 A job that is interrupted by another job's hang runs again on the next worker and loses nothing; only the answer that hung gets
 reward 0. Jobs behind one that is slow go to other workers, where there are any. Reasons for which a job fails are those of
@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shared.cancelling import cancel_and_wait
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError
+from shared.tasks.file_rows import held_of
 from shared.tasks.sandbox.child import FORKER, NOT_A_REPLY, WORKER, Child, WorkerLost
 from shared.tasks.sandbox.foreign import ForeignLane
 from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from shared.config.sections import TaskSpec, VerifierSection
 
 START_ATTEMPTS = 3
+_KILLED_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class ScorerPool:
         self._foreign_count = foreign_workers
         self._foreign_group_s = foreign_group_s
         self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
+        self._rows = held_of(spec.dataset for spec in tasks)
         self._foreign = ForeignLane(foreign_group_s, self._forker, newcomer_share)
         self._foreign_runners: list[asyncio.Task[None]] = []
         self._children: set[Child] = set()
@@ -94,11 +98,8 @@ class ScorerPool:
         try:
             started = await asyncio.gather(*starting)
         except BaseException:
-            for task in starting:
-                # Once is enough: a second time would interrupt the wait for a process that is being killed.
-                if not task.cancelling():
-                    task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            # Rarely again: a second time interrupts the wait for a process that is being killed.
+            await cancel_and_wait(*starting, again_s=_KILLED_S)
             await self.close()
             raise
         for child in started:
@@ -108,10 +109,7 @@ class ScorerPool:
 
     async def close(self) -> None:
         """Kill the workers; jobs still waiting fail with SandboxError."""
-        runners = (*self._runners, *self._foreign_runners)
-        for runner in runners:
-            runner.cancel()
-        await asyncio.gather(*runners, return_exceptions=True)
+        await cancel_and_wait(*self._runners, *self._foreign_runners, again_s=_KILLED_S)
         await asyncio.gather(*(child.kill() for child in self._children))
         self._children.clear()
         self._fail_waiting(SandboxError("the sandbox was closed"))
@@ -122,7 +120,7 @@ class ScorerPool:
     ) -> ScorerPool:
         """A pool as the configuration says; `workers` overrides how many. `tasks` as in the constructor.
 
-        `foreign`: it takes others' groups too.
+        `foreign`: it takes foreign groups too.
         """
         return cls(
             workers=workers or config.workers,
@@ -219,6 +217,7 @@ class ScorerPool:
                     memory_bytes=self._memory_bytes,
                     answer_timeout_s=timeout_s,
                     verifiers=self._verifiers.names,
+                    rows=self._rows,
                     module=module,
                     first_frame=first_frame,
                 )

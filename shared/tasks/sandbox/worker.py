@@ -1,6 +1,6 @@
 """A worker process, started by `child` only.
 
-`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S [VERIFIER...]`
+`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...]`, ROWS as `inheritance` writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from shared.contracts.messages import TaskRef
-from shared.tasks.derive import TaskError, dataset_names, derive_item
+from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_installed
+from shared.tasks.file_rows import hold_inherited
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
 from shared.tasks.sandbox.confine import confine, forbid_system_calls
 from shared.tasks.sandbox.limits import CpuAllowance
@@ -38,10 +39,11 @@ def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    missing = confine(int(sys.argv[2]))
+    # The rows of files lie in memory that all processes share, and come on top of what a worker may use.
+    missing = confine(int(sys.argv[2]) + hold_inherited(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
-    import_everything(sys.argv[4:])
+    import_everything(sys.argv[5:])
     missing |= forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
@@ -53,6 +55,7 @@ def import_everything(verifiers: Sequence[str]) -> None:
     # A library of its libraries would write a font cache, may not, and would say so.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     dataset_names()
+    preload_installed()
     preload(verifiers)
     _silence_errors()
     # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a cheap answer.

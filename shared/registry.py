@@ -1,0 +1,140 @@
+"""What can be chosen by name and added from outside: built-in choices, and those that installed packages bring as entry points.
+
+| registry | entry-point group | setting | an entry is |
+|---|---|---|---|
+| `OBJECTIVES` | `swarm.objectives` | `trainer.objective` | an `Objective` (services/trainer/objectives/base.py) |
+| `STRATEGIES` | `swarm.strategies` | `sampler.strategy` | a `Strategy` (services/sampler/strategies/base.py) |
+| `ENGINES` | `swarm.engines` | `generator.engine` | a function from `EngineSettings` to an `Engine` |
+| `VERIFIERS` | `swarm.verifiers` | `verifier` in `[[tasks]]` | a function from a task to the scorer of its answers |
+| `TASK_SOURCES` | `swarm.task_sources` | `dataset` in `[[tasks]]` | a function from (settings, seed) to a sequence of entries |
+| `POLICY_STORES` | `swarm.policy_stores` | scheme of `policy_store.uri` | a function from `StorePlace` to a `PolicyStore` |
+
+Names are checked without importing anything, so that the configuration can be read in a process that must not load torch. What is
+built in is named by its place, as text, for the same reason. An entry point never replaces what is built in. `docs/extend/` has a
+page for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from shared.suggestion import did_you_mean
+
+
+class UnknownNameError(ValueError):
+    """Nothing of that name is built in or installed; the message lists or suggests what there is."""
+
+
+class BrokenEntryError(ValueError):
+    """What was found by that name cannot be imported; the message says why."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """One kind of thing that is chosen by name.
+
+    kind: what it is, as in `no objective is called 'dapp'`. group: of the entry points. built_in: name to `module:attribute`.
+    """
+
+    kind: str
+    group: str
+    built_in: Mapping[str, str]
+
+    def names(self) -> list[str]:
+        """All names there are: the built-in ones in their order, then the installed ones, sorted."""
+        return [*self.built_in, *sorted(set(self.installed) - set(self.built_in))]
+
+    def load(self, name: str) -> Any:
+        """What is called `name`, imported now.
+
+        Raises:
+            UnknownNameError: nothing is.
+            BrokenEntryError: it cannot be imported.
+        """
+        if name not in self.built_in and name not in self.installed:
+            raise UnknownNameError(self.unknown(name))
+        try:
+            if name in self.built_in:
+                module, _, attribute = self.built_in[name].partition(":")
+                return getattr(import_module(module), attribute)
+            return self.installed[name].load()
+        except Exception as error:  # noqa: BLE001  # somebody else's module may fail in any way
+            reason = f"{type(error).__name__}: {str(error)[:300]}"
+            raise BrokenEntryError(f"{self.kind} {name} cannot be loaded: {reason}") from error
+
+    def check(self, name: str) -> str:
+        """`name` itself. Raises `UnknownNameError`; imports nothing."""
+        if name not in self.built_in and name not in self.installed:
+            raise UnknownNameError(self.unknown(name))
+        return name
+
+    def unknown(self, name: str) -> str:
+        """What to say about a name that is not there."""
+        hint = did_you_mean(name, self.names()) or f"there are {', '.join(self.names())}"
+        return f"no {self.kind} is called {name!r}: {hint} (your own needs an entry point in the group {self.group})"
+
+    def look_again(self) -> None:
+        """Forget what is installed: a package was added to this process since."""
+        self.__dict__.pop("installed", None)
+
+    @cached_property
+    def installed(self) -> Mapping[str, EntryPoint]:
+        """Entry points of installed packages, by name; read once a process."""
+        return {found.name: found for found in entry_points(group=self.group)}
+
+
+def _objective(name: str) -> str:
+    return f"services.trainer.objectives.{name}:OBJECTIVE"
+
+
+def _strategy(name: str) -> str:
+    return f"services.sampler.strategies.{name}:STRATEGY"
+
+
+OBJECTIVES = Registry(
+    "objective",
+    "swarm.objectives",
+    {
+        name: _objective(name)
+        for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl")
+    },
+)
+STRATEGIES = Registry(
+    "strategy",
+    "swarm.strategies",
+    {
+        name: _strategy(name)
+        for name in ("uniform", "learnability", "spread", "freshness", "balanced", "rescue", "likelihood_near", "likelihood_far")
+    },
+)
+ENGINES = Registry(
+    "engine",
+    "swarm.engines",
+    {
+        "vllm": "services.generator.engines.vllm_engine:open_engine",
+        "transformers": "services.generator.engines.transformers_engine:open_engine",
+        "openai": "services.generator.engines.openai_engine:open_engine",
+    },
+)
+VERIFIERS = Registry(
+    "verifier",
+    "swarm.verifiers",
+    {
+        "reasoning_gym": "shared.tasks.verify_reasoning_gym:verifier",
+        "exact": "shared.tasks.verify_exact:verifier",
+        "final_number": "shared.tasks.verify_final_number:verifier",
+        "math": "shared.tasks.verify_math:verifier",
+    },
+)
+TASK_SOURCES = Registry("task source", "swarm.task_sources", {})
+"""Beside reasoning-gym's datasets, whose names they cannot take."""
+POLICY_STORES = Registry(
+    "policy store",
+    "swarm.policy_stores",
+    {"file": "shared.policy_store.volume:open_store", "nats": "shared.policy_store.jetstream:open_store"},
+)

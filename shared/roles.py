@@ -1,0 +1,8 @@
+"""The four services of a node. What is started, permitted, counted and shown for each follows this order."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Role = Literal["generator", "verifier", "sampler", "trainer"]
+ROLES: tuple[Role, ...] = get_args(Role)

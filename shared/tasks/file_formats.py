@@ -1,0 +1,173 @@
+"""Which files a task source names, and their rows one by one: JSON lines, Parquet, and the folders of Hugging Face `datasets`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+SUFFIXES = (".arrow", ".parquet", ".jsonl")
+"""Formats in the order in which a folder is searched for them."""
+_BATCH_ROWS = 4096
+_SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
+"""Names of splits in the names of files: what is there to be tested on must not be trained on unawares."""
+
+
+class FileSourceError(ValueError):
+    """A file cannot be a source of tasks; the message names the file, the place in it, the cause and the remedy."""
+
+
+class Row(NamedTuple):
+    """Values by column, and where they stand, for sentences."""
+
+    values: Mapping[str, Any]
+    place: str
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files to read, in order: the file itself, or those of a folder.
+
+    Raises:
+        FileSourceError: there is nothing at `path`, or nothing that can be read as rows.
+    """
+    if not path.exists():
+        raise FileSourceError(f"{path}: no such file or folder (from {Path.cwd()}): correct `path`")
+    if path.is_dir():
+        return _in_folder(path)
+    if path.suffix not in SUFFIXES:
+        raise FileSourceError(
+            f"{path}: an unknown kind of file: give a .jsonl or .parquet file, or a folder that `datasets` saved with save_to_disk"
+        )
+    return [path]
+
+
+def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
+    """All rows in order. Of Parquet and Arrow files, `columns` only.
+
+    Raises:
+        FileSourceError: a file cannot be read; the message names line or row.
+    """
+    for file in files:
+        try:
+            yield from (_json_lines(file) if file.suffix == ".jsonl" else _tabular(file, columns))
+        except OSError as error:
+            raise FileSourceError(f"{file}: cannot be read: {error}") from None
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
+    if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
+        named = ", ".join(splits) or "none that is complete"
+        raise FileSourceError(
+            f"{folder}: it holds several splits ({named}): name one, path = {str(folder / (splits or ['train'])[0])!r}"
+        )
+    saved = _saved_files(folder)
+    if saved:
+        return saved
+    for suffix in SUFFIXES:
+        files = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file())
+        found = sorted({word for path in files for word in _SPLIT.findall(path.stem)})
+        if len(found) > 1:
+            raise FileSourceError(
+                f"{folder}: it holds files of several splits ({', '.join(found)}): leave one, or name a single file"
+            )
+        if files:
+            return files
+    raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder that save_to_disk wrote")
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """What `save_to_disk` says that the dataset consists of; empty for another folder."""
+    state = folder / "state.json"
+    if not state.is_file():
+        return []
+    try:
+        files = [folder / Path(entry["filename"]).name for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise FileSourceError(f"{state}: cannot be read ({type(error).__name__}): save the dataset again") from None
+    for file in files:
+        if not file.is_file():
+            raise FileSourceError(f"{file}: the folder's state.json names it, and it is missing: copy the whole folder")
+    return files
+
+
+def _json_lines(file: Path) -> Iterator[Row]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            place = f"{file}: line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                values = json.loads(text)
+            except UnicodeDecodeError:
+                raise FileSourceError(f"{place}: not UTF-8: save the file in UTF-8") from None
+            except (ValueError, RecursionError) as error:
+                raise FileSourceError(f"{place}: not JSON ({str(error)[:100]}): each line is one object, in one line") from None
+            if not isinstance(values, dict):
+                raise FileSourceError(f'{place}: not a JSON object: write {{"question": "...", "answer": "..."}}')
+            yield Row(values, place)
+
+
+def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    arrow = _pyarrow()
+    number = 0
+    try:
+        for batch in _batches(arrow, file, columns):
+            names = [name for name in columns if name in batch.schema.names]
+            lists = [_values(arrow, batch.column(batch.schema.names.index(name))) for name in names]
+            if len(names) < len(set(columns)):
+                yield Row(dict.fromkeys(batch.schema.names), str(file))
+            for values in zip(*lists, strict=True):
+                number += 1
+                yield Row(dict(zip(names, values, strict=True)), f"{file}: row {number}")
+    except arrow.ArrowException as error:
+        raise FileSourceError(f"{file}: cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again") from None
+
+
+def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+    if file.suffix == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(str(file)) as table:
+            names = table.schema_arrow.names
+            # Of a table without the column its names are wanted, for the sentence that says so.
+            wanted = list(dict.fromkeys(columns)) if set(columns) <= set(names) else names
+            yield from table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
+        return
+    with arrow.memory_map(str(file)) as source:
+        try:
+            reader: Any = arrow.ipc.open_stream(source)
+        except arrow.ArrowInvalid:
+            reader = arrow.ipc.open_file(source)
+            yield from (reader.get_batch(place) for place in range(reader.num_record_batches))
+            return
+        yield from reader
+
+
+def _values(arrow: ModuleType, column: Any) -> list[Any]:
+    if arrow.types.is_float32(column.type) or arrow.types.is_float16(column.type):
+        # The digits that were meant: 0.1, which as a double would be 0.10000000149011612.
+        return [None if value is None else float(str(value)) for value in _numpy_values(column)]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _numpy_values(column: Any) -> list[Any]:
+    numbers, valid = column.to_numpy(zero_copy_only=False), column.is_valid().to_pylist()
+    return [number if known else None for number, known in zip(numbers, valid, strict=True)]
+
+
+def _pyarrow() -> ModuleType:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise FileSourceError(
+            "Parquet and Arrow files need pyarrow, which is not installed: pip install 'swarm-rl[data]', or give a .jsonl file"
+        ) from None
+    module: ModuleType = pyarrow
+    return module

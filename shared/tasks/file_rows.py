@@ -1,0 +1,167 @@
+"""The rows of task files as every process of a node holds them: packed in one unnamed file, mapped, never read again.
+
+A process holds the rows of its own configuration's files (`shared.tasks.file_source` reads them) and hands them to its scorer
+processes as open files, before these give up all files. So a file that changes on disk changes nothing that runs, all processes
+share one copy in memory, and no name that comes from outside ever makes a process open a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+NAME_PREFIX = "file_"
+_NAME_DIGITS = 40
+_DOMAIN = b"swarm task rows 1\x00"
+_ENTRY_BYTES = 8
+
+
+class FileRows:
+    """Questions and answers in order, under the name that they give themselves."""
+
+    def __init__(self, name: str, descriptor: int, count: int, where: str = "", hashes: Sequence[int] | None = None) -> None:
+        """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: for sentences. `hashes`: of the questions."""
+        self.name = name
+        self.descriptor = descriptor
+        self.where = where
+        self._count = count
+        self.size_bytes = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
+        self._ends = memoryview(self._map)[self.size_bytes - 2 * _ENTRY_BYTES * count :].cast("Q")
+        self._hashes = hashes
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self._count
+
+    def row(self, index: int) -> tuple[str, str]:
+        """Question and answer of row `index`, from 0."""
+        start = self._ends[2 * index - 1] if index else 0
+        middle, end = self._ends[2 * index], self._ends[2 * index + 1]
+        return self._map[start:middle].decode(), self._map[middle:end].decode()
+
+    def question_bytes(self, index: int) -> bytes:
+        """The question of row `index` in UTF-8."""
+        return self._map[self._ends[2 * index - 1] if index else 0 : self._ends[2 * index]]
+
+    def shuffled(self, draw: int) -> Iterator[int]:
+        """All row numbers in an order that the questions' hashes and `draw` give, the same on every node with these rows.
+
+        Rows with the same question stand together, wherever they are in the file.
+        """
+        mixed = np.asarray(self._question_hashes(), dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            mixed = (mixed ^ np.uint64(draw * 0x9E3779B97F4A7C15 % 2**64)) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed ^= mixed >> np.uint64(31)
+        yield from map(int, np.argsort(mixed, kind="stable"))
+
+    def distinct_questions(self) -> int:
+        """How many different questions there are."""
+        return int(np.unique(np.asarray(self._question_hashes(), dtype=np.uint64)).size)
+
+    def contradiction(self) -> tuple[int, int] | None:
+        """Two rows with the same question and different answers, if there are any."""
+        hashes = np.asarray(self._question_hashes(), dtype=np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        for place in same:
+            first, second = int(order[place]), int(order[place + 1])
+            (question, answer), (other_question, other_answer) = self.row(first), self.row(second)
+            if question == other_question and answer != other_answer:
+                return first, second
+        return None
+
+    def _question_hashes(self) -> Sequence[int]:
+        if self._hashes is None:
+            self._hashes = array("Q", (_hash(self.question_bytes(index)) for index in range(self._count)))
+        return self._hashes
+
+
+class RowsWriter:
+    """Packs rows into an open file as they are read: all texts, then the place where each ends as 64-bit numbers."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """`file`: empty and unnamed; the caller does not close it."""
+        self._file = file
+        self._digest = hashlib.sha256(_DOMAIN)
+        self._ends = array("Q")
+        self._hashes = array("Q")
+        self.text_bytes = 0
+
+    def __len__(self) -> int:
+        """Rows so far."""
+        return len(self._hashes)
+
+    def add(self, question: str, answer: str) -> None:
+        """Append a row.
+
+        Raises:
+            UnicodeEncodeError: a text holds half a character.
+        """
+        for text in (question, answer):
+            packed = text.encode()
+            self._digest.update(len(packed).to_bytes(8, "little"))
+            self._digest.update(packed)
+            self._file.write(packed)
+            self.text_bytes += len(packed)
+            self._ends.append(self.text_bytes)
+            if len(self._ends) % 2:
+                self._hashes.append(_hash(packed))
+
+    def finish(self, where: str) -> FileRows:
+        """The rows; there has to be at least one."""
+        self._file.write(bytes(-self.text_bytes % _ENTRY_BYTES))
+        self._file.write(self._ends.tobytes())
+        self._file.flush()
+        name = NAME_PREFIX + self._digest.hexdigest()[:_NAME_DIGITS]
+        return FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes)
+
+
+_held: dict[str, FileRows] = {}
+
+
+def hold(rows: FileRows) -> None:
+    """Make tasks of these rows derivable in this process."""
+    _held.setdefault(rows.name, rows)
+
+
+def held(name: str) -> FileRows | None:
+    """The rows of this name, if this process's own configuration brought them."""
+    return _held.get(name)
+
+
+def is_file_name(dataset: str) -> bool:
+    """Whether a dataset's name is that of a file's rows, whoever has them."""
+    return dataset.startswith(NAME_PREFIX)
+
+
+def held_of(datasets: Iterable[str]) -> list[FileRows]:
+    """The rows among these datasets, each once."""
+    return [rows for name in dict.fromkeys(datasets) if (rows := held(name)) is not None]
+
+
+def inheritance(all_rows: Iterable[FileRows]) -> str:
+    """How a child process is told of rows whose open files it inherits."""
+    return ",".join(f"{rows.name}:{rows.descriptor}:{len(rows)}" for rows in all_rows)
+
+
+def hold_inherited(text: str) -> int:
+    """Hold what `inheritance` names, close the files, and return how many bytes of address space they take."""
+    mapped = 0
+    for entry in filter(None, text.split(",")):
+        name, descriptor, count = entry.split(":")
+        rows = FileRows(name, int(descriptor), int(count))
+        os.close(rows.descriptor)
+        hold(rows)
+        mapped += -(-rows.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return mapped
+
+
+def _hash(question: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "little")

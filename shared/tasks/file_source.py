@@ -1,0 +1,149 @@
+"""Tasks from a file of the user's own: `[[tasks]]` with `source = "file"`.
+
+The file is read once, at the start, into question and answer as text. Its rows name themselves: the dataset is called `file_` and
+the first 40 digits of a hash over all of them in order, so that nodes with the same rows, in whatever format, have the same tasks,
+and a reference to rows that a node does not have can never be mistaken for one to those that it has.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from shared.suggestion import did_you_mean
+from shared.tasks.derive import TaskConfigError
+from shared.tasks.file_formats import FileSourceError, Row, data_files, rows_of
+from shared.tasks.file_rows import FileRows, RowsWriter, hold
+from shared.tasks.file_values import ValueProblem, as_text
+
+if TYPE_CHECKING:
+    from shared.config import NodeConfig, TaskSpec
+
+MAX_ROWS = 5_000_000
+MAX_BYTES = 2 * 2**30
+"""Most rows, and most text in UTF-8: what a node can hold and look through at its start."""
+MAX_TEXT_CHARS = 262_144
+"""Longest question and longest answer: what a message holds (`Task`)."""
+
+
+class _Key(NamedTuple):
+    files: tuple[tuple[str, int, int], ...]
+    question: str
+    answer: str
+
+
+_read: dict[_Key, FileRows] = {}
+
+
+def load_rows(spec: TaskSpec) -> FileRows:
+    """The rows of a file source, held by this process from now on. The same file is read once, as long as it does not change.
+
+    Raises:
+        FileSourceError: with a sentence that names the file, and the line or row where there is one.
+    """
+    files = data_files(Path(spec.path))
+    try:
+        stats = [(str(file.absolute()), file.stat()) for file in files]
+    except OSError as error:
+        raise FileSourceError(f"{spec.path}: cannot be read: {error}") from None
+    key = _Key(tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats), spec.question, spec.answer)
+    if key not in _read:
+        if sum(stat.st_size for _, stat in stats) > MAX_BYTES:
+            raise FileSourceError(f"{spec.path}: {_too_large()}")
+        _read[key] = _packed(spec, files)
+    hold(_read[key])
+    return _read[key]
+
+
+def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The same sources, with the name that its rows give each file as its `dataset`.
+
+    Raises:
+        TaskConfigError: with a line for each file that cannot be used.
+    """
+    named, problems = [], []
+    for position, spec in enumerate(specs):
+        try:
+            named.append(_named(spec) if spec.source == "file" else spec)
+        except FileSourceError as error:
+            problems.append(f"  tasks[{position}] {error}")
+    if problems:
+        raise TaskConfigError("task_config", "task sources cannot be used:\n" + "\n".join(problems))
+    return named
+
+
+def config_with_rows(config: NodeConfig) -> NodeConfig:
+    """`with_rows` for a whole configuration.
+
+    Raises:
+        TaskConfigError: as `with_rows`.
+    """
+    if all(spec.source != "file" for spec in config.tasks):
+        return config
+    return config.model_copy(update={"tasks": with_rows(config.tasks)})
+
+
+def _named(spec: TaskSpec) -> TaskSpec:
+    name = load_rows(spec).name
+    if spec.dataset not in {"", name}:
+        raise FileSourceError(
+            f"{spec.path}: its rows are not {spec.dataset}'s, but {name}'s: bring the file that was meant, or leave `dataset` out"
+        )
+    return spec.model_copy(update={"dataset": name})
+
+
+def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
+    try:
+        with tempfile.TemporaryFile() as file:
+            writer = RowsWriter(cast(Any, file))
+            for question, answer in _checked(spec, files):
+                writer.add(question, answer)
+                if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
+                    raise FileSourceError(f"{spec.path}: {_too_large()}")
+            if not len(writer):
+                raise FileSourceError(f"{spec.path}: it holds no row: write at least one with a question and an answer")
+            rows = writer.finish(spec.path)
+    except OSError as error:
+        raise FileSourceError(f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()}: {error}") from None
+    found = rows.contradiction()
+    if found is not None:
+        question = rows.row(found[0])[0]
+        raise FileSourceError(
+            f"{spec.path}: rows {found[0] + 1} and {found[1] + 1} ask the same, {question[:80]!r}, and have different answers, "
+            f"{rows.row(found[0])[1][:40]!r} and {rows.row(found[1])[1][:40]!r}: keep one of them"
+        )
+    return rows
+
+
+def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for row in rows_of(files, [spec.question, spec.answer]):
+        for setting, column in (("question", spec.question), ("answer", spec.answer)):
+            if column not in row.values:
+                hint = did_you_mean(column, row.values) or f"its columns are {', '.join(sorted(row.values))[:200] or '(none)'}"
+                raise FileSourceError(
+                    f"{row.place}: there is no column {column!r}; {hint}; set `{setting}` to the {setting}s' column"
+                )
+        yield _text(row, spec.question), _text(row, spec.answer)
+
+
+def _text(row: Row, column: str) -> str:
+    try:
+        text = as_text(row.values[column])
+        text.encode()
+    except ValueProblem as problem:
+        raise FileSourceError(f"{row.place}: {column!r} {problem}") from None
+    except UnicodeEncodeError:
+        raise FileSourceError(f"{row.place}: {column!r} holds half a character (a lone surrogate): write it as UTF-8") from None
+    if not text.strip():
+        raise FileSourceError(f"{row.place}: {column!r} is empty: give it a text or leave the row out")
+    if len(text) > MAX_TEXT_CHARS:
+        raise FileSourceError(
+            f"{row.place}: {column!r} has {len(text):,} characters, and a message holds {MAX_TEXT_CHARS:,} at most: shorten it"
+        )
+    return text
+
+
+def _too_large() -> str:
+    return f"more than {MAX_ROWS:,} rows or {MAX_BYTES / 2**30:g} GiB: a node holds no more; split it, and give each node a part"

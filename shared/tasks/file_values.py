@@ -1,0 +1,45 @@
+"""A value from a file as text: the same value gives the same text, whatever format it was stored in."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+
+class ValueProblem(ValueError):
+    """A value cannot be a question or an answer; the message continues a sentence that begins with the column's name."""
+
+
+def as_text(value: Any) -> str:
+    """Text as it is; numbers in digits, without exponent and without zeros that mean nothing; true and false.
+
+    3, 3.0 and the decimal 3.00 are all `3`: formats differ in which of them they can store.
+
+    Raises:
+        ValueProblem: nothing, no finite number, or something that is made of several values.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        raise ValueProblem("has no value (null): give it one or leave the row out")
+    if isinstance(value, int):
+        return _digits(Decimal(value))
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueProblem(f"is {value}, which is no number to compare answers with: write what is meant as text")
+        return _digits(Decimal(repr(value)))
+    if isinstance(value, Decimal) and value.is_finite():
+        return _digits(value)
+    if isinstance(value, list | tuple | dict):
+        raise ValueProblem("is made of several values (a list or an object): make it one text or number")
+    raise ValueProblem(f"is a {type(value).__name__}, neither text nor number: store it as text")
+
+
+def _digits(value: Decimal) -> str:
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

@@ -1,0 +1,80 @@
+"""What can be chosen by name: what is built in is there, what is not is said, and what is installed is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from services.trainer.objectives.base import Objective
+from services.trainer.objectives.config import ObjectiveConfig
+from shared import registry
+from shared.registry import BrokenEntryError, Registry, UnknownNameError
+
+REGISTRIES = {name: each for name, each in vars(registry).items() if isinstance(each, Registry)}
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+def test_everything_built_in_can_be_loaded(name: str) -> None:
+    one = REGISTRIES[name]
+    assert all(one.load(each) is not None for each in one.built_in)
+
+
+def test_every_objective_is_called_what_it_is_found_by() -> None:
+    found = {name: registry.OBJECTIVES.load(name) for name in registry.OBJECTIVES.built_in}
+    assert all(isinstance(each, Objective) for each in found.values())
+    assert {name: each.name for name, each in found.items()} == {name: name for name in found}
+
+
+def test_a_close_name_is_suggested_and_others_are_listed() -> None:
+    with pytest.raises(UnknownNameError, match=r"no objective is called 'dap0': did you mean dapo\?"):
+        registry.OBJECTIVES.load("dap0")
+    with pytest.raises(UnknownNameError, match="there are grpo, dr_grpo, .*entry point in the group swarm.objectives"):
+        registry.OBJECTIVES.check("zzz")
+
+
+def with_entry(value: str) -> Registry:
+    one = Registry("objective", "swarm.objectives", {"dapo": "services.trainer.objectives.dapo:OBJECTIVE"})
+    one.__dict__["installed"] = {name: EntryPoint(name=name, value=value, group="swarm.objectives") for name in ("mine", "dapo")}
+    return one
+
+
+def test_an_installed_entry_is_found_and_replaces_nothing() -> None:
+    one = with_entry("services.trainer.objectives.grpo:OBJECTIVE")
+    assert one.names() == ["dapo", "mine"]
+    assert one.load("mine").name == "grpo"
+    assert one.load("dapo").name == "dapo"
+
+
+@pytest.mark.parametrize("value", ["no.such.module:X", "services.trainer.objectives.grpo:NOTHING"])
+def test_a_broken_entry_is_named_with_its_reason(value: str) -> None:
+    with pytest.raises(BrokenEntryError, match=r"objective mine cannot be loaded: \w+Error: "):
+        with_entry(value).load("mine")
+
+
+def test_an_entry_that_is_no_objective_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.OBJECTIVES.__dict__, "installed", with_entry("math:pi").installed)
+    with pytest.raises(TypeError, match="objective mine is a float: its entry point must name an Objective"):
+        ObjectiveConfig(name="mine")
+
+
+def test_a_configuration_is_held_to_what_its_objective_says_without_loading_torch() -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from services.trainer.objectives.config import objective_config\n"
+            "from shared.config import load_config\n"
+            "from shared.registry import OBJECTIVES\n"
+            "for name in OBJECTIVES.built_in:\n"
+            "    objective_config(load_config(None, {'tasks': [{'dataset': 'gcd'}], 'trainer': {'objective': name}}))\n"
+            "print('torch' in sys.modules)\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert said.stdout.strip() == "False", said.stderr
