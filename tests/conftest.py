@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
 from tests.nats_server import NatsServer
 from tests.scorer_processes import scorers_of_this_process
-
-ASYNC_TEST_TIMEOUT_S = 120.0
 
 # The same examples in every run, so that a failure is the change's: HYPOTHESIS_PROFILE=explore draws new ones.
 # No deadline: on a busy machine an example takes as long as the other work lets it.
@@ -24,20 +22,32 @@ hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Without pytest-timeout its settings mean nothing, and are no reason for a warning each."""
+    if not pluginmanager.hasplugin("timeout"):
+        for name in ("timeout", "timeout_method", "session_timeout"):
+            parser.addini(name, "without effect: pytest-timeout is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.issue_config_time_warning(pytest.PytestConfigWarning(MISSING), stacklevel=2)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    allow_for_long_deadlines(items, float(config.getini("timeout")))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in an event loop of their own, with a deadline: that of `@pytest.mark.deadline(seconds)`, if any."""
+    """Run `async def` tests in an event loop of their own, with a deadline (see `tests.deadlines`)."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     marker = pyfuncitem.get_closest_marker("deadline")
     timeout_s = ASYNC_TEST_TIMEOUT_S if marker is None else float(marker.args[0])
-
-    async def run() -> None:
-        await asyncio.wait_for(pyfuncitem.obj(**arguments), timeout_s)
-
-    asyncio.run(run())
+    run_coroutine_test(lambda: pyfuncitem.obj(**arguments), timeout_s)
     return True
 
 

@@ -16,8 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shared.runtime.errors import FatalError
-
-_LOOP_STALL_S = 30.0
+from shared.runtime.status import SILENT_S
 
 
 class Heartbeat:
@@ -70,7 +69,7 @@ class HealthServer:
             return answer
         if path == "/livez":
             age_s = self._heartbeat.age_s
-            problem = f"event loop stalled for {age_s:.0f} s" if age_s > _LOOP_STALL_S else None
+            problem = f"event loop stalled for {age_s:.0f} s" if age_s > SILENT_S else None
         elif path == "/readyz":
             problem = self._not_ready_because()
         else:

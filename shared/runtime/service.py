@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Protocol
 import structlog
 from prometheus_client import CollectorRegistry
 
+from shared.cancelling import cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.runtime.errors import EXIT_CONFIG, FatalError
@@ -28,7 +29,7 @@ from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.runtime.status import StatusBoard
+from shared.runtime.status import STOPPED, StatusBoard
 from shared.transport.base import AccessDenied, NotConnected, Transport
 
 
@@ -143,12 +144,12 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
                 raise
             log.warning("stopped_without_server", reason=str(error))
         finally:
-            reporting.cancel()
-        context.status.state("stopped")
+            await cancel_and_wait(reporting)
+        context.status.state(STOPPED)
         await context.status.report_once(node)
         log.info("stopped")
     finally:
-        beating.cancel()
+        await cancel_and_wait(beating)
         for plane in (node, swarm):
             if plane is not None:
                 await plane.close()
@@ -159,10 +160,10 @@ async def _connect_node_plane(config: NodeConfig, role: str, stopping: asyncio.E
     attempt = asyncio.create_task(_open_node_plane(config, role))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({attempt, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
     if not attempt.done():
-        attempt.cancel()
+        await cancel_and_wait(attempt)
         return None
+    await cancel_and_wait(stop)
     try:
         return attempt.result()
     except (NotConnected, AccessDenied, MissingStreams) as error:

@@ -6,16 +6,28 @@ import asyncio
 import os
 import socket
 import time
-from typing import Literal, cast
+from typing import cast
 
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.contracts.subjects import node_bucket, status_key
+from shared.roles import Role
 from shared.transport.base import Transport, TransportError
 
-Role = Literal["generator", "verifier", "sampler", "trainer"]
+STOPPED = "stopped"
+"""The last state of a process that ends in order."""
 STATUS_INTERVAL_S = 2.0
-"""A status older than a few of these belongs to a process that is gone."""
+"""Each status is a heartbeat."""
+MISSED_HEARTBEATS = 15
+"""So many must fail to come before a process counts as gone: on a machine that does much else, and while a server restarts, a
+process that works is late by several."""
+SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
+"""The patience of everything that asks whether a process is alive."""
+
+
+def is_alive(status: ServiceStatus, now: float) -> bool:
+    """Whether the process that wrote `status` is there: it has not said that it stops, and was not silent for `SILENT_S`."""
+    return status.state != STOPPED and now - status.updated_at <= SILENT_S
 
 
 class StatusBoard:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from shared.cancelling import cancel_and_wait
+
 
 async def run_until_stopped(stopping: asyncio.Event, *loops: Coroutine[Any, Any, None]) -> None:
     """Run `loops` until `stopping` is set, one of them raises, or all have returned; the rest are cancelled.
@@ -25,19 +27,14 @@ async def run_until_stopped(stopping: asyncio.Event, *loops: Coroutine[Any, Any,
             if stop in done:
                 return
     finally:
-        leaving = {*running, stop}
-        while leaving:
-            # Again until it is heeded: before Python 3.12, `wait_for` swallows a cancellation that meets a result.
-            for task in leaving:
-                task.cancel()
-            _, leaving = await asyncio.wait(leaving, timeout=0.5)
-        await asyncio.gather(*running, stop, return_exceptions=True)
+        await cancel_and_wait(*running, stop)
 
 
 async def sleep_unless_stopped(stopping: asyncio.Event, seconds: float) -> bool:
     """Sleep; return True at once when `stopping` is set, else False after `seconds`."""
     try:
-        await asyncio.wait_for(stopping.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
     except TimeoutError:
         return False
     return True

@@ -88,7 +88,6 @@ class ConsumerSpec:
     ack_wait_s: float
     max_deliver: int
     max_ack_pending: int
-    filter_subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +151,6 @@ class Delivery(Protocol):
         """Give it back, to be handed out again after `delay_s`."""
         ...
 
-    async def term(self) -> None:
-        """Never hand it out again."""
-        ...
-
     async def in_progress(self) -> None:
         """Restart the acknowledgement clock."""
         ...
@@ -171,7 +166,11 @@ class KvEntry:
 
 
 class Transport(Protocol):
-    """One connection to one plane. Every call has a deadline; failures are `TransportError`s."""
+    """One connection to one plane. Every call has a deadline; failures are `TransportError`s.
+
+    A call may be cancelled wherever it waits. It then raises CancelledError, also where the answer came at the same moment: what it
+    was to do may have been done. A message on its way to a cancelled `fetch` is handed out again.
+    """
 
     @property
     def connected(self) -> bool:

@@ -7,7 +7,7 @@ while it reconnects; here each of these ends in an exception, a log line or a co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import nats
 import nats.errors
 import structlog
 
+from shared.cancelling import cancel_and_wait, heeded_cancellation
 from shared.transport import credentials, headers
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.counters import Counters, ErrorKind
@@ -150,7 +151,7 @@ class Connection:
         settings = self._settings()
         self._opening = True
         try:
-            await asyncio.wait_for(client.connect(**settings), timeout_s)
+            await _within(client.connect(**settings), timeout_s)
         except (AccessDenied, asyncio.CancelledError):
             await client.end(1.0)
             raise
@@ -159,7 +160,7 @@ class Connection:
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
-                "start one with `make run` or `nats-server -c config/nats.conf`, or set nats.node_url"
+                "start one with `swarm up` (`make run`), or set nats.node_url"
             ) from None
         finally:
             self._opening = False
@@ -168,12 +169,14 @@ class Connection:
 
     async def close(self) -> None:
         """Flush, then disconnect, also where the caller is cancelled meanwhile."""
-        caller = asyncio.current_task()
-        asked = caller.cancelling() if caller is not None else 0
         self._closing = True
-        if self._reopening is not None:
-            self._reopening.cancel()
-            await asyncio.wait([self._reopening])  # it closes what it was opening
+        with heeded_cancellation():  # nats-py takes some for its own
+            try:
+                await cancel_and_wait(self._reopening)  # it closes what it was opening
+            finally:
+                await self._disconnect()
+
+    async def _disconnect(self) -> None:
         if self._client is None or self._client.is_closed:
             return
         try:
@@ -182,8 +185,6 @@ class Connection:
                     await self._client.flush(timeout=2)
         finally:
             await self._client.end(2.0)
-        if caller is not None and caller.cancelling() > asked:
-            raise asyncio.CancelledError  # nats-py takes some for its own
 
     async def until_connected(self, deadline: Deadline) -> bool:
         """Wait for the connection; False when the deadline came first."""
@@ -213,9 +214,10 @@ class Connection:
                 reason = "not connected"
                 break
             try:
-                return await self._client.request(
-                    subject, payload, timeout=min(attempt_s, deadline.left_s), headers=dict(headers) if headers else None
-                )
+                with heeded_cancellation():
+                    return await self._client.request(
+                        subject, payload, timeout=min(attempt_s, deadline.left_s), headers=dict(headers) if headers else None
+                    )
             except nats.errors.NoRespondersError:
                 reason = "nobody answers: the stream or consumer does not exist there, or JetStream is still starting"
                 await asyncio.sleep(min(0.1, deadline.left_s))
@@ -325,6 +327,19 @@ class Connection:
             self._last_error, self._refused = "", False
             log.info("nats_reopened", url=self.options.url)
             return
+
+
+async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> None:
+    """Await nats-py's `connect`, which tries for ever. In a task, because it may swallow the one cancellation of a deadline."""
+    task = asyncio.create_task(connecting)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks where the caller was cancelled
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        task.result()
+    finally:
+        await cancel_and_wait(task)
 
 
 def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:

@@ -137,7 +137,8 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline)
         try:
             # Half of what is left: a large message on a slow line has time, and a lost request can be made again.
             silence_s = min(max(_SHORTEST_SILENCE_S, deadline.left_s / 2), deadline.left_s)
-            reply = await asyncio.wait_for(replies.get(), silence_s)
+            async with asyncio.timeout(silence_s):
+                reply = await replies.get()
         except TimeoutError:
             return _interrupted(messages, size_bytes)
         message = parse_reply(stream, reply)

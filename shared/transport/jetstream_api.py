@@ -163,9 +163,6 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
         "max_ack_pending": spec.max_ack_pending,
     }
     subject = f"CONSUMER.CREATE.{stream}.{spec.name}"
-    if spec.filter_subject is not None:
-        config["filter_subject"] = spec.filter_subject
-        subject += f".{spec.filter_subject}"
     what = f"consumer {spec.name} of stream {stream}"
     try:
         await call(connection, subject, {"stream_name": stream, "config": config}, Deadline(SETUP_TIMEOUT_S), what)

@@ -94,7 +94,8 @@ async def watch(
                     yield found
                     break
             with suppress(TimeoutError):
-                await asyncio.wait_for(hinted.wait(), poll_s)
+                async with asyncio.timeout(poll_s):
+                    await hinted.wait()
     finally:
         await hints.stop()
 

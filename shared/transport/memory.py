@@ -66,10 +66,6 @@ class MemoryDelivery:
             self._settled = True
             self._transport.hand_out_again(self._message, self._consumer, delay_s)
 
-    async def term(self) -> None:
-        """Never hand it out again."""
-        await self.ack()
-
     async def in_progress(self) -> None:
         """Restart the acknowledgement clock."""
         if not self._settled:

@@ -54,9 +54,6 @@ class _Consumer:
     next_seq: int = 1
     pending: dict[int, _Pending] = field(default_factory=dict)
 
-    def wants(self, message: StoredMessage) -> bool:
-        return self.spec.filter_subject is None or matches(self.spec.filter_subject, message.subject)
-
 
 class MemoryStream:
     """One stream and its consumers."""
@@ -184,13 +181,12 @@ class MemoryStream:
             if seq < state.next_seq:
                 continue
             state.next_seq = seq + 1
-            if state.wants(message):
-                state.pending[seq] = _Pending(now + state.spec.ack_wait_s, 1)
-                handed.append((message, 1))
+            state.pending[seq] = _Pending(now + state.spec.ack_wait_s, 1)
+            handed.append((message, 1))
         return handed
 
     def settle(self, consumer: str, seq: int) -> None:
-        """An acknowledgement (or a `term`)."""
+        """An acknowledgement."""
         self.consumer(consumer).pending.pop(seq, None)
         if self.spec.retention is Retention.WORK_QUEUE:
             self._forget(seq)
@@ -211,7 +207,7 @@ class MemoryStream:
         """Lag of a consumer."""
         self._expire()
         state = self.consumer(name)
-        waiting = sum(1 for seq, message in self._messages.items() if seq >= state.next_seq and state.wants(message))
+        waiting = sum(1 for seq in self._messages if seq >= state.next_seq)
         redelivered = sum(1 for pending in state.pending.values() if pending.deliveries > 1)
         return ConsumerState(waiting, len(state.pending), redelivered)
 
@@ -313,6 +309,7 @@ class MemoryServer:
         self._waiting.add(event)
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
         finally:
             self._waiting.discard(event)

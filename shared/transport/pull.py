@@ -64,11 +64,6 @@ class NatsDelivery:
         """Give it back."""
         await self._settle(b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % round(delay_s * NANOSECONDS))
 
-    async def term(self) -> None:
-        """Never hand it out again."""
-        if await self._settle(b"+TERM"):
-            self._on_settled(self._message)
-
     async def in_progress(self) -> None:
         """Restart the acknowledgement clock."""
         if not self._settled:
@@ -125,7 +120,7 @@ async def _pull(
     on_settled: Callable[[StoredMessage], None],
 ) -> tuple[list[NatsDelivery], bool]:
     """One pull: its deliveries, and whether there was no consumer to ask."""
-    epoch, found = connection.epoch, list[NatsDelivery]()
+    epoch, found, replies = connection.epoch, list[NatsDelivery](), asyncio.Queue[Any]()
     request = {"batch": max_messages, "no_wait": True, "expires": max(1, round(deadline.left_s * NANOSECONDS))}
     try:
         async with connection.replies(
@@ -135,8 +130,11 @@ async def _pull(
                 # Beyond the deadline: the server ends the pull, and what it sent at the last moment is still taken.
                 wait_s = _SLICE_S if found else min(_SLICE_S, deadline.left_s + 0.1)
                 try:
-                    reply = await asyncio.wait_for(replies.get(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        reply = await replies.get()
                 except TimeoutError:
+                    if not replies.empty():
+                        continue
                     if found or deadline.passed or connection.epoch != epoch or not connection.connected:
                         break
                     continue
@@ -148,6 +146,9 @@ async def _pull(
                     return found, not found and status == "503"
                 found.append(delivery)
     except asyncio.CancelledError:
+        while not replies.empty():
+            if (delivery := _delivery(connection, stream, replies.get_nowait(), on_settled)) is not None:
+                found.append(delivery)
         for delivery in found:
             await connection.send(delivery._reply, b"-NAK")
         raise

@@ -13,6 +13,7 @@ import pytest
 from shared.config import load_config
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.connect import connect
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.chaos.observer import Observer
 from tests.chaos.peer import Peer
 from tests.chaos.scale import SCALE
@@ -95,7 +96,7 @@ def prepare(url: str, *, swarm: bool) -> None:
 @pytest.fixture(scope="module")
 def wounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wounded]:
     var = tmp_path_factory.mktemp("chaos")
-    demo = (REPO / "config" / "demo.toml").read_text()
+    demo = DEMO_CONFIG.read_text()
     config = var / "node.toml"
     config.write_text(CONFIG + demo[demo.index("[[tasks]]") :])
     server, swarm_server = ShippedServer(var / "nats").start(), ShippedServer(var / "swarm").start()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import nats
 
+from shared.cancelling import cancel_and_wait
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode
 from shared.contracts.control import ServiceStatus, TaskLedger
@@ -50,10 +51,7 @@ class Observer:
         """Answers to what has not been looked at yet, or is not watched."""
         self.transport: Transport = self.call(connect(url, name="observer", timeout_s=20.0))
         self._tap = self.call(self._listen())
-        self._keeping = [
-            asyncio.run_coroutine_threadsafe(self._keep(subjects.node_scored_stream(node), self._keep_scored), self._loop),
-            asyncio.run_coroutine_threadsafe(self._keep(subjects.node_batches_stream(node), self._keep_batch), self._loop),
-        ]
+        self._keeping = self.call(self._start_keeping())
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
         """Do something on the observer's loop."""
@@ -61,8 +59,7 @@ class Observer:
 
     def close(self) -> None:
         """Stop watching."""
-        for each in self._keeping:
-            each.cancel()
+        self.call(cancel_and_wait(*self._keeping))
         self.call(self._tap.close())
         self.call(self.transport.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -82,11 +79,11 @@ class Observer:
         return TaskLedger() if entry is None else decode(entry.value, TaskLedger)
 
     def queued(self) -> int:
-        """Own groups that are not scored yet."""
+        """Local groups that are not scored yet."""
         return self.call(self.transport.stream_state(subjects.node_rollouts_stream(self._node))).messages
 
     def stored_groups(self) -> int:
-        """Own groups that the work queue ever took."""
+        """Local groups that the work queue ever took."""
         return self.call(self.transport.stream_state(subjects.node_rollouts_stream(self._node))).last_seq
 
     def caught_up(self) -> bool:
@@ -99,6 +96,13 @@ class Observer:
     def numbered_batches(self) -> list[Batch]:
         """All batches in the order of the log."""
         return [decode(self.batches[seq], Batch) for seq in sorted(self.batches)]
+
+    async def _start_keeping(self) -> list[asyncio.Task[None]]:
+        """The tasks that copy the two logs: made on the observer's loop, which they are cancelled on."""
+        return [
+            asyncio.create_task(self._keep(subjects.node_scored_stream(self._node), self._keep_scored)),
+            asyncio.create_task(self._keep(subjects.node_batches_stream(self._node), self._keep_batch)),
+        ]
 
     async def _listen(self) -> Any:
         client = await nats.connect(self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_quiet)

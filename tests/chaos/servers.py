@@ -6,17 +6,16 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from swarm_cli.local.shipped import NATS_CONFIG
 from tests.nats_server import NatsServer, free_port
-
-SHIPPED = Path(__file__).resolve().parents[2] / "config" / "nats.conf"
 
 
 class ShippedServer(NatsServer):
-    """Runs `config/nats.conf` as it is in the repository."""
+    """Runs the server with the configuration that `swarm up` gives it."""
 
     def configure(self, config: str = "", jetstream: str = "") -> None:
         """Nothing is added: the promise is about what is shipped."""
-        shutil.copy(SHIPPED, self._config_file)
+        shutil.copy(NATS_CONFIG, self._config_file)
 
 
 class Cluster:

@@ -68,7 +68,7 @@ async def test_own_groups_sent_twice_in_disorder_and_delivered_again_count_once(
     twice = sum(count - 1 for count in counts.values())
     note(
         Row(
-            fault="own groups redelivered, reordered, duplicated",
+            fault="local groups redelivered, reordered, duplicated",
             injected=len(stolen) + len(sent) - len(payloads),
             counted="groups",
             sent=len(payloads),

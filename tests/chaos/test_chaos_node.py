@@ -120,7 +120,7 @@ def test_the_server_killed_under_load_every_service_is_back_within_seconds(wound
     assert max(back_s) <= BACK_S
     note(
         Row(
-            fault="kill -9 and restart of the node's server under load (config/nats.conf)",
+            fault="kill -9 and restart of the node's server under load (`swarm up`'s nats.conf)",
             injected=SCALE.server_kills,
             recovery_s=back_s,
             remark=f"recovery: until all four services work with it again; two steps later after {max(steps_s):.1f} s at worst",
@@ -146,14 +146,14 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
     assert alone >= 2, "the node did not train while the swarm plane was away"
     wounded.swarm_server.start()
     started = time.monotonic()
-    wait_until(lambda: figure("shared") > shared_before, wounded.node, timeout_s=60.0, what="own groups shared again")
+    wait_until(lambda: figure("shared") > shared_before, wounded.node, timeout_s=60.0, what="local groups shared again")
     back_s = time.monotonic() - started
     external = sum(line["groups_external"] for line in wounded.node.steps())
     wait_until(
         lambda: sum(line["groups_external"] for line in wounded.node.steps()) > external,
         wounded.node,
         timeout_s=60.0,
-        what="a step on others' groups",
+        what="a step on foreign groups",
     )
     grown_bytes = largest_bytes - before_bytes
     assert grown_bytes < MAX_BYTES + 64 * 2**20
@@ -164,7 +164,7 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
             counted="steps trained alone",
             sent=alone,
             recovery_s=[back_s],
-            remark=f"recovery: until own groups are shared again; the verifier's memory grew by {grown_bytes / 2**20:.0f} MB"
+            remark=f"recovery: until local groups are shared again; the verifier's memory grew by {grown_bytes / 2**20:.0f} MB"
             f" and {figure('shares_dropped'):.0f} shares were dropped from its full outbox, oldest first",
         )
     )
@@ -194,7 +194,7 @@ def test_a_frozen_service_holds_the_node_back_and_loses_nothing(wounded: Wounded
 def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_trained_once(wounded: Wounded, tmp_path: Path) -> None:
     node, observer = wounded.node, wounded.observer
     assert node.stop("generator") == 0
-    wait_until(lambda: observer.queued() == 0, timeout_s=60.0, what="an empty queue of own groups")
+    wait_until(lambda: observer.queued() == 0, timeout_s=60.0, what="an empty queue of local groups")
     wait_until(observer.caught_up, timeout_s=30.0, what="all of both logs read")
     assert node.stop("sampler") == 0
     wait_until(observer.caught_up, timeout_s=30.0, what="all of both logs read")
@@ -218,7 +218,7 @@ def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_tra
     duplicated = sum(count - 1 for count in [*groups.values(), *draws.values(), *used.values(), *steps.values()])
     note(
         Row(
-            fault="accounts after all faults of one node: own groups",
+            fault="accounts after all faults of one node: local groups",
             injected=4 * SCALE.service_kills + SCALE.server_kills + 1 + len(ROLES),
             counted="groups stored in the queue",
             sent=observer.stored_groups(),
@@ -248,7 +248,7 @@ def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_tra
             sent=len(batches),
             lost=len(batches) - len(steps),
             duplicated=sum(count - 1 for count in steps.values()),
-            remark=f"{updated} of them changed weights; the last checkpoint's {len(weights)} tensors and numbers, optimiser and "
+            remark=f"{updated} of them changed weights; the last checkpoint's {len(weights)} tensors and numbers, optimizer and "
             f"random state included, {'are all' if same else 'are NOT'} bit for bit those of a trainer that nobody disturbed",
         )
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.cancelling import cancel_and_wait
 from shared.contracts import subjects
 from shared.contracts.streams import ensure_node_streams
 from shared.transport.connect import connect
@@ -161,9 +162,7 @@ async def publish_until_the_cut(server: NatsServer) -> tuple[list[str], bytes, b
     last = asyncio.create_task(transport.kv_put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written))
     await asyncio.sleep(0)
     server.kill()
-    for each in (*running, last):
-        each.cancel()
-    await asyncio.gather(*running, last, return_exceptions=True)
+    await cancel_and_wait(*running, last)
     await transport.close()
     return [message_id for load in loads for message_id in load.acknowledged], kept, written
 
@@ -211,7 +210,7 @@ def test_a_power_cut_takes_nothing_that_the_shipped_server_acknowledged(tmp_path
     outcomes = [power_cut(ShippedServer(tmp_path / f"n{cut}"), tmp_path / f"trace-{cut}") for cut in range(SCALE.power_cuts)]
     note(
         Row(
-            fault="power cut, config/nats.conf (sync_interval: always)",
+            fault="power cut, `swarm up`'s nats.conf (sync_interval: always)",
             injected=len(outcomes),
             counted="messages published",
             sent=sum(each.sent for each in outcomes),
