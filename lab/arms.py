@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from lab.mistakes import Field, Mistake, mistakes_of, sets, told
 from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
+from shared.tasks import TaskConfigError
+from shared.tasks.file_source import with_rows
 
 _BARE = {
     "sampler": {"adapt": "off", "strategy": "uniform"},
@@ -75,12 +77,15 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             values["node"] = {"id": name, "seed": seed, "run": f"{spec.name}-{arm_name}-{seed}"}
             if spec.held_out == "per seed":
                 values = merged(values, {"eval": {"draw": seed}})
-            values["tasks"] = [task.model_dump() for task in (group.tasks or arm.tasks)]
             try:
+                # The spec may have been read in another process than the one that runs this.
+                values["tasks"] = [task.model_dump() for task in with_rows(group.tasks or arm.tasks)]
                 # A prefix that no variable has: a result must not depend on the environment it was made in.
                 config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
+            except TaskConfigError as error:
+                raise SpecError(str(error)) from None
             except ValidationError as error:
-                found = mistakes_of(error, arm_name, keys="`swarm config show` lists all keys")
+                found = mistakes_of(error, arm_name, keys="`swarm config show --all` lists all keys")
                 mistakes += [mistake._replace(field=in_group(group.overrides, place, mistake.field)) for mistake in found]
                 break
             nodes.append(PlannedNode(name=name, role=group.role, config=config, local=arm.local))

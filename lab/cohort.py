@@ -144,7 +144,7 @@ class Cohort:
         )
 
     def _preferred(self, batches: Sequence[Batch | None]) -> list[Batch | None]:
-        """The batches with the external groups that their nodes prefer, where a strategy leaves that to the policy."""
+        """The batches with the foreign groups that their nodes prefer, where a strategy leaves that to the policy."""
         asked = [
             candidates_of(batch, node.intake_rules) if batch is not None else None
             for node, batch in zip(self.nodes, batches, strict=True)

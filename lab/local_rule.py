@@ -1,4 +1,4 @@
-"""The controls of question 2: which of its own groups a node trains on. Pure, chance is an argument.
+"""The controls of question 2: which of its local groups a node trains on. Pure, chance is an argument.
 
 The paper's local part is all I groups as drawn. These rules give the local part what the external part gets from the pool's filter,
 so that filtering can be told from sharing.
@@ -16,7 +16,7 @@ G = TypeVar("G")
 
 
 def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
-    """How many more own groups to make this round, having made some: `made[i]` says whether group i is informative.
+    """How many more local groups to make this round, having made some: `made[i]` says whether group i is informative.
 
     With informative_until at most I at a time, until I - unfiltered of those after the first `unfiltered` are informative, or
     `max_groups` are made.

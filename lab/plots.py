@@ -36,7 +36,7 @@ _HEALTH_TITLES = {
     "grad_norm": "gradient norm",
     "kl_behaviour": "KL(behaviour, policy), nats per token",
     "importance_weight": "importance weight",
-    "informative_local": "informative own groups a batch",
+    "informative_local": "informative local groups a batch",
     "informative_external": "informative foreign groups a batch",
 }
 

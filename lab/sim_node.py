@@ -5,7 +5,6 @@ Time is the simulation's. Everything a node decides is decided by the services' 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,8 @@ from shared.contracts.sampler_state import SteeringState
 from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer
 from shared.model.tokenizer_hash import tokenizer_hash
+from shared.rewards import is_informative
+from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class OwnGroup:
     @property
     def informative(self) -> bool:
         """Whether its rewards differ."""
-        return len(set(self.rewards)) > 1
+        return is_informative(self.rewards)
 
 
 class SimNode:
@@ -113,7 +114,7 @@ class SimNode:
         return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.intake_rules.end_token_id)
 
     def take_own(self, own: OwnGroup, now_s: float) -> None:
-        """A scored own group reaches the sampler."""
+        """A scored local group reaches the sampler."""
         self.border.note_own(own.group)
         self._observe(self._scored(own, now_s))
 
@@ -200,5 +201,4 @@ class SimNode:
 
 def call_seed(purpose: str, seed: int, round_number: int) -> int:
     """Seed of one round's chance, the same in every run of that seed."""
-    digest = hashlib.sha256(f"lab/{purpose}/{seed}/{round_number}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+    return number_from(f"lab/{purpose}/{seed}/{round_number}", 4) & 0x7FFFFFFF

@@ -11,12 +11,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
+from shared.tasks.file_source import with_rows
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
@@ -43,6 +44,8 @@ Role = Literal[
     "shortcut",
 ]
 Overrides = dict[str, Any]
+Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
+"""Files among them are read with the spec, so that they have names as datasets have."""
 
 
 class SpecError(ValueError):
@@ -61,7 +64,7 @@ class _Table(BaseModel):
 
 
 class LocalRule(_Table):
-    """What a node does with its own groups before a batch is made: the controls that the paper lacks."""
+    """What a node does with its local groups before a batch is made: the controls that the paper lacks."""
 
     filter: Literal["none", "informative_until", "informative_of_pool"] = Field(
         "none",
@@ -69,9 +72,9 @@ class LocalRule(_Table):
         "groups a round and take I - unfiltered of them, informative ones first.",
     )
     pool: int = Field(0, ge=0, description="Groups made a round for informative_of_pool, the unfiltered ones not counted.")
-    unfiltered: int = Field(0, ge=0, description="Of the I own groups, those taken as drawn in spite of a filter.")
+    unfiltered: int = Field(0, ge=0, description="Of the I local groups, those taken as drawn in spite of a filter.")
     max_groups: int = Field(256, ge=1, description="Most groups a round that informative_until makes before it goes on without.")
-    reuse: int = Field(0, ge=0, description="Informative own groups of earlier rounds that are trained on again, a round.")
+    reuse: int = Field(0, ge=0, description="Informative local groups of earlier rounds that are trained on again, a round.")
     reuse_rounds: int = Field(10, ge=1, description="How many rounds back such a group may be from.")
 
     @model_validator(mode="after")
@@ -113,7 +116,7 @@ class NodeGroup(_Table):
 
     count: int = Field(1, ge=1, le=1024)
     role: Role = "honest"
-    tasks: list[TaskSpec] | None = Field(None, description="Sources instead of the arm's: a specialist.")
+    tasks: Sources | None = Field(None, description="Sources instead of the arm's: a specialist.")
     overrides: Overrides = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -127,7 +130,7 @@ class Arm(_Table):
 
     nodes: list[NodeGroup]
     rounds: int = Field(ge=1, le=1_000_000)
-    tasks: list[TaskSpec] = Field(min_length=1)
+    tasks: Sources = Field(min_length=1)
     local: LocalRule = LocalRule()
     attack: Attack = Attack()
     baseline: str = Field("", description="The arm that this one is compared with; empty: the spec's.")

@@ -1,6 +1,6 @@
 """N learners of one architecture, step for step what `services.trainer.learner.Learner` does, in one forward and backward pass.
 
-Intake, advantages, weights, losses and the own policy's check are the services' own functions; here are only the passes.
+Intake, advantages, weights, losses and the check by the node's policy are the services' own functions; here are only the passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.trainer.gradient.influence import foreign_scales, out_of_proportio
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
 from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives import LossSums
+from services.trainer.objectives.sums import LossSums
 from services.trainer.schedule import learning_rate
 from services.trainer.selection.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.selection.tokens import Intake
@@ -31,7 +31,7 @@ from shared.config import NodeConfig
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One node's step: what was trained on, one entry of statistics an update, and what the own policy found absurd.
+    """One node's step: what was trained on, one entry of statistics an update, and what this node's policy found absurd.
 
     bounded: foreign groups whose loss was scaled down, over the updates.
     """
@@ -67,7 +67,7 @@ _Accumulate = Callable[[Sequence[_Part]], tuple[Tensor, list[GradientPart]]]
 
 
 class StackedLearner:
-    """Policies and optimisers of N nodes. `flat` is (N, parameters); the nodes' configurations may differ in all but the model."""
+    """Policies and optimizers of N nodes. `flat` is (N, parameters); the nodes' configurations may differ in all but the model."""
 
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
         self.model = StackedDecoder(architecture, flat.device)
@@ -76,12 +76,12 @@ class StackedLearner:
         self._update_configs = [update_config(config) for config in configs]
         self._influence = [influence_rules(config) for config in configs]
         self._own_policy = [OwnPolicyRules.of(trainer) for trainer in self._trainers]
-        self._optimiser = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
+        self._optimizer = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
         self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None
 
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for its own groups, all of them, under its policy as it is now (or the base policy)."""
+        """`batch_logprobs` of every node for its local groups, all of them, under its policy as it is now (or the base policy)."""
         wanted = [list(range(len(of_node))) for of_node in groups]
         return self._logprobs(groups, wanted, base=base)
 
@@ -123,7 +123,7 @@ class StackedLearner:
             part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
             gradient, node_stats, scaled = self._bounded(groups, part, proximal, reference)
             rates = [self._rate(node, steps[node]) if on else None for node, on in enumerate(takes)]
-            outcome = self._optimiser.step(self.flat, gradient, rates)
+            outcome = self._optimizer.step(self.flat, gradient, rates)
             for node, on in enumerate(takes):
                 if on:
                     stats[node].append(node_stats[node])
@@ -154,7 +154,7 @@ class StackedLearner:
         ]
         # Where nothing is bounded all groups are one part.
         local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
-        pulling = [sum(groups[node][number].is_informative for number in local[node]) for node in nodes]
+        pulling = [sum(groups[node][number].moves_policy for number in local[node]) for node in nodes]
 
         def of(parts: Sequence[_Part]) -> tuple[Tensor, list[GradientPart]]:
             return self._accumulate(groups, parts, proximal, reference)

@@ -8,8 +8,8 @@ from typing import Any
 
 from lab.sim_node import OwnGroup, SimNode
 from lab.stacked_learner import StepOutcome
-from services.trainer.objectives.advantages import has_spread
 from shared.contracts.messages import Batch
+from shared.rewards import is_informative
 
 
 def step_record(
@@ -26,8 +26,8 @@ def step_record(
     """The fields of a `step` line.
 
     trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage included.
-    local_reward: metric (b), of all completions that the node sampled this round, whatever became of them. staleness: optimiser
-    steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the external
+    local_reward: metric (b), of all completions that the node sampled this round, whatever became of them. staleness: optimizer
+    steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the foreign
     groups trained on, those under one of the names in `hostile`. *_replayed, replayed_reward: of `sampler.replay`, where there are
     any; they are in no figure of local groups. capability: what foreign advantages were multiplied by, by node,
     where enough is known of it.
@@ -55,8 +55,8 @@ def step_record(
         "external_reward": _mean(intake.rewards_external),
         "groups_local": intake.local,
         "groups_external": intake.external,
-        "informative_local": sum(has_spread(item.scored.rewards) for item in local),
-        "informative_external": sum(has_spread(item.scored.rewards) for item in external),
+        "informative_local": sum(is_informative(item.scored.rewards) for item in local),
+        "informative_external": sum(is_informative(item.scored.rewards) for item in external),
         "pool_external": batch.pool_external,
         "shortage": batch.shortage,
         "strategy": batch.strategy,
@@ -70,7 +70,7 @@ def step_record(
         record |= {
             "groups_replayed": intake.replayed,
             "replayed_reward": _mean(intake.rewards_replayed),
-            "informative_replayed": sum(has_spread(item.scored.rewards) for item in again),
+            "informative_replayed": sum(is_informative(item.scored.rewards) for item in again),
         }
     if hostile:
         record["groups_hostile"] = sum(author in hostile for author, _ in intake.authors)

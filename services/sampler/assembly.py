@@ -9,14 +9,14 @@ A batch waits for three things in turn: the trainer to come near, I local groups
 * **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy decides. `wait` waits on; `short` goes
   on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
   those: the generator is paced by I, so they may never come. No policy makes an empty batch.
-* **Newcomers**: senders that have not earned a whole share yet have a part of the external groups together, or what the
+* **Newcomers**: senders that have not earned a whole share yet have a part of the foreign groups together, or what the
   established ones leave (`newcomers`).
-* **Replay**: own groups of earlier batches come on top of I and J (`replay`). Nothing waits for them, and they alone make no batch.
-* **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of within
-  `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for the
-  slowest of the others: the batch has fewer external groups, and local ones instead where the policy is `fill_local`.
+* **Replay**: local groups of earlier batches come on top of I and J (`replay`). Nothing waits for them, and they alone make no
+batch. * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of
+  within `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for
+  the slowest of the others: the batch has fewer foreign groups, and local ones instead where the policy is `fill_local`.
 
-Where I and J move (`steering`), a batch takes own groups that no later batch may take before external ones, beyond I if it must:
+Where I and J move (`steering`), a batch takes local groups that no later batch may take before external ones, beyond I if it must:
 when I has just become smaller, the generator has groups out that the next batches would not have had room for in time.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
@@ -25,7 +25,6 @@ gone silent thus waits once, not at every step; as soon as the pool has held J a
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,14 +33,16 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
 
+from services.sampler.draws import available, candidates, local_order, node_cap
 from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers, newcomers_most, newcomers_of
 from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
 from services.sampler.steering import InForce
-from services.sampler.strategies import Strategy, available, candidates, local_order, node_cap
+from services.sampler.strategies import Strategy
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Preference
+from shared.seeds import number_from
 
 _NOTHING_KNOWN = Knowledge()
 
@@ -59,8 +60,8 @@ class WaitFor(IntEnum):
 class Rules:
     """What a batch is made of. `local` is I, `external` is J, where nothing moves them.
 
-    oversample: how many times J external groups a batch has for a strategy that leaves the choice to the trainer.
-    replay: own groups of earlier batches that a batch has once more, at most.
+    oversample: how many times J foreign groups a batch has for a strategy that leaves the choice to the trainer.
+    replay: local groups of earlier batches that a batch has once more, at most.
     """
 
     local: int
@@ -113,9 +114,9 @@ class BatchPlan:
     pool_external: int
     shortage: Literal["none", "fill_local", "short"]
     node_cap: int
-    """The most external groups that one node may have in this batch."""
+    """The most foreign groups that one node may have in this batch."""
     in_force: InForce
-    """The I, J and strategy by which it was built; own groups taken lest they grow too stale are counted in I."""
+    """The I, J and strategy by which it was built; local groups taken lest they grow too stale are counted in I."""
     weights: Mapping[int, float]
     """Of the external entries, by position: weight in the draw over the pool's mean weight; empty where there are none."""
     preference: Preference | None
@@ -201,7 +202,7 @@ class Assembly:
         )
 
     def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
-        """With room, at the cost of J, for own groups that would be too stale for the next batch."""
+        """With room, at the cost of J, for local groups that would be too stale for the next batch."""
         if force.most_local == force.local:
             return force
         last_chance = sum(entry.staleness(number + 1) > self.rules.max_staleness for entry in own)
@@ -247,5 +248,4 @@ def _relative_weights(
 
 def batch_seed(node_seed: int, node_id: str, number: int) -> int:
     """Seed of one batch's draw, below 2**62: different for every node and number, the same in every run."""
-    digest = hashlib.sha256(f"swarm-batch\x00{node_seed}\x00{node_id}\x00{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2
+    return number_from(f"swarm-batch\x00{node_seed}\x00{node_id}\x00{number}") >> 2

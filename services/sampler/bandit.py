@@ -9,7 +9,6 @@ largest draw from N(gain / (windows + 1), 1 / (windows + 1)): arms that were lit
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections import defaultdict
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.sampler_state import ArmRecord, ArmRun, BanditState
+from shared.seeds import number_from
 
 DISCOUNT = 0.9
 """Weight that a window keeps when the next one is counted: ten windows are remembered."""
@@ -67,7 +67,7 @@ def in_force(state: BanditState) -> str:
 def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, seed: str, *, shared: bool = True) -> BanditState:
     """The state once batch `number` is drawn, which decides the strategy of batch `number + 1`.
 
-    shared: whether batch `number` had external groups; without, no strategy is credited with it.
+    shared: whether batch `number` had foreign groups; without, no strategy is credited with it.
     """
     if not shared:
         state = _noted(state, number)
@@ -82,7 +82,7 @@ def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, 
 
 
 def _noted(state: BanditState, number: int) -> BanditState:
-    """`number` was a batch without external groups; the arm in force stays so for the next one."""
+    """`number` was a batch without foreign groups; the arm in force stays so for the next one."""
     arm = in_force(state)
     runs = [*(run for run in state.runs if run.first_batch < number), ArmRun(first_batch=number, strategy="")]
     return replace(state, runs=_joined([*runs, ArmRun(first_batch=number + 1, strategy=arm)]))
@@ -126,8 +126,7 @@ def _shares(runs: Sequence[ArmRun], first: int, last: int) -> defaultdict[str, f
 
 
 def _choose(state: BanditState, next_batch: int, seed: str) -> BanditState:
-    digest = hashlib.sha256(f"swarm-bandit\x00{seed}\x00{next_batch}".encode()).digest()
-    rng = random.Random(int.from_bytes(digest[:8], "big"))
+    rng = random.Random(number_from(f"swarm-bandit\x00{seed}\x00{next_batch}"))
     drawn = {arm.strategy: rng.gauss(arm.gain / (arm.windows + 1.0), 1.0 / math.sqrt(arm.windows + 1.0)) for arm in state.arms}
     best = max(state.arms, key=lambda arm: drawn[arm.strategy]).strategy
     runs = [run for run in state.runs if run.first_batch < next_batch]

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.steering import InForce
-from services.sampler.strategies import STRATEGIES
 from shared.contracts.wire import Origin
+from shared.registry import STRATEGIES
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 from shared.runtime.status import StatusBoard
 
@@ -43,7 +43,7 @@ class Figures:
         )
         self._replayed = Counter(
             "swarm_sampler_replayed_groups_total",
-            "Own groups of earlier batches that a batch had again (sampler.replay); no other metric of the sampler counts them.",
+            "Local groups of earlier batches that a batch had again (sampler.replay); no other metric of the sampler counts them.",
             registry=registry,
         )
         self._dropped = Counter(
@@ -52,7 +52,7 @@ class Figures:
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
         self._replayable = Gauge(
             "swarm_sampler_replayable_groups",
-            "Own groups of earlier batches that the next one may have again.",
+            "Local groups of earlier batches that the next one may have again.",
             registry=registry,
         )
         self._wanted = Gauge(
@@ -72,7 +72,7 @@ class Figures:
         )
         self._lag = Histogram(
             "swarm_sample_policy_lag",
-            "Optimiser steps between the policy that sampled a local group and the one that its batch updates.",
+            "Policy versions between the one that sampled a local group and the one that its batch updates.",
             buckets=_LAG_STEPS,
             registry=registry,
         )
@@ -95,7 +95,7 @@ class Figures:
                 family.labels(origin)
             for reason in _DROPS[origin]:
                 self._dropped.labels(origin, reason)
-        for name in STRATEGIES:
+        for name in STRATEGIES.names():
             self._strategy.labels(name)
         for waiting in WaitFor:
             if waiting is not WaitFor.NOTHING:
@@ -121,7 +121,7 @@ class Figures:
         self._wanted.labels("external").set(in_force.external)
         self._status.set("wanted_local", in_force.local)
         self._status.set("wanted_external", in_force.external)
-        for name in STRATEGIES:
+        for name in STRATEGIES.names():
             self._strategy.labels(name).set(name == in_force.strategy.name)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:

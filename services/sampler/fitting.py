@@ -22,7 +22,7 @@ def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted
     """What of a plan fits into `room_bytes`.
 
     Replayed groups are left out first, which were trained on before. Then the largest groups wait, others' before this node's own:
-    nobody can make a node leave out its own groups by sending large ones, and of those there are, most are trained on.
+    nobody can make a node leave out its local groups by sending large ones, and of those there are, most are trained on.
 
     Args:
         plan: As drawn.

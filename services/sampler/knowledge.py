@@ -12,18 +12,18 @@ from types import MappingProxyType
 
 import msgspec
 
-from services.sampler.pool import has_spread
 from shared.contracts.sampler_state import OwnRecord, SourceRecord
 from shared.evaluation import PASS_REWARD
+from shared.rewards import is_informative
 
 HALF_LIFE_COMPLETIONS = 128.0
 """A completion counts half when this many newer ones of its source are there: 16 groups of 8. A pass rate of 0.1 is then known to
 within 0.02, and has forgotten a policy of 50 groups ago."""
 
 RECENT_GROUPS = 4
-"""How many own groups of a source must have failed, one after the other, for it to count as one that the policy fails on. Of groups
-of 8, a policy that passes one time in ten fails four in a row 3 times in a hundred; one that passes one time in fifty, every other
-time, and has next to nothing to learn from there."""
+"""How many local groups of a source must have failed, one after the other, for it to count as one that the policy fails on. Of
+groups of 8, a policy that passes one time in ten fails four in a row 3 times in a hundred; one that passes one time in fifty,
+every other time, and has next to nothing to learn from there."""
 
 MAX_SOURCES = 1024
 """More sources than any node draws from; the one observed first is forgotten first."""
@@ -31,7 +31,7 @@ MAX_SOURCES = 1024
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """Discounted counts of the own completions on one source of tasks, and how many of the newest own groups failed in a row."""
+    """Discounted counts of this node's completions on one source of tasks, and how many of the newest groups failed in a row."""
 
     passes: float = 0.0
     completions: float = 0.0
@@ -39,7 +39,7 @@ class PassRecord:
 
     @property
     def all_fail(self) -> bool:
-        """Whether no completion of the last `RECENT_GROUPS` own groups passed; a source with fewer own groups is not known to."""
+        """Whether no completion of the last `RECENT_GROUPS` local groups passed; a source with fewer is not known to."""
         return self.failed_groups >= RECENT_GROUPS
 
 
@@ -70,7 +70,7 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
         record,
         sources=[*(of for of in record.sources if of.source != source)][1 - MAX_SOURCES :] + [after],
         groups=record.groups + 1,
-        informative=record.informative + has_spread(rewards),
+        informative=record.informative + is_informative(rewards),
         reward_sum=record.reward_sum + mean,
         reward_squares=record.reward_squares + mean * mean,
     )

@@ -75,7 +75,7 @@ class SamplerMemory:
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local
         self.own = self._known.own
-        """What the own scored groups up to `cursor` showed, too stale ones and all; those of before `scored_seq` are counted."""
+        """What the scored local groups up to `cursor` showed, too stale ones and all; those of before `scored_seq` are counted."""
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups given up since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()

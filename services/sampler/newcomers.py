@@ -1,4 +1,4 @@
-"""At most a part of a batch's external groups is newcomers' while established nodes have enough: pure, chance is an argument.
+"""At most a part of a batch's foreign groups is newcomers' while established nodes have enough: pure, chance is an argument.
 
 A newcomer is a share (`ScoredGroup.share`) of which no group in the pool was taken in as an established one's. What established
 nodes cannot fill is newcomers', so that a young swarm, in which everybody is new, shares at full speed; a thousand new keys still
@@ -7,13 +7,13 @@ get no more of a batch than one.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
+from services.sampler.draws import available, part_of
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
-from services.sampler.strategies import Strategy, available
+from services.sampler.strategies import Strategy
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
@@ -23,7 +23,7 @@ def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
     """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the established leave."""
-    return max(1, math.floor(wanted * part + 1e-9), wanted - available(established, wanted, cap))
+    return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 
 
 def draw_with_newcomers(

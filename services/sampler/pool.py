@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from shared.contracts.messages import ScoredGroup, TaskRef
 from shared.contracts.wire import Origin
 from shared.evaluation import PASS_REWARD
-
-_SPREAD = 1e-9
-"""Rewards closer than this are equal: what is left of their advantage would be rounding."""
+from shared.rewards import is_informative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class PoolEntry:
         return max(0.0, now - self.received_at)
 
     def staleness(self, batch_number: int) -> int:
-        """Optimiser steps between the policy that sampled it and the one that batch `batch_number` updates; 0 is on-policy."""
+        """Policy versions between the one that sampled it and the one that batch `batch_number` updates; 0 is on-policy."""
         return batch_number - 1 - self.policy_version
 
 
@@ -76,7 +74,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         created_at=group.created_at,
         received_at=scored.scored_at,
         mean_reward=sum(rewards) / len(rewards),
-        informative=has_spread(rewards),
+        informative=is_informative(rewards),
         reward_std=_deviation(rewards),
         has_pass=max(rewards) >= PASS_REWARD,
         completions=len(group.completions),
@@ -90,11 +88,6 @@ def task_source(ref: TaskRef) -> str:
     if ref.config == "{}":
         return ref.dataset
     return f"{ref.dataset}#{hashlib.sha256(ref.config.encode()).hexdigest()[:8]}"
-
-
-def has_spread(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ, so that there is an advantage."""
-    return max(rewards) - min(rewards) > _SPREAD
 
 
 def _deviation(rewards: Sequence[float]) -> float:

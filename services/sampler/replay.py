@@ -10,11 +10,11 @@ which is therefore read again, and kept, from the oldest of them on. A group is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from services.sampler.pool import PoolEntry
 from shared.contracts.sampler_state import MAX_REPLAYABLE, TrainedGroups
+from shared.seeds import number_from
 
 
 class ReplayPool:
@@ -102,5 +102,5 @@ def oldest_replayable(known: Sequence[TrainedGroups]) -> int | None:
     return min((seq for each in known for seq in each.seqs), default=None)
 
 
-def _lot(seed: int, seq: int) -> bytes:
-    return hashlib.sha256(f"swarm-replay\x00{seed}\x00{seq}".encode()).digest()
+def _lot(seed: int, seq: int) -> int:
+    return number_from(f"swarm-replay\x00{seed}\x00{seq}", 32)

@@ -44,7 +44,7 @@ _REPLAY_TIMEOUT_S = 60.0
 
 _REMEDIES = {
     WaitFor.LOCAL: "are the generator and verifier of this node alive? see `swarm status`",
-    WaitFor.EXTERNAL: "sampler.shortage decides what happens without other nodes' groups; short or fill_local go on",
+    WaitFor.EXTERNAL: "sampler.shortage decides what happens without foreign groups; short or fill_local go on",
     WaitFor.TRAINER: "is the trainer alive? see `swarm status`",
     WaitFor.NOTHING: "",
 }
@@ -253,6 +253,7 @@ class SamplerService:
             external=len(plan.external),
             replayed=len(plan.replayed),
             shortage=plan.shortage,
+            strategy=batch.strategy,
             stream_seq=seq,
             seconds=round(time.monotonic() - started, 4),
         )
@@ -343,7 +344,8 @@ class SamplerService:
         self._context.status.state(f"waiting for {waiting.reason.name.lower()}")
         pause_s = IDLE_WHILE_TRAINING_S if waiting.reason is WaitFor.TRAINER else IDLE_S
         try:
-            await asyncio.wait_for(self._news.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._news.wait()
         except TimeoutError:
             return
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from services.sampler.assembly import Rules
 from services.sampler.memory import Limits
 from services.sampler.share_controller import SharingRules
-from services.sampler.steering import BANDIT, SteeringRules
-from services.sampler.strategies import UNIFORM, strategy_named
+from services.sampler.steering import SteeringRules
+from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig
+from shared.config.sampler_section import BANDIT
 
 
 def rules_of(config: NodeConfig) -> Rules:
@@ -20,7 +21,7 @@ def rules_of(config: NodeConfig) -> Rules:
         shortage_wait_s=sampler.shortage_wait_s,
         max_external_age_s=sampler.max_external_age_s,
         prefetch=sampler.prefetch,
-        strategy=UNIFORM if sampler.strategy == BANDIT else strategy_named(sampler.strategy),
+        strategy=strategy_named("uniform" if sampler.strategy == BANDIT else sampler.strategy),
         node_seed=config.node.seed,
         node_id=config.node.id,
         max_share_per_node=sampler.max_share_per_node,

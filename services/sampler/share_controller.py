@@ -1,21 +1,21 @@
-"""How many external groups a batch takes: at most the configured J, and I + J stays. A pure state machine, one step a batch.
+"""How many foreign groups a batch takes: at most the configured J, and I + J stays. A pure state machine, one step a batch.
 
 Once in `period_batches` batches it looks at what the period showed and sets J for the next one:
 
-* **Need.** f is the share of the own groups that have an advantage, smoothed over periods. At `enough_informative` or more, own
+* **Need.** f is the share of the local groups that have an advantage, smoothed over periods. At `enough_informative` or more, local
   groups teach by themselves and sharing only makes the policy follow others: J goes to 0. At `few_informative` or less J goes to
   its maximum; between the two it is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
   half of itself at most.
-* **Harm.** The own groups' mean reward and the held-out pass rate, each smoothed, must not lie below the best of late by more than
-  `_STANDARD_ERRORS` standard errors, and no dataset may be forgotten while others rise (`forgetting`). While one does and external
-  groups are trained on, in a slow decline or in an oscillation, the ceiling of J is halved every period, for held-out results every
-  period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut doubles the
-  patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise slower without
-  ever making it a fall, and what happens between two evaluations.
+* **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not lie below the best of late by more
+  than `_STANDARD_ERRORS` standard errors, and no dataset may be forgotten while others rise (`forgetting`). While one does and
+  foreign groups are trained on, in a slow decline or in an oscillation, the ceiling of J is halved every period, for held-out
+  results every period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut
+  doubles the patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise
+  slower without ever making it a fall, and what happens between two evaluations.
 * **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
   mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
 
-J = min(need, ceiling). More own groups are always safe, so I rises at once; fewer are announced by one a period, and what the
+J = min(need, ceiling). More local groups are always safe, so I rises at once; fewer are announced by one a period, and what the
 generator has out by then is used before anything else (`assembly`), not thrown away.
 """
 
@@ -147,12 +147,12 @@ def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, fell: 
         patience = min(2 * state.patience, _MOST_PATIENCE)
         return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{fell} fell: J halved")
     if 2 * taken < state.external_wanted:
-        return replace(state, ceiling=external // 2, calm=0, why="too few external groups came: J halved")
+        return replace(state, ceiling=external // 2, calm=0, why="too few foreign groups came: J halved")
     if taken and state.age_sum_s / taken > _OLD * rules.max_age_s:
-        return replace(state, ceiling=max(0, external - 1), calm=0, why="external groups are old: J lowered")
+        return replace(state, ceiling=max(0, external - 1), calm=0, why="foreign groups are old: J lowered")
     calm = state.calm + 1
     if calm >= state.patience and state.ceiling < rules.most_external and left > state.ceiling:
-        return replace(state, ceiling=state.ceiling + 1, calm=0, why="calm: more external groups allowed")
+        return replace(state, ceiling=state.ceiling + 1, calm=0, why="calm: more foreign groups allowed")
     return replace(state, calm=min(calm, _MOST_PATIENCE), why="")
 
 
@@ -163,7 +163,7 @@ def _with_need(state: SharingState, rules: SharingRules, own: OwnRecord) -> Shar
     need = rules.most_external * min(1.0, max(0.0, lacking))
     external, why = state.external, state.why
     if need >= external + 1:
-        external, why = external + 1, why or "few own groups have an advantage: J raised"
+        external, why = external + 1, why or "few local groups have an advantage: J raised"
     elif need <= external - 1:
-        external, why = max(math.ceil(need), external // 2), why or "own groups have an advantage: J lowered"
+        external, why = max(math.ceil(need), external // 2), why or "local groups have an advantage: J lowered"
     return replace(state, external=min(external, state.ceiling), informative=smoothed, why=why)

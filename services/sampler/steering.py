@@ -11,9 +11,8 @@ from services.sampler import bandit, share_controller
 from services.sampler.bandit import Evaluation
 from services.sampler.share_controller import SharingRules, Taken
 from services.sampler.strategies import Strategy, strategy_named
+from shared.config.sampler_section import BANDIT
 from shared.contracts.sampler_state import OwnRecord, SteeringState
-
-BANDIT = "bandit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class SteeringRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InForce:
-    """I, J and the strategy of one batch. most_local: own groups beyond I that it may take rather than let them grow too stale."""
+    """I, J and the strategy of one batch. most_local: local groups beyond I that it may take before they are too stale."""
 
     local: int
     external: int
@@ -93,7 +92,7 @@ def after_batch(
         rules: The fixed part.
         state: That by which batch `number` was drawn.
         number: The batch's.
-        own: The record of the own groups when it was drawn.
+        own: The record of the local groups when it was drawn.
         batch: What it has of others.
         evaluation: The newest held-out result that is known, the same one as often as one likes.
     """

@@ -94,7 +94,7 @@ class TrainerGauges:
             ["origin"],
             registry=registry,
         )
-        self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in optimiser steps of a local group")
+        self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in policy versions of a local group")
         self.groups = counter("swarm_trainer_groups_total", "Groups taken in, by origin.", "origin", ("local", "external"))
         self.replayed = counter(
             "swarm_trainer_replayed_groups_total",
@@ -105,14 +105,15 @@ class TrainerGauges:
             "swarm_trainer_skipped_groups_total", "Groups left out because they cannot be trained on.", "reason", _SKIPPED
         )
         self.left_out = counter(
-            "swarm_trainer_left_out_groups_total", "Candidates that were not trained on, by their likelihood under the own policy."
+            "swarm_trainer_left_out_groups_total",
+            "Candidates that were not trained on, by their likelihood under this node's policy.",
         )
         self.external_logprob = late(
             "swarm_trainer_external_logprob_nats",
             "Mean logprob per token of the chosen foreign text. Absent without such a choice.",
         )
         self.absurd = counter(
-            "swarm_trainer_absurd_answers_total", "Foreign answers left out because the own policy finds them absurd."
+            "swarm_trainer_absurd_answers_total", "Foreign answers left out because this node's policy finds them absurd."
         )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups encoded again from their text")
         self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens taken in.")

@@ -3,7 +3,7 @@
 It tells, and decides nothing: what counts against whom is the verifiers' business (`services.verifier.shared_reputation`). Only
 text that the policy finds absurd is told. Whether a group's gradient opposes the trend of held-out results is not measured: that
 takes a gradient of the held-out set, as dear as a step; beside it one group's gradient is noise; and a group that is right where
-the policy is wrong, which is what others' groups are for, opposes it too.
+the policy is wrong, which is what foreign groups are for, opposes it too.
 """
 
 from __future__ import annotations

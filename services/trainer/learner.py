@@ -1,4 +1,4 @@
-"""The policy and its optimiser: one `step` per batch, and everything needed to go on as if nothing had happened.
+"""The policy and its optimizer: one `step` per batch, and everything needed to go on as if nothing had happened.
 
 Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give the same weights bit for bit.
 """
@@ -42,13 +42,13 @@ from shared.model.weights import WeightsError, load_trainable, plain_name, polic
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """One optimiser update: the gradient, its norm, whether the weights moved, and its seconds."""
+    """One optimizer update: the gradient, its norm, whether the weights moved, and its seconds."""
 
     gradient: BoundedGradient
     grad_norm: float
     moved: bool
     forward_backward_s: float
-    optimiser_s: float
+    optimizer_s: float
 
     @property
     def stats(self) -> UpdateStats:
@@ -146,7 +146,7 @@ class Learner:
 
         Raises:
             WeightsError: it is another model's.
-            ValueError: its optimiser has other parameters.
+            ValueError: its optimizer has other parameters.
         """
         part = self._parallel.part
         load_trainable(self.model, state.weights, part)
@@ -309,7 +309,7 @@ def _record(
         phase_seconds=PhaseSeconds(
             intake=intake_s,
             forward_backward=sum(update.forward_backward_s for update in updates),
-            optimiser=sum(update.optimiser_s for update in updates),
+            optimizer=sum(update.optimizer_s for update in updates),
         ),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from shared.config.sections import LoraSection
 from shared.model.adapter_merge import adapted_layers
 from shared.model.loading import load_causal_lm, load_tokenizer, resolve_dtype
 from shared.model.weights import plain_name
+from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ def load_reference_model(config: NodeConfig, policy: PolicyModel, parallel: Para
 
 def node_seed(config: NodeConfig) -> int:
     """Seed of the trainer's own random choices: the node's seed and id."""
-    digest = hashlib.sha256(f"trainer/{config.node.id}/{config.node.seed}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
+    return number_from(f"trainer/{config.node.id}/{config.node.seed}", 6)
 
 
 def with_adapters(model: Any, lora: LoraSection) -> Any:

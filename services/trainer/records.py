@@ -18,7 +18,7 @@ EVENTS_FOLDER = "tensorboard"
 class PhaseSeconds:
     """Wall clock of a step's phases, in seconds.
 
-    wait: for the batch to be there. publish: from the end of the optimiser's step until the policy pointer names the new
+    wait: for the batch to be there. publish: from the end of the optimizer's step until the policy pointer names the new
     policy. checkpoint: of the checkpoint written since the line before this one, because a step's line is on disk before the
     checkpoint that contains the step.
     """
@@ -26,14 +26,14 @@ class PhaseSeconds:
     wait: float = 0.0
     intake: float = 0.0
     forward_backward: float = 0.0
-    optimiser: float = 0.0
+    optimizer: float = 0.0
     publish: float = 0.0
     checkpoint: float = 0.0
 
     @property
     def total(self) -> float:
         """All phases together."""
-        return self.wait + self.intake + self.forward_backward + self.optimiser + self.publish + self.checkpoint
+        return self.wait + self.intake + self.forward_backward + self.optimizer + self.publish + self.checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ class StepRecord:
     """One trainer step.
 
     `updated` is False when no group had an advantage (or a gradient was not finite): the step counts, the weights stay.
-    `reward_local` is this node's mean reward of its own groups' completions, sampled by its own policy; `reward_external` is
+    `reward_local` is this node's mean reward of its local groups' completions, sampled by its own policy; `reward_external` is
     this node's reward for the other nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
     policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
-    the groups that took part, and over the updates. `staleness_*` counts optimiser steps, over local groups; None without one.
+    the groups that took part, and over the updates. `staleness_*` counts policy versions, over local groups; None without one.
     `groups_replayed` local groups of earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
     `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions, `staleness_replayed` their mean
     staleness. In `grad_norm_local`, which is about whose text it is, they are local.
-    `answers_absurd` foreign answers were not trained on because the own policy finds them absurd, `absurd_of` says by node;
+    `answers_absurd` foreign answers were not trained on because this node's policy finds them absurd, `absurd_of` says by node;
     `foreign_answers_of` says how many of each node's were.
     Where the sampler left the choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were
     not trained on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the

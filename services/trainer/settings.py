@@ -9,33 +9,13 @@ from services.trainer.gradient.foreign_weights import ForeignRules
 from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.influence import InfluenceRules
 from services.trainer.gradient.update import UpdateConfig
-from services.trainer.objectives import ObjectiveConfig
-from services.trainer.objectives.advantages import AdvantageConfig, AdvantageKind
+from services.trainer.objectives.advantages import AdvantageConfig
+from services.trainer.objectives.config import objective_config
 from services.trainer.selection.capability import CapabilityRules
 from services.trainer.selection.tokens import IntakeRules
 from shared.config import NodeConfig
 from shared.model.loading import model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
-
-
-def _objective_config(config: NodeConfig) -> ObjectiveConfig:
-    """The objective that a node's configuration asks for."""
-    trainer = config.trainer
-    return ObjectiveConfig(
-        name=trainer.objective,
-        clip_low=trainer.clip_low,
-        clip_high=trainer.clip_high,
-        dual_clip=trainer.dual_clip or None,
-        is_min=trainer.cispo_min,
-        is_max=trainer.cispo_max,
-        kl_coefficient=trainer.kl_coefficient,
-        max_completion_tokens=config.generator.max_new_tokens,
-        m2_threshold=trainer.m2_threshold,
-        vespo_positive=trainer.vespo_positive,
-        vespo_negative=trainer.vespo_negative,
-        oapl_scale=trainer.oapl_scale,
-        aggregation=trainer.aggregation,
-    )
 
 
 def _importance_config(config: NodeConfig) -> ImportanceConfig:
@@ -57,15 +37,14 @@ def _importance_config(config: NodeConfig) -> ImportanceConfig:
 def _counts_uninformative(config: NodeConfig) -> bool:
     """Whether groups without advantage count in the means: as the configuration says, or as the objective's source has it."""
     wanted = config.trainer.count_uninformative
-    return config.trainer.objective == "grpo" if wanted is None else wanted
+    return objective_config(config).objective.counts_uninformative if wanted is None else wanted
 
 
 def _advantage_config(config: NodeConfig) -> AdvantageConfig:
     """How a node's configuration turns rewards into advantages."""
     trainer = config.trainer
-    kinds: dict[str, AdvantageKind] = {"rloo": "leave_one_out", "oapl": "soft_value"}
     return AdvantageConfig(
-        kind=kinds.get(trainer.objective, "group_normalised"),
+        kind=objective_config(config).objective.advantages,
         scale=trainer.advantage_scale,
         std_ddof=trainer.advantage_std_ddof,
         std_floor=trainer.advantage_std_floor,
@@ -112,7 +91,7 @@ def influence_rules(config: NodeConfig) -> InfluenceRules:
 def update_config(config: NodeConfig) -> UpdateConfig:
     """How a node's configuration turns groups into a gradient; what depends on the model and the machine is left at its default."""
     return UpdateConfig(
-        objective=_objective_config(config),
+        objective=objective_config(config),
         importance=_importance_config(config),
         temperature=config.generator.temperature,
         count_uninformative=_counts_uninformative(config),

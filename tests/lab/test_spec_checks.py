@@ -63,9 +63,9 @@ def test_what_the_spec_s_top_says_wrong_is_said_once(folder: Path, changes: dict
 
 
 def test_what_one_arm_says_wrong_is_said_of_it(folder: Path) -> None:
-    arms = {**ARMS, "4-4": {"model": {"path": "nowhere"}, "tasks": [{"dataset": "gdc"}]}, "2-6": {"trainer": {"optimiser": 1}}}
+    arms = {**ARMS, "4-4": {"model": {"path": "nowhere"}, "tasks": [{"dataset": "gdc"}]}, "2-6": {"trainer": {"optimizer": 1}}}
     found = [line.split(": ")[0] for line in lines_of(tiny_spec(folder, arms=arms))]
-    assert found == ["  arms.4-4.tasks.0", "  arms.4-4.model.path", "  arms.2-6.trainer.optimiser"]
+    assert found == ["  arms.4-4.tasks.0", "  arms.4-4.model.path", "  arms.2-6.trainer.optimizer"]
 
 
 def test_an_unknown_dataset_is_found_before_any_is_screened(folder: Path) -> None:

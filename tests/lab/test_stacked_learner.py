@@ -89,7 +89,7 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
     config = tiny_config(folder)
     learner = StackedLearner([config] * NODES, architecture, flat)
     groups = groups_of_nodes()
-    wanted = [[number for number, group in enumerate(each) if group.is_informative] for each in groups]
+    wanted = [[number for number, group in enumerate(each) if group.moves_policy] for each in groups]
     parts_of = [_Part(node, numbers) for node, numbers in enumerate(wanted)]
     gradients, parts = learner._accumulate(groups, parts_of, [None] * NODES, [None] * NODES)
     for node in range(NODES):
@@ -180,7 +180,7 @@ def test_a_node_without_advantage_keeps_weights_and_moments(folder: Path) -> Non
     assert not outcomes[1].moved
     assert torch.equal(learner.flat[1], flat[1])
     assert not torch.equal(learner.flat[0], flat[0])
-    assert learner._optimiser._steps == [1, 0]
+    assert learner._optimizer._steps == [1, 0]
 
 
 @pytest.mark.usefixtures("size")

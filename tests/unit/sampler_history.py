@@ -10,7 +10,7 @@ from services.sampler.composition import compose, taken_of
 from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
 from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
-from services.sampler.strategies import UNIFORM
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.sampler_state import SamplerState

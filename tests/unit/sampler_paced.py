@@ -21,7 +21,7 @@ class World:
     """What is not the sampler's to decide, as chances per tick.
 
     late: that a finished group waits behind a younger one. hears_late: that the generator does not hear of the sampler's position.
-    informative, fails: of own groups. foreign: that a foreign group comes. trains: that the trainer takes its next step.
+    informative, fails: of local groups. foreign: that a foreign group comes. trains: that the trainer takes its next step.
     """
 
     seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from services.trainer.gradient.forward import SeparateHead, completion_logprobs
 from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.rows import build_rows
 from services.trainer.learner import Learner
-from services.trainer.objectives import ObjectiveName
 from services.trainer.probes import head_probe
 from services.trainer.schedule import learning_rate
 from services.trainer.selection.tokens import take_in
@@ -22,6 +21,7 @@ from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
 from shared.model.loading import load_tokenizer
+from shared.registry import OBJECTIVES
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 
 
@@ -162,11 +162,11 @@ def test_external_groups_of_weight_zero_change_nothing(model: Path) -> None:
 
 
 def test_settings_that_do_not_fit_the_objective_are_refused(model: Path) -> None:
-    with pytest.raises(ValueError, match="dual_clip acts on clipped objectives only"):
+    with pytest.raises(ValueError, match="dual_clip acts on objectives that clip, and reinforce does not"):
         Learner(config_for(model, objective="reinforce", dual_clip=3.0))
 
 
-@pytest.mark.parametrize("objective", get_args(ObjectiveName))
+@pytest.mark.parametrize("objective", OBJECTIVES.built_in)
 def test_every_objective_of_the_configuration_trains(model: Path, objective: str) -> None:
     learner = Learner(config_for(model, objective=objective))
     before = {name: value.clone() for name, value in learner.policy().items()}

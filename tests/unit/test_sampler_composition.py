@@ -8,7 +8,7 @@ from services.sampler.assembly import BatchPlan
 from services.sampler.composition import taken_of
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.steering import InForce
-from services.sampler.strategies import UNIFORM
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
 
 

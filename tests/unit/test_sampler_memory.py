@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_for_new_stream
-from services.sampler.strategies import UNIFORM
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.contracts.sampler_state import SamplerState
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules

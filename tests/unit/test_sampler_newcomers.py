@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan, Rules
+from services.sampler.draws import available, node_cap
 from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.strategies import STRATEGIES, available, node_cap
+from services.sampler.strategies import strategy_named
 from services.trainer.selection.preference import preferred_indices
 from shared.contracts.control import TrainerPosition
+from shared.registry import STRATEGIES
 from tests.unit.sampler_groups import scored_group
 
 
@@ -28,7 +30,7 @@ def entry(seq: int, share: str, established: bool) -> PoolEntry:
     st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60),
     st.integers(1, 12),
     st.floats(0.05, 1.0),
-    st.sampled_from(sorted(STRATEGIES)),
+    st.sampled_from(sorted(STRATEGIES.built_in)),
     st.integers(0, 2**32),
 )
 def test_as_many_are_drawn_as_without_the_rule_and_newcomers_have_their_part_or_what_is_left(
@@ -36,7 +38,7 @@ def test_as_many_are_drawn_as_without_the_rule_and_newcomers_have_their_part_or_
 ) -> None:
     entries = [entry(seq, f"U{who}", established) for seq, (who, established) in enumerate(pool, 1)]
     cap = node_cap(wanted, 0.5, len({each.node for each in entries}))
-    draw = lambda rng: draw_with_newcomers(STRATEGIES[strategy], entries, wanted, cap, part, rng, Knowledge())  # noqa: E731
+    draw = lambda rng: draw_with_newcomers(strategy_named(strategy), entries, wanted, cap, part, rng, Knowledge())  # noqa: E731
     chosen = draw(random.Random(seed))
     assert chosen == draw(random.Random(seed)), "the same batch in every run"
     assert len({each.seq for each in chosen}) == len(chosen) == available(entries, wanted, cap)
@@ -55,7 +57,7 @@ def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
         shortage_wait_s=0.0,
         max_external_age_s=1e6,
         prefetch=1,
-        strategy=STRATEGIES[strategy],
+        strategy=strategy_named(strategy),
         node_seed=0,
         node_id="alpha",
         max_share_per_node=0.5,

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from services.sampler.draws import local_order
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import Pool, PoolEntry, pool_entry
-from services.sampler.strategies import UNIFORM, local_order, strategy_named
+from services.sampler.strategies import strategy_named
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
 
 
@@ -124,5 +126,5 @@ def test_local_groups_go_oldest_policy_first_then_by_draw_however_they_arrived()
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'best' is unknown: use one of balanced"):
+    with pytest.raises(ValueError, match=r"no strategy is called 'best': there are uniform, learnability"):
         strategy_named("best")

@@ -17,7 +17,7 @@ from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_fo
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.replay import ReplayPool, replayed
 from services.sampler.settings import limits_of, rules_of
-from services.sampler.strategies import UNIFORM
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Batch, BatchItem
@@ -293,7 +293,7 @@ def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
     assert (rules_of(configured()).replay, limits_of(configured()).replay_batches) == (0, 0)
     assert configured(local=0, external=4, adapt="adaptive", replay=2).sampler.replay == 2, "I may become more than 0"
     for wrong, words in (
-        ({"local": 0, "adapt": "off", "replay": 1}, "no own groups to replay"),
+        ({"local": 0, "adapt": "off", "replay": 1}, "no local groups to replay"),
         ({"local": 2, "external": 1, "replay": 31}, "at most 30 groups"),
         ({"local": 40_000, "external": 20_000, "replay": 6000}, "more than the 65536 groups"),
         ({"replay": -1}, "greater than or equal to 0"),

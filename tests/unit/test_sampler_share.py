@@ -1,4 +1,4 @@
-"""No node gets more than its share of a batch's external groups, and no swarm starves because of that."""
+"""No node gets more than its share of a batch's foreign groups, and no swarm starves because of that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor
+from services.sampler.draws import available, node_cap
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.strategies import UNIFORM, available, node_cap
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, rules
 

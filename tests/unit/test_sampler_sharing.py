@@ -24,14 +24,14 @@ PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 
 
 class Node:
-    """The controller under own groups and batches made by hand."""
+    """The controller under local groups and batches made by hand."""
 
     def __init__(self, rules: SharingRules = RULES) -> None:
         self.rules, self.state, self.own = rules, share_controller.start(rules), OwnRecord()
         self.evaluation: Evaluation | None = None
 
     def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
-        """One period with these own groups; returns the J that follows."""
+        """One period with these local groups; returns the J that follows."""
         for rewards in groups:
             self.own = observed(self.own, "gcd", rewards)
         for _ in range(self.rules.period_batches):
@@ -52,7 +52,7 @@ class Node:
 
 
 def few(informative: int, of: int = 16) -> list[list[float]]:
-    """Own groups of which so many have an advantage, with a mean reward that is the same for all shares."""
+    """Local groups of which so many have an advantage, with a mean reward that is the same for all shares."""
     return [[1.0] + [0.0] * 7] * informative + [[0.125] * 8] * (of - informative)
 
 

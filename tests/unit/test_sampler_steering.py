@@ -11,7 +11,7 @@ import pytest
 from services.sampler.assembly import BatchPlan
 from services.sampler.settings import limits_of, rules_of, steering_rules_of
 from services.sampler.steering import SteeringRules, in_force, reconciled
-from services.sampler.strategies import STRATEGIES
+from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import SamplerPosition
@@ -26,7 +26,7 @@ def configured(**sampler: Any) -> NodeConfig:
 
 
 def history(strategy: str, nodes: tuple[str, ...], **changes: Any) -> History:
-    chosen = rules(strategy=STRATEGIES[strategy], **changes)
+    chosen = rules(strategy=strategy_named(strategy), **changes)
     made = History(chosen, limits(chosen))
     for draw in range(3):
         made.publish(scored_group(draw, rewards=(0.0, 0.0, 1.0, 0.0)))
@@ -54,7 +54,7 @@ def test_a_weighted_draw_can_be_explained_from_the_batch() -> None:
 
 def test_what_the_own_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_an_older_version() -> None:
     def failing(crash_after: int | None) -> History:
-        chosen = rules(strategy=STRATEGIES["rescue"], external=1)
+        chosen = rules(strategy=strategy_named("rescue"), external=1)
         made = History(chosen, limits(chosen))
         for draw in range(12):
             # The first half fails with partial credit, which is no pass; then one passes, and four more fail.
@@ -147,5 +147,5 @@ def test_settings_that_cannot_be_are_refused(sampler: dict[str, Any], said: str)
 def test_combinations_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="eval.tasks"):
         NodeConfig(tasks=[{"dataset": "gcd"}], sampler={"strategy": "bandit"}, eval={"tasks": 0})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'best' is unknown"):
+    with pytest.raises(ValueError, match="no strategy is called 'best'"):
         SteeringRules(local=1, external=1, strategy="bandit", arms=("best",))

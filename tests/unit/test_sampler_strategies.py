@@ -6,18 +6,21 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from services.sampler.draws import available, candidates
 from services.sampler.knowledge import RECENT_GROUPS, Knowledge, PassRecord
 from services.sampler.pool import PoolEntry, pool_entry, task_source
 from services.sampler.steering import BANDIT
-from services.sampler.strategies import STRATEGIES, UNIFORM, available, candidates
-from shared.config.sections import SamplerSection, Strategy
+from services.sampler.strategies import strategy_named
+from services.sampler.strategies.uniform import STRATEGY as UNIFORM
+from shared.config.sections import SamplerSection
 from shared.contracts.messages import TaskRef
+from shared.registry import STRATEGIES
 from tests.unit.sampler_groups import scored_group
 
 Chances = dict[frozenset[int], float]
@@ -57,8 +60,13 @@ def test_uniform_draws_from_a_seed_what_it_always_drew() -> None:
 
 
 def test_the_configuration_knows_the_strategies_that_there_are() -> None:
-    assert set(get_args(Strategy)) == set(STRATEGIES)
-    assert BANDIT not in STRATEGIES
+    for name in STRATEGIES.built_in:
+        assert SamplerSection(strategy=name, bandit_arms=[name]).strategy == strategy_named(name).name == name
+    with pytest.raises(ValidationError, match=r"no strategy is called 'unifrom': did you mean uniform\?"):
+        SamplerSection(strategy="unifrom")
+    with pytest.raises(ValidationError, match="no strategy is called 'bandit'"):
+        SamplerSection(bandit_arms=["bandit"])
+    assert BANDIT not in STRATEGIES.names()
     assert SamplerSection(strategy="bandit").strategy == BANDIT
 
 
@@ -69,7 +77,7 @@ pools = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(STRATEGIES)), pools, st.integers(0, 10), st.integers(1, 10), st.integers())
+@given(st.sampled_from(sorted(STRATEGIES.built_in)), pools, st.integers(0, 10), st.integers(1, 10), st.integers())
 def test_a_draw_has_as_many_different_groups_as_there_may_be_and_depends_on_the_seed_alone(
     name: str, groups: list[tuple[int, str, float, float, bool]], wanted: int, cap: int, seed: int
 ) -> None:
@@ -77,7 +85,7 @@ def test_a_draw_has_as_many_different_groups_as_there_may_be_and_depends_on_the_
         entry(seq, f"n{node}", source, std, at, has_pass=passes)
         for seq, (node, source, std, at, passes) in enumerate(groups, start=1)
     ]
-    strategy = STRATEGIES[name]
+    strategy = strategy_named(name)
     chosen = strategy.draw(pool, wanted, cap, random.Random(seed), KNOWN)
     assert len({e.seq for e in chosen}) == len(chosen) == available(pool, wanted, cap)
     assert set(chosen) <= set(pool)
@@ -151,7 +159,7 @@ LAW: dict[str, Callable[[int, int], Chances]] = {
     # Newest first: 1, 3, 5, 4, 2.
     "freshness": lambda j, cap: one_after_the_other({s: 2.0 ** (-i / j) for i, s in enumerate((1, 3, 5, 4, 2))}, j, cap),
     "balanced": evenly,
-    # Only group 3 has a success where the own policy fails.
+    # Only group 3 has a success where this node's policy fails.
     "rescue": lambda j, cap: one_after_the_other({e.seq: 1.0 if e.seq == 3 else 1e-30 for e in POOL}, j, cap),
 }
 
@@ -166,7 +174,7 @@ def test_sets_are_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: in
     assert sum(chances.values()) == pytest.approx(1.0)
     draws = 6000
     rng = random.Random(f"{name} {wanted} {cap}")
-    counts = Counter(frozenset(e.seq for e in STRATEGIES[name].draw(POOL, wanted, cap, rng, KNOWN)) for _ in range(draws))
+    counts = Counter(frozenset(e.seq for e in strategy_named(name).draw(POOL, wanted, cap, rng, KNOWN)) for _ in range(draws))
     assert set(counts) <= set(chances)
     cells = [(counts[key], draws * chance) for key, chance in chances.items() if draws * chance >= 10]
     rare = (draws - sum(seen for seen, _ in cells), draws - sum(expected for _, expected in cells))
@@ -178,7 +186,7 @@ def test_sets_are_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: in
 
 def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> None:
     generous, strict = entry(1, source="middle"), entry(2, source="middle", std=0.01)
-    weigh = STRATEGIES["learnability"].weigh
+    weigh = strategy_named("learnability").weigh
     assert weigh is not None
     assert weigh([generous, strict], 1, KNOWN) == [pytest.approx(OF_SOURCE["middle"])] * 2
     by_source = dict(zip(SOURCES, weigh([entry(s, source=name) for s, name in enumerate(SOURCES)], 1, KNOWN), strict=True))
@@ -188,13 +196,13 @@ def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> N
 
 def test_a_flood_of_one_source_does_not_move_the_balanced_draw() -> None:
     pool = [*(entry(seq, "n0", "easy") for seq in range(1, 101)), entry(101, "n1", "middle"), entry(102, "n2", "hard")]
-    chosen = STRATEGIES["balanced"].draw(pool, 3, 3, random.Random(1), KNOWN)
+    chosen = strategy_named("balanced").draw(pool, 3, 3, random.Random(1), KNOWN)
     assert Counter(e.source for e in chosen) == {"easy": 1, "middle": 1, "hard": 1}
 
 
 def test_freshness_goes_by_the_earlier_of_a_groups_two_times() -> None:
     liar = replace(entry(1), created_at=5000.0, received_at=900.0)
-    weigh = STRATEGIES["freshness"].weigh
+    weigh = strategy_named("freshness").weigh
     assert weigh is not None
     assert weigh([liar, entry(2, created_at=950.0)], 1, KNOWN) == [0.5, 1.0]
     many: Sequence[float] = weigh([entry(seq, created_at=float(seq)) for seq in range(1, 500)], 2, KNOWN)
@@ -205,19 +213,19 @@ def rescued(failed_groups: int, *, has_pass: bool = True) -> bool:
     """Whether the one group of the source stands before a hundred others, at any seed."""
     known = Knowledge(sources={"hard": PassRecord(0.0, 200.0, failed_groups), "easy": PassRecord(90.0, 100.0)})
     pool = [*(entry(seq, source="easy") for seq in range(1, 101)), entry(101, source="hard", has_pass=has_pass)]
-    drawn = [STRATEGIES["rescue"].draw(pool, 2, 2, random.Random(seed), known) for seed in range(20)]
+    drawn = [strategy_named("rescue").draw(pool, 2, 2, random.Random(seed), known) for seed in range(20)]
     assert all(len(chosen) == 2 for chosen in drawn)
     return all(chosen[0].seq == 101 for chosen in drawn)
 
 
 def test_a_success_where_the_own_policy_fails_comes_first_and_nothing_else_does() -> None:
     assert rescued(RECENT_GROUPS)
-    assert not rescued(RECENT_GROUPS - 1), "too few own groups failed to say so"
+    assert not rescued(RECENT_GROUPS - 1), "too few local groups failed to say so"
     assert not rescued(RECENT_GROUPS, has_pass=False), "a group without a success shows no way out"
 
 
 def test_where_there_is_nothing_to_rescue_all_informative_groups_are_alike() -> None:
-    weigh = STRATEGIES["rescue"].weigh
+    weigh = strategy_named("rescue").weigh
     assert weigh is not None
     for known in (Knowledge(), Knowledge(sources={"easy": PassRecord(0.0, 8.0, RECENT_GROUPS - 1)})):
         assert len(set(weigh(POOL, 2, known))) == 1
@@ -227,7 +235,7 @@ def test_where_there_is_nothing_to_rescue_all_informative_groups_are_alike() -> 
 
 def test_a_node_that_floods_a_source_the_own_policy_fails_on_has_its_share_and_no_more() -> None:
     pool = [*(entry(seq, "flood", "hard") for seq in range(1, 101)), *(entry(seq, f"n{seq}", "easy") for seq in range(101, 104))]
-    chosen = STRATEGIES["rescue"].draw(pool, 4, 2, random.Random(1), KNOWN)
+    chosen = strategy_named("rescue").draw(pool, 4, 2, random.Random(1), KNOWN)
     assert Counter(e.node == "flood" for e in chosen) == {True: 2, False: 2}
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages, group_normalised, has_spread, leave_one_out
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages, group_normalised, leave_one_out
+from shared.rewards import is_informative
 
 rewards = st.floats(min_value=-10, max_value=10, allow_nan=False, width=32).map(float)
 groups = st.lists(st.lists(rewards, min_size=1, max_size=9), min_size=1, max_size=6)
@@ -51,7 +52,7 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
     ids=["none", "one", "equal", "rounded", "rounded large", "rounded at zero"],
 )
 def test_a_group_without_spread_has_advantage_exactly_zero(config: AdvantageConfig, flat: list[float]) -> None:
-    assert not has_spread(flat)
+    assert not is_informative(flat)
     advantages = batch_advantages([flat, [0.0, 1.0, 5.0]], config)
     assert advantages[0] == [0.0] * len(flat)
     assert any(advantages[1])

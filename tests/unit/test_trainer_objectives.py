@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
+from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.token_loss import token_loss
 
 # Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0 with A = -1.
 LOGPROBS = [[-1.0, -2.0, -3.0], [-0.5, 99.0, math.nan]]

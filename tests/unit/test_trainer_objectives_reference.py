@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
-from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
+from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.token_loss import token_loss
 
 CONFIGS = [
     ObjectiveConfig(name="grpo"),

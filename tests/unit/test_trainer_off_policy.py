@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.gradient.behaviour import m2_masked
+from services.trainer.gradient.behaviour import masked_by_objective
 from services.trainer.gradient.rows import TextLogprob
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
-from services.trainer.objectives import Normaliser, ObjectiveConfig, token_loss, token_weights
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
-from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
+from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.gepo import gepo_log_expectation
+from services.trainer.objectives.m2po import m2_keep
+from services.trainer.objectives.token_loss import token_loss
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 LENGTHS = [3, 5, 1, 4, 2, 6]
@@ -186,4 +189,4 @@ def test_m2_masks_tokens_over_the_whole_step_and_they_count_nowhere() -> None:
     assert dropped > 0 and sum(kept) / len(kept) < 0.3
     stats = accumulate_gradients(model, masked, config, proximal=proximal)
     assert stats.dropped_fraction * stats.tokens == pytest.approx(dropped)
-    assert m2_masked(groups, [], proximal, 0.3) == groups
+    assert masked_by_objective(groups, [], proximal, config.objective) == groups

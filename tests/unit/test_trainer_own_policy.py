@@ -1,4 +1,4 @@
-"""Foreign answers that the own policy finds absurd are not trained on; ordinary ones are."""
+"""Foreign answers that this node's policy finds absurd are not trained on; ordinary ones are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.integration.trainer_life import batch_of
 
-DEMO = Path(__file__).parents[2] / "config" / "demo.toml"
 BASE = Path(__file__).parents[2] / "models" / "base"
 WORDS = ["gradient", "poison", "octopus", "therefore", "banana", "lorem", "ipsum", "dolor", "zebra", "quartz"]
 FLOOR = -8.0
@@ -35,7 +35,7 @@ def learner(fraction: float = 1.0) -> Learner:
         # The absurd text is longer than what the demo lets in.
         "verifier": {"max_foreign_length": 8.0},
     }
-    return Learner(load_config(DEMO, overrides=overrides))
+    return Learner(load_config(DEMO_CONFIG, overrides=overrides))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def policy() -> Learner:
 
 
 def question(index: int) -> Task:
-    spec = next(spec for spec in load_config(DEMO).tasks if spec.dataset == "gcd")
+    spec = next(spec for spec in load_config(DEMO_CONFIG).tasks if spec.dataset == "gcd")
     return derive_task(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=5, index=index))
 
 
@@ -186,7 +186,7 @@ def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temp
 def test_by_default_no_answer_of_a_peer_is_left_out_and_every_right_answer_in_absurd_text_is() -> None:
     """Nothing is configured for the model: the bound comes from the batch's local answers."""
     room = {"max_new_tokens": 64}  # else the nonsense is left out for its length
-    policy = Learner(load_config(DEMO, overrides={"model": {"path": str(BASE), "device": "cpu"}, "generator": room}))
+    policy = Learner(load_config(DEMO_CONFIG, overrides={"model": {"path": str(BASE), "device": "cpu"}, "generator": room}))
     rng = random.Random(0)
     local = [sampled(policy, index, "local", "alpha", seed=index) for index in range(4)]
     peers = [sampled(policy, index, "external", "beta", seed=100 + index) for index in range(4, 16)]

@@ -34,7 +34,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Learner:
 
 
 def candidates(learner: Learner, by: str | None, keep: int = 2, node_cap: int = 2) -> Batch:
-    """One own group and six foreign ones of three nodes."""
+    """One local group and six foreign ones of three nodes."""
     rng = random.Random(3)
     own = scored_group(learner.tokenizer, rng)
     foreign = []
@@ -73,7 +73,7 @@ def test_the_groups_nearest_to_the_policy_or_farthest_from_it_are_kept(learner: 
     assert preferred.logprob == pytest.approx(sum(of[group_id] for group_id in expected) / 3, abs=1e-5)
     left = [value for group_id, value in of.items() if group_id not in expected]
     assert preferred.logprob_left_out == pytest.approx(sum(left) / 3, abs=1e-5)
-    assert preferred.batch.items[0] == batch.items[0], "own groups stay"
+    assert preferred.batch.items[0] == batch.items[0], "local groups stay"
 
 
 def test_a_step_trains_on_the_chosen_groups_as_if_no_other_had_come(tmp_path: Path) -> None:

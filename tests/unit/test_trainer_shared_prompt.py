@@ -13,7 +13,7 @@ from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
 from services.trainer.gradient.shared_prompt import plain_rows_reason, supports_shared_prompt
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from services.trainer.objectives import ObjectiveConfig
+from services.trainer.objectives.config import ObjectiveConfig
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 

@@ -10,7 +10,8 @@ import torch
 from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser
-from services.trainer.objectives import Normaliser, ObjectiveConfig
+from services.trainer.objectives.aggregation import Normaliser
+from services.trainer.objectives.config import ObjectiveConfig
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 OBJECTIVES = {
@@ -30,7 +31,7 @@ def step(model, groups, config, **arguments):
 
 
 def nudge(model, size: float = 0.03) -> None:
-    """Moves every weight a little, as an optimiser step would."""
+    """Moves every weight a little, as an optimizer step would."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -156,12 +157,12 @@ def test_the_first_update_of_a_batch_is_on_policy_and_later_ones_clip() -> None:
     groups = ragged_groups(5, with_behaviour=False)
     config = UpdateConfig(objective=ObjectiveConfig(name="dapo"), budget_tokens=80)
     proximal = batch_logprobs(model, groups, config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     seen = []
     for _ in range(4):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         seen.append(accumulate_gradients(model, groups, config, proximal=proximal))
-        optimiser.step()
+        optimizer.step()
     assert seen[0].ratio_mean == pytest.approx(1.0, abs=1e-5) and seen[0].clip_fraction == 0.0
     assert seen[1].ratio_max > 1.01
     assert seen[3].clip_fraction > 0.05
@@ -287,11 +288,11 @@ def test_policy_gradient_steps_make_the_rewarded_completion_likelier() -> None:
         learner = copy.deepcopy(model)
         config = UpdateConfig(objective=objective, shared_prompt=True)
         before = [logprobs.sum() for logprobs in batch_logprobs(learner, [group], config)[0]]
-        optimiser = torch.optim.SGD(learner.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(learner.parameters(), lr=0.05)
         for _ in range(5):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             accumulate_gradients(learner, [group], config)
-            optimiser.step()
+            optimizer.step()
         after = [logprobs.sum() for logprobs in batch_logprobs(learner, [group], config)[0]]
         assert after[0] > before[0] + 0.01, objective.name
         assert after[0] - after[1] > before[0] - before[1]

@@ -1,6 +1,6 @@
 """Checkpoints on disk: written whole or not at all, checked when read, the newest few and the best kept.
 
-A checkpoint is a folder `step-<number>` with the trained weights, the optimiser and a manifest that holds a SHA-256 of each
+A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest that holds a SHA-256 of each
 file and of itself. It is written beside, flushed to the disk, and renamed; a crash at any instant leaves the ones before it.
 """
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from services.trainer.gradient.foreign_weights import ForeignRows
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
-from services.trainer.objectives.off_policy import gepo_log_expectation, m2_keep
+from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.gepo import gepo_log_expectation
 
 
 def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, int]], device: torch.device) -> ForeignRows:
@@ -53,16 +54,16 @@ def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_lo
     return torch.where(known, behaviour, proximal_logprobs.detach())
 
 
-def gepo_log_denominators(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: torch.dtype) -> Tensor:
+def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: torch.dtype) -> Tensor:
     """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing is known of the group."""
     of_group = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
     return torch.tensor([of_group[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
 
 
-def m2_masked(
-    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], threshold: float
+def masked_by_objective(
+    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], config: ObjectiveConfig
 ) -> list[TokenGroup]:
-    """`groups` with the tokens that `m2_keep` drops over the whole step marked as unknown, so that they count nowhere.
+    """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as unknown: they count nowhere.
 
     numbers: places of the groups that take part. proximal: `batch_logprobs` at the start of the batch.
     """
@@ -73,10 +74,11 @@ def m2_masked(
         if behaviour is not None
     ]
     behaviours = [torch.tensor(list(groups[g].behaviour_logprobs[c] or ()), dtype=torch.float64) for g, c in places]
-    if not behaviours:
+    keeps = config.objective.keeps
+    if not behaviours or keeps is None:
         return list(groups)
     differences = torch.cat(behaviours) - torch.cat([proximal[g][c].to(torch.float64) for g, c in places])
-    keep = torch.split(m2_keep(differences, threshold), [len(each) for each in behaviours])
+    keep = torch.split(keeps(differences, config), [len(each) for each in behaviours])
     masked = {
         place: torch.where(kept, each, torch.nan).tolist() for place, kept, each in zip(places, keep, behaviours, strict=True)
     }

@@ -19,7 +19,7 @@ from services.trainer.gradient.influence import InfluenceRules, foreign_scales, 
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
 from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives import Normaliser
+from services.trainer.objectives.aggregation import Normaliser
 from services.trainer.parallel.protocol import ALONE, Parallel
 
 
@@ -63,7 +63,7 @@ def bounded_gradients(
     whole = part + step.add(foreign)
     foreign_norm = step.norm(before)
     scales: dict[int, float] = {}
-    pulling = sum(groups[number].is_informative for number in local)
+    pulling = sum(groups[number].moves_policy for number in local)
     if out_of_proportion(rules, local_norm or 0.0, pulling, foreign_norm, len(foreign)):
         norms = []
         for number in foreign:

@@ -88,7 +88,7 @@ class TokenGroup:
         return [len(tokens) for tokens in self.completions]
 
     @property
-    def is_informative(self) -> bool:
+    def moves_policy(self) -> bool:
         """Whether the group moves the policy: some advantage is not 0, and neither is its weight."""
         return self.weight != 0.0 and any(advantage != 0.0 for advantage in self.advantages)
 

@@ -1,13 +1,13 @@
-"""The gradient of one optimiser step, over as many micro-batches as the token budget asks for.
+"""The gradient of one optimizer step, over as many micro-batches as the token budget asks for.
 
 The usual order in a service, with `config` an `UpdateConfig`:
 
     proximal = batch_logprobs(model, groups, config) if updates_per_batch > 1 else None
     for _ in range(updates_per_batch):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         stats = accumulate_gradients(model, groups, config, proximal=proximal)
         if stats.groups:
-            clip_grad_norm_(...); optimiser.step()
+            clip_grad_norm_(...); optimizer.step()
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from services.trainer.gradient.behaviour import behaviour_or, foreign_rows, gepo_log_denominators, kept_tokens, m2_masked
+from services.trainer.gradient.behaviour import behaviour_or, foreign_rows, kept_tokens, log_expectations, masked_by_objective
 from services.trainer.gradient.forward import CompletionLogprobs, SeparateHead, completion_logprobs
 from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
 from services.trainer.gradient.micro_batches import plan_rows
@@ -28,7 +28,10 @@ from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import CompletionRows, RowSlice, TokenGroup, TokenRows, build_rows
 from services.trainer.gradient.share import micro_batches_of
 from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives import LossSums, Normaliser, ObjectiveConfig, TokenLoss, token_loss, token_weights
+from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.sums import LossSums
+from services.trainer.objectives.token_loss import TokenLoss, token_loss
 from services.trainer.parallel.protocol import ALONE, Parallel
 
 BatchLogprobs = list[list[Tensor]]
@@ -59,19 +62,19 @@ class UpdateConfig:
     @property
     def needs_proximal(self) -> bool:
         """Whether what a step drops is known only from the policy's logprobs at the start of the batch."""
-        return self.importance.drops_by_likelihood or self.objective.name == "m2po"
+        return self.importance.drops_by_likelihood or self.objective.objective.keeps is not None
 
     def takes_part(self, group: TokenGroup) -> bool:
         """Whether the group must be computed: it moves the policy, or holds it to the reference."""
-        return group.is_informative or (self.objective.needs_reference and group.weight != 0.0)
+        return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0)
 
 
 def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None) -> list[TokenGroup]:
-    """`groups` with the tokens marked that m2po leaves out of the whole step, given the logprobs at the start of the batch."""
-    if config.objective.name != "m2po" or proximal is None:
+    """`groups` with the tokens marked that the objective leaves out of the whole step, given the logprobs at the batch's start."""
+    if config.objective.objective.keeps is None or proximal is None:
         return list(groups)
     numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
-    return m2_masked(groups, numbers, proximal, config.objective.m2_threshold)
+    return masked_by_objective(groups, numbers, proximal, config.objective)
 
 
 def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
@@ -245,7 +248,7 @@ def scored_loss(
         mask=rows.mask,
         foreign=foreign_rows(groups, rows.sequences, device),
     )
-    objective = config.objective
+    objective = config.objective.objective
     per_token = token_loss(
         config.objective,
         logprobs=scored.logprobs,
@@ -256,7 +259,7 @@ def scored_loss(
         keep=correction.keep,
         reference_logprobs=None if reference is None else rows.pad(reference, dtype),
         behaviour_logprobs=behaviour_or(groups, rows, proximal_logprobs) if objective.uses_behaviour else None,
-        log_denominators=gepo_log_denominators(groups, rows, dtype) if objective.name == "gepo" else None,
+        log_denominators=log_expectations(groups, rows, dtype) if objective.uses_group_likelihood else None,
     )
     # A mean per sequence says nothing of lengths: there a long group counts for its sequences as any other.
     by_length = config.objective.aggregated_by != "sequence_mean"

@@ -1,10 +1,10 @@
-"""What one optimiser step's gradient was made of, as plain numbers."""
+"""What one optimizer step's gradient was made of, as plain numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.trainer.objectives import LossSums
+from services.trainer.objectives.sums import LossSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-AdvantageKind = Literal["group_normalised", "leave_one_out", "soft_value"]
-AdvantageScale = Literal["group", "batch", "none"]
+from services.trainer.objectives.base import AdvantageKind, GroupAdvantages
+from shared.rewards import is_informative
 
-_SPREAD_RTOL = 1e-9
-_SPREAD_ATOL = 1e-12
+AdvantageScale = Literal["group", "batch", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageConfig:
     """How rewards become advantages.
 
-    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL). All but `value_beta` is of the first.
+    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function from the rewards of a group that
+    differ. All but `value_beta` is of the first.
     scale: divide by the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
     std_ddof: 1 for the sample standard deviation, 0 for the population's.
     std_eps: added to the standard deviation.
@@ -32,7 +32,7 @@ class AdvantageConfig:
     value_beta: temperature of the soft value.
     """
 
-    kind: AdvantageKind = "group_normalised"
+    kind: AdvantageKind | GroupAdvantages = "group_normalised"
     scale: AdvantageScale = "group"
     std_ddof: int = 1
     std_eps: float = 1e-4
@@ -41,7 +41,7 @@ class AdvantageConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be computed."""
-        if self.kind not in ("group_normalised", "leave_one_out", "soft_value"):
+        if not callable(self.kind) and self.kind not in ("group_normalised", "leave_one_out", "soft_value"):
             raise ValueError(f"advantage kind {self.kind!r} is unknown: use group_normalised, leave_one_out or soft_value")
         if self.scale not in ("group", "batch", "none"):
             raise ValueError(f"advantage scale {self.scale!r} is unknown: use group, batch or none")
@@ -63,6 +63,8 @@ def batch_advantages(group_rewards: Sequence[Sequence[float]], config: Advantage
     Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is `[[0.5, -0.5], [0.0]]`.
     """
     _check_finite(group_rewards)
+    if callable(config.kind):
+        return [_checked(config.kind, rewards) if is_informative(rewards) else [0.0] * len(rewards) for rewards in group_rewards]
     if config.kind == "leave_one_out":
         return [leave_one_out(rewards) for rewards in group_rewards]
     if config.kind == "soft_value":
@@ -86,7 +88,7 @@ def group_normalised(
         batch_std = _standard_deviation([reward for rewards in group_rewards for reward in rewards], std_ddof)
     advantages: list[list[float]] = []
     for rewards in group_rewards:
-        if not has_spread(rewards):
+        if not is_informative(rewards):
             advantages.append([0.0] * len(rewards))
             continue
         mean = math.fsum(rewards) / len(rewards)
@@ -101,7 +103,7 @@ def group_normalised(
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
     """`r_i - mean of the others' rewards`: an unbiased baseline (RLOO, arXiv 2402.14740)."""
-    if not has_spread(rewards):
+    if not is_informative(rewards):
         return [0.0] * len(rewards)
     total = math.fsum(rewards)
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
@@ -112,19 +114,21 @@ def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
 
     As everywhere, exactly 0 without spread.
     """
-    if not has_spread(rewards):
+    if not is_informative(rewards):
         return [0.0] * len(rewards)
     largest = max(rewards)
     mean = math.fsum(math.exp((reward - largest) / beta) for reward in rewards) / len(rewards)
     return [reward - largest - beta * math.log(mean) for reward in rewards]
 
 
-def has_spread(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ by more than float rounding, so that a comparison between completions can teach."""
-    if len(rewards) < 2:
-        return False
-    largest = max(abs(reward) for reward in rewards)
-    return max(rewards) - min(rewards) > max(_SPREAD_ATOL, _SPREAD_RTOL * largest)
+def _checked(advantages_of: GroupAdvantages, rewards: Sequence[float]) -> list[float]:
+    """What somebody's own function says, refused where it would spoil the gradient."""
+    advantages = [float(each) for each in advantages_of(rewards)]
+    if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
+        raise ValueError(
+            f"the objective's advantages of rewards {list(rewards)} are {advantages}: one finite number each is needed"
+        )
+    return advantages
 
 
 def _standard_deviation(values: Sequence[float], ddof: int) -> float:

@@ -1,6 +1,6 @@
 """Weights that aggregate a loss per token to the loss of a batch.
 
-The counts are those of the whole optimiser step, taken before it is cut into micro-batches, so that a cut changes nothing. Tokens
+The counts are those of the whole optimizer step, taken before it is cut into micro-batches, so that a cut changes nothing. Tokens
 that are dropped count nowhere: whoever sends many of them must not make the others' gradient small.
 """
 
@@ -17,7 +17,7 @@ from services.trainer.objectives.config import ObjectiveConfig
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """Counts over a whole optimiser step: sequences with at least one token of loss, and tokens of loss (by share, where groups
+    """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of loss (by share, where groups
     count for a part of theirs)."""
 
     sequences: int

@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
-ObjectiveName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl"]
-Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
+from services.trainer.objectives.base import Aggregation, Objective
+from shared.config import NodeConfig
+from shared.registry import OBJECTIVES
 
-_AGGREGATION: dict[str, Aggregation] = {
-    "grpo": "sequence_mean",
-    "gspo": "sequence_mean",
-    "dr_grpo": "fixed_length",
-    "dapo": "token_mean",
-    "cispo": "token_mean",
-    "reinforce": "token_mean",
-    "rloo": "token_mean",
-    "m2po": "token_mean",
-    "gepo": "sequence_mean",
-    "vespo": "token_mean",
-    "oapl": "sequence_mean",
-}
-_CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "m2po", "gepo")
-_WITH_BEHAVIOUR = ("gepo", "vespo", "oapl")
+OptionValue = float | int | bool | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveConfig:
-    """Constants of an objective. With r the ratio of the policy to the proximal policy and A the advantage:
+    """Constants of the objective `name`; what each does with them is in its file.
 
-    | name | loss of a token | aggregated by default over |
-    |---|---|---|
-    | grpo (arXiv 2402.03300) | `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` | mean of sequence means |
-    | dr_grpo (2503.20783) | the same | sum / (sequences x max_completion_tokens) |
-    | dapo (2503.14476) | the same | mean over all tokens of the batch |
-    | gspo (2507.18071) | the same, r the geometric mean over the sequence | mean of sequence means |
-    | cispo (2506.13585) | `-sg[clamp(r, is_min, is_max)] A lp` | mean over all tokens of the batch |
-    | reinforce, rloo | `-A lp` (rloo: with leave-one-out advantages) | mean over all tokens of the batch |
-    | m2po (2510.01161) | dapo's, of the tokens whose mean (log b - log prox)^2 is below m2_threshold | the same |
-    | gepo (2508.17850) | gspo's, r = exp(mean lp) / (sum q^2 / sum q) over the group, q = exp(mean log b) | sequence means |
-    | vespo (2602.10693) | `-sg[e^l w^k e^(-l w)] A lp`, w = exp(sum (lp - log b)) | mean over all tokens of the batch |
-    | oapl (2602.19362) | `(oapl_scale sum (lp - log b) - A)^2` of the sequence, A above the soft value | mean over sequences |
-
-    b is the policy that sampled. gepo, vespo and oapl compare with it themselves, so that no importance weights act; m2po's
-    threshold acts before, over the whole step (`services.trainer.gradient.behaviour`).
-    clip_low, clip_high: for gspo the ratio hardly moves, its authors use 3e-4 and 4e-4.
     dual_clip: at most this multiple of |A| is lost where A < 0 (arXiv 1912.09729); more than 1 + clip_high; None: off.
-    is_min, is_max: cispo's bounds of the ratio itself, not distances from 1 (peers differ in this).
+    is_min, is_max: cispo's bounds of the ratio itself.
     kl_coefficient: weight of the k3 divergence to the reference policy; 0: no reference is needed.
     max_completion_tokens: dr_grpo's constant length; must not change between steps.
     log_ratio_bound: log ratios are clamped to +- this before exp.
     m2_threshold: m2po's tau. vespo_positive, vespo_negative: (k, l) by the advantage's sign. oapl_scale: its second beta.
-    aggregation: overrides the default named above.
+    aggregation: overrides the objective's own.
+    options: the constants of an objective that an installed package brings, by name.
     """
 
-    name: ObjectiveName = "grpo"
+    name: str = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None
@@ -68,19 +41,19 @@ class ObjectiveConfig:
     vespo_negative: tuple[float, float] = (3.0, 2.0)
     oapl_scale: float = 1e-3
     aggregation: Aggregation | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse combinations that have no meaning."""
-        if self.name not in _AGGREGATION:
-            raise ValueError(f"objective {self.name!r} is unknown: use one of {', '.join(_AGGREGATION)}")
-        if self.aggregation not in (None, "sequence_mean", "token_mean", "fixed_length"):
+        objective = self.objective
+        if self.aggregation not in (None, *get_args(Aggregation)):
             raise ValueError(f"aggregation {self.aggregation!r} is unknown: use sequence_mean, token_mean or fixed_length")
         if not 0.0 <= self.clip_low <= 1.0:
             raise ValueError(f"clip_low is {self.clip_low}: 1 - clip_low bounds a ratio, so use a value from 0 to 1")
         if not self.clip_high >= 0.0:
             raise ValueError(f"clip_high is {self.clip_high}: it must be 0 or more")
-        if self.dual_clip is not None and self.name not in _CLIPPED:
-            raise ValueError(f"dual_clip acts on clipped objectives only ({', '.join(_CLIPPED)}), not on {self.name}")
+        if self.dual_clip is not None and not objective.clips:
+            raise ValueError(f"dual_clip acts on objectives that clip, and {self.name} does not: set it to 0 or choose another")
         if self.dual_clip is not None and not self.dual_clip > 1.0 + self.clip_high:
             raise ValueError(f"dual_clip is {self.dual_clip}: it must be more than 1 + clip_high")
         if not 0.0 <= self.is_min < self.is_max:
@@ -99,21 +72,56 @@ class ObjectiveConfig:
             raise ValueError(f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more")
 
     @property
+    def objective(self) -> Objective:
+        """The objective itself.
+
+        Raises:
+            UnknownNameError, BrokenEntryError: see `shared.registry.Registry.load`.
+            TypeError: what an installed package calls so is no `Objective`.
+        """
+        found: Any = OBJECTIVES.load(self.name)
+        if not isinstance(found, Objective):
+            raise TypeError(f"objective {self.name} is a {type(found).__name__}: its entry point must name an Objective")
+        return found
+
+    @property
     def aggregated_by(self) -> Aggregation:
         """The aggregation in force."""
-        return self.aggregation or _AGGREGATION[self.name]
-
-    @property
-    def is_clipped(self) -> bool:
-        """Whether the objective is one of the clipped surrogates."""
-        return self.name in _CLIPPED
-
-    @property
-    def uses_behaviour(self) -> bool:
-        """Whether the objective itself compares with the policy that sampled, instead of importance weights."""
-        return self.name in _WITH_BEHAVIOUR
+        return self.aggregation or self.objective.aggregation
 
     @property
     def needs_reference(self) -> bool:
         """Whether logprobs of a reference policy are needed."""
         return self.kl_coefficient > 0.0
+
+
+def objective_config(config: NodeConfig) -> ObjectiveConfig:
+    """The objective that a node's configuration asks for.
+
+    Raises:
+        ValueError: it cannot be had, or not with the other settings; the message names them as the configuration does.
+    """
+    trainer = config.trainer
+    if trainer.objective_options and trainer.objective in OBJECTIVES.built_in:
+        raise ValueError(f"trainer.objective_options are for an objective of your own: {trainer.objective} has settings by name")
+    wanted = ObjectiveConfig(
+        name=trainer.objective,
+        clip_low=trainer.clip_low,
+        clip_high=trainer.clip_high,
+        dual_clip=trainer.dual_clip or None,
+        is_min=trainer.cispo_min,
+        is_max=trainer.cispo_max,
+        kl_coefficient=trainer.kl_coefficient,
+        max_completion_tokens=config.generator.max_new_tokens,
+        m2_threshold=trainer.m2_threshold,
+        vespo_positive=trainer.vespo_positive,
+        vespo_negative=trainer.vespo_negative,
+        oapl_scale=trainer.oapl_scale,
+        aggregation=trainer.aggregation,
+        options=trainer.objective_options,
+    )
+    if wanted.objective.advantages == "leave_one_out" and trainer.advantage_scale == "batch":
+        raise ValueError(
+            f"trainer.objective {wanted.name} centres each group on the others' mean: use advantage_scale none or group"
+        )
+    return wanted

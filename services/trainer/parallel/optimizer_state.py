@@ -1,4 +1,4 @@
-"""An optimiser's `state_dict` with whole tensors, as checkpoints hold it, from one with sharded tensors, and back."""
+"""An optimizer's `state_dict` with whole tensors, as checkpoints hold it, from one with sharded tensors, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def split_optimizer_state(
 ) -> dict[str, Any]:
     """Inverse of `whole_optimizer_state`: tensors of a parameter's shape are split as it is.
 
-    parameters: in the order in which the optimiser numbers them.
+    parameters: in the order in which the optimizer numbers them.
     """
 
     def split(number: int, value: Any) -> Any:

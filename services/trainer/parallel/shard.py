@@ -1,4 +1,4 @@
-"""A policy split over processes with FSDP2: weights, gradients and optimiser states in parts, a layer put together when used."""
+"""A policy split over processes with FSDP2: weights, gradients and optimizer states in parts, a layer put together when used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sharded:
     def shard(self, model: Any) -> None:
         """FSDP2 per transformer block and over the rest; gradients are summed, because the loss is divided for the whole step."""
         for module in [*transformer_blocks(model), model]:
-            # Parameters that stay together after a pass would be stale after the optimiser's step or a restore.
+            # Parameters that stay together after a pass would be stale after the optimizer's step or a restore.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         for module in model.modules():
             if isinstance(module, FSDPModule):

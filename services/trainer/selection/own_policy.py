@@ -1,4 +1,4 @@
-"""What the own policy thinks of other nodes' answers: text that it finds absurd is not trained on.
+"""What this node's policy thinks of other nodes' answers: text that it finds absurd is not trained on.
 
 A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer in poisoned reasoning; the mean
 log-probability under this node's policy tells such text from what the policy might have said (arXiv 2511.09780). How likely a
@@ -8,7 +8,6 @@ relative to the mean of the same batch's local answers, and needs neither choosi
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.selection.tokens import Intake
 from shared.config.sections import TrainerSection
+from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def local_means(groups: Sequence[TokenGroup]) -> list[float]:
 def without_absurd(
     intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: OwnPolicyRules
 ) -> tuple[Intake, Counter[str]]:
-    """What `drop_absurd` returns, given the own policy's `logprobs` of the groups at `looked_at`."""
+    """What `drop_absurd` returns, given this node's own `logprobs` of the groups at `looked_at`."""
     dropped: Counter[str] = Counter()
     least = least_logprob(local_means(intake.groups), rules)
     groups: list[TokenGroup | None] = list(intake.groups)
@@ -122,5 +122,4 @@ def without_absurd(
 
 
 def _chance(batch_seed: int, group_id: str) -> float:
-    digest = hashlib.sha256(f"own-policy {batch_seed} {group_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+    return number_from(f"own-policy {batch_seed} {group_id}") / 2**64

@@ -1,4 +1,4 @@
-"""Which of more external groups than a step takes are trained on: the likeliest, or the least likely, under the own policy.
+"""Which of more foreign groups than a step takes are trained on: the likeliest, or the least likely, under this node's policy.
 
 The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and says how many to keep
 (`Batch.preference`); the choice is made here, where the text is computed on anyway. The same batch and weights give the same
@@ -23,7 +23,7 @@ from shared.contracts.messages import Batch, Preference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferred:
-    """The batch with the chosen external groups alone, and what was chosen.
+    """The batch with the chosen foreign groups alone, and what was chosen.
 
     left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token, in nats, of the chosen groups'
     text and of the others'; None where there is none.
@@ -36,7 +36,7 @@ class Preferred:
 
 
 def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateConfig, parallel: Parallel = ALONE) -> Preferred:
-    """Choose among the batch's external groups as its `preference` says, under `model` as it is now.
+    """Choose among the batch's foreign groups as its `preference` says, under `model` as it is now.
 
     A candidate that cannot be trained on, or whose likelihood is no number, comes last.
     """
@@ -47,7 +47,7 @@ def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateCon
 
 
 def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
-    """The external groups that `prefer` chooses among; None where there is nothing to choose."""
+    """The foreign groups that `prefer` chooses among; None where there is nothing to choose."""
     candidates = [item for item in batch.items if item.scored.origin == "external"]
     if batch.preference is None or not candidates:
         return None
@@ -55,7 +55,7 @@ def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
 
 
 def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred:
-    """What `prefer` returns, given the own policy's `logprobs` of the groups of `taken`, the batch's `candidates_of`."""
+    """What `prefer` returns, given this node's own `logprobs` of the groups of `taken`, the batch's `candidates_of`."""
     preference = batch.preference
     assert preference is not None
     candidates = [item for item in batch.items if item.scored.origin == "external"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import os
 import signal
@@ -26,6 +25,7 @@ from shared.contracts.messages import Batch
 from shared.model.weights import WeightsError
 from shared.runtime import EXIT_CONFIG, FatalError
 from shared.runtime.logs import configure_logging
+from shared.seeds import number_from
 
 
 def main() -> NoReturn:
@@ -80,8 +80,7 @@ def follow(place: Place, config: NodeConfig) -> None:
 
 def step_seed(config: NodeConfig, rank: int, step: int) -> int:
     """Seed of process `rank`'s dropout in a step: another for each, the same after a restart, so that no checkpoint holds it."""
-    digest = hashlib.sha256(f"{node_seed(config)}/{rank}/{step}".encode()).digest()
-    return int.from_bytes(digest[:6], "big")
+    return number_from(f"{node_seed(config)}/{rank}/{step}", 6)
 
 
 def _do(learner: Learner, config: NodeConfig, rank: int, command: Command, payload: bytes) -> None:

@@ -9,6 +9,7 @@ from services.trainer.learner import Learner
 from services.trainer.parallel.group import Place, ProcessLost
 from services.trainer.service import TrainerService
 from services.trainer.torchrun.leading_learner import Followers, LeadingLearner
+from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import NodeConfig
 from shared.runtime import ServiceContext
 
@@ -40,10 +41,12 @@ class LeadingTrainer:
             context.log.error("process_lost", reason=str(lost), consequence="this process ends too")
             raise
         finally:
-            watching.cancel()
-            training.cancel()
-            await asyncio.wait({training, watching}, timeout=_END_S)
-            await self._end(context)
+            try:
+                await cancel_and_wait(watching, training, patience_s=_END_S)
+            except StillRunningError as error:
+                context.log.warning("training_goes_on", reason=str(error), consequence="this process ends all the same")
+            finally:
+                await self._end(context)
 
     def _learner(self, config: NodeConfig) -> Learner:
         return LeadingLearner(config, self._followers)
@@ -64,6 +67,7 @@ class LeadingTrainer:
 
     async def _end(self, context: ServiceContext) -> None:
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._followers.end), _END_S)
+            async with asyncio.timeout(_END_S):
+                await asyncio.to_thread(self._followers.end)
         except (ProcessLost, TimeoutError) as error:
             context.log.warning("processes_not_told", reason=str(error), consequence="they end when they notice")

@@ -12,7 +12,7 @@ from services.trainer.state import LearnerState
 
 
 def pack_state(state: LearnerState) -> bytes:
-    """Names, shapes, numbers and the random state; scalars such as the optimiser's step counts with their values."""
+    """Names, shapes, numbers and the random state; scalars such as the optimizer's step counts with their values."""
     packed = io.BytesIO()
     outline = {
         "weights": {name: _outline(value) for name, value in state.weights.items()},

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
+from services.sampler.strategies.base import Strategy, has_advantage
 
 
-def draw_balanced(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
+def _draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
     """Up to `wanted` different entries, at most `cap` of one node.
 
     Each in turn is of a source taken from least so far, and there of a node taken from least; chance decides between sources, then
@@ -41,3 +42,6 @@ def draw_balanced(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: rand
 def _least(names: Sequence[str], taken: Counter[str], rng: random.Random) -> str:
     fewest = min(taken[name] for name in names)
     return rng.choice([name for name in names if taken[name] == fewest])
+
+
+STRATEGY = Strategy("balanced", keeps=has_advantage, draw=_draw)

@@ -1,0 +1,77 @@
+"""The arithmetic of a draw: how many groups may be one node's, and how entries are taken in an order. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from services.sampler.pool import PoolEntry
+
+_TINY = 5e-324
+
+
+def part_of(wanted: int, part: float) -> int:
+    """`part` of `wanted`, rounded down, whatever binary fractions do: 0.3 of 10 is 3."""
+    return math.floor(wanted * part + 1e-9)
+
+
+def node_cap(wanted: int, max_share: float, nodes: int) -> int:
+    """How many of `wanted` foreign groups may be one node's, when `nodes` other nodes are there.
+
+    A share of `max_share`, rounded down, but never less than an equal part (rounded up): the cap shall keep one node from
+    dominating, not leave places empty that nobody else may fill. With one other node there is no cap.
+    """
+    if nodes <= 1:
+        return wanted
+    return min(wanted, max(1, part_of(wanted, max_share), math.ceil(wanted / nodes)))
+
+
+def available(entries: Iterable[PoolEntry], wanted: int, cap: int) -> int:
+    """How many entries a draw can give."""
+    return min(wanted, sum(min(count, cap) for count in Counter(entry.node for entry in entries).values()))
+
+
+def candidates(pool: int, wanted: int, oversample: float) -> int:
+    """How many groups to draw where the trainer keeps `wanted` of them, from a pool of `pool`.
+
+    `oversample` times as many, but what is drawn and not kept is gone: a batch's worth is left for the next one.
+    """
+    return max(wanted, min(math.ceil(wanted * oversample), pool - wanted))
+
+
+def in_order(entries: Iterable[PoolEntry], wanted: int, cap: int) -> list[PoolEntry]:
+    """The first `wanted` of `entries`, passing over those of a node that has had `cap`."""
+    chosen: list[PoolEntry] = []
+    taken: Counter[str] = Counter()
+    for entry in entries:
+        if len(chosen) < wanted and taken[entry.node] < cap:
+            taken[entry.node] += 1
+            chosen.append(entry)
+    return chosen
+
+
+def weighted_order(entries: Sequence[PoolEntry], weights: Sequence[float], rng: random.Random) -> list[PoolEntry]:
+    """All entries in an order as if drawn one after the other, without replacement, with chances in proportion to the weights.
+
+    weights: one an entry, 0 or more, on any scale; an entry of weight 0 comes after all others.
+
+    Efraimidis and Spirakis (2006): give each entry the key `u ** (1 / weight)` with u uniform and take the largest keys. In
+    logarithms that is `log(weight)` plus a Gumbel variate, which does not overflow. Passing over entries of a node that has its
+    share is the same as taking them out of the urn, so the law holds under the cap too.
+    """
+    keys = [math.log(max(weight, _TINY)) + _gumbel(rng) for weight in weights]
+    return [entries[index] for index in sorted(range(len(entries)), key=lambda index: (-keys[index], entries[index].seq))]
+
+
+def _gumbel(rng: random.Random) -> float:
+    return -math.log(-math.log(max(rng.random(), _TINY)))
+
+
+def local_order(entry: PoolEntry) -> tuple[int, int, int]:
+    """Sort key of local groups: oldest policy first, which bounds staleness, then in the order in which tasks were drawn.
+
+    The draw stands before the position because parallel scorers deliver in any order, and batches should not depend on that.
+    """
+    return (entry.policy_version, entry.draw, entry.seq)

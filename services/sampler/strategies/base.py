@@ -1,0 +1,57 @@
+"""What a strategy is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from services.sampler.draws import in_order, weighted_order
+from services.sampler.knowledge import Knowledge
+from services.sampler.pool import PoolEntry
+
+LAST = 2.0**-60
+"""A weight that nobody will ever see chosen while there is an entry of weight 1."""
+
+Weigh = Callable[[Sequence[PoolEntry], int, Knowledge], list[float]]
+Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[PoolEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to choose foreign groups, as the entry-point group `swarm.strategies` holds it.
+
+    keeps(entry): at arrival, whether it can ever be chosen; what is refused never takes up room in the pool.
+    draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries, in training order, at most
+    `cap` of one node, with no other source of chance than `rng`. `entries` stand in the order in which they came.
+    weigh(entries, wanted, knowledge): their weights in the draw, above 0, on any scale; None where it knows no weights.
+    prefers: the trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.
+    """
+
+    name: str
+    keeps: Callable[[PoolEntry], bool]
+    draw: Draw
+    weigh: Weigh | None = None
+    prefers: Literal["near", "far"] | None = None
+
+
+def has_advantage(entry: PoolEntry) -> bool:
+    """The paper's filter (arXiv 2509.08721, section 3): a group whose rewards are all the same teaches nothing."""
+    return entry.informative
+
+
+def draw_uniformly(
+    entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
+) -> list[PoolEntry]:
+    """A uniform draw in which a node's groups beyond its cap are passed over."""
+    return in_order(rng.sample(entries, len(entries) if cap < wanted else min(wanted, len(entries))), wanted, cap)
+
+
+def weighted(name: str, weigh: Weigh) -> Strategy:
+    """The strategy that draws informative groups without replacement, by the weights that `weigh` gives them."""
+
+    def draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
+        return in_order(weighted_order(entries, weigh(entries, wanted, knowledge), rng), wanted, cap)
+
+    return Strategy(name, keeps=has_advantage, draw=draw, weigh=weigh)

@@ -1,0 +1,27 @@
+"""Draws from task sources on which this node's policy sometimes passes and sometimes fails, as far as is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.sampler.knowledge import Knowledge
+from services.sampler.pool import PoolEntry
+from services.sampler.strategies.base import weighted
+
+
+def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
+    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): what this node's own rewards on that source vary by.
+
+    A source never seen has 1/6, more than one that is known to pass less than a fifth of the time: it is worth a try.
+    """
+
+    def of(source: str) -> float:
+        own = knowledge.of_source(source)
+        passes, failures = 1.0 + own.passes, 1.0 + max(0.0, own.completions - own.passes)
+        return passes * failures / ((passes + failures) * (passes + failures + 1.0))
+
+    by_source = {source: of(source) for source in {entry.source for entry in entries}}
+    return [by_source[entry.source] for entry in entries]
+
+
+STRATEGY = weighted("learnability", _weigh)

@@ -1,0 +1,7 @@
+"""Draws more candidates uniformly, of which the trainer keeps the likeliest under its own policy (`sampler.oversample`)."""
+
+from __future__ import annotations
+
+from services.sampler.strategies.base import Strategy, draw_uniformly, has_advantage
+
+STRATEGY = Strategy("likelihood_near", keeps=has_advantage, draw=draw_uniformly, prefers="near")

@@ -1,0 +1,114 @@
+"""When checkpoints are written, and what is forgotten once they are: the store's caller, beside the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from services.trainer.durable.batch_log import BatchLog
+from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
+from services.trainer.durable.export import CHECKPOINTS
+from services.trainer.figures import TrainerGauges
+from services.trainer.learner import Learner
+from services.trainer.state import TrainedPosition
+from services.trainer.torch_thread import TorchThread
+from shared.config import NodeConfig
+from shared.contracts.codec import decode
+from shared.contracts.control import EvalReport
+from shared.contracts.subjects import EVAL_KEY, node_bucket
+from shared.contracts.wire import MessageError
+from shared.runtime import ServiceContext
+from shared.transport.base import TransportError
+
+
+class CheckpointKeeper:
+    """Writes a trainer's checkpoints. One that cannot be written is tried again; the one before it is intact.
+
+    failing: the newest could not be written. written: the batch of the newest that could. seconds: what writing took since
+    `step_seconds` was last called.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        context: ServiceContext,
+        learner: Learner,
+        gauges: TrainerGauges,
+        batches: BatchLog,
+        worker: TorchThread,
+    ) -> None:
+        trainer = config.trainer
+        self._config, self._context, self._log = config, context, context.log
+        self._learner, self._gauges, self._batches, self._torch = learner, gauges, batches, worker
+        folder = config.node.run_dir / CHECKPOINTS
+        self.store = CheckpointStore(folder, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best)
+        self.written = 0
+        self.failing = False
+        self._seconds = 0.0
+
+    def step_seconds(self) -> float:
+        """Seconds that checkpoints took since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
+        """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where it cannot be written."""
+        started = time.perf_counter()
+        in_a_hurry = self._context.stopping.is_set()
+        evaluation = None if in_a_hurry else await self._newest_evaluation()
+        try:
+            await self._torch.run(lambda: self._save(position, evaluation))
+        except OSError as error:
+            self.failing = True
+            folder = self.store.folder
+            failed("checkpoint", f"the one before is intact; free space at {folder}; tried again at the next step", error)
+            return
+        self.failing = False
+        self.written = position.batch_number
+        self._gauges.checkpointed(self.written)
+        if in_a_hurry:
+            return
+        try:
+            await self._batches.forget(self.store.replay_seq())
+        except TransportError as error:
+            self._log.warning("batch_log_not_purged", reason=str(error), consequence="tried again at the next checkpoint")
+        self._seconds = time.perf_counter() - started
+        self._log.info("checkpoint", step=self.written, seconds=round(self._seconds, 3))
+
+    def _save(self, position: TrainedPosition, evaluation: EvalReport | None) -> None:
+        self.store.save(self._learner.state(), position, _trained_model(self._config, self._learner))
+        if evaluation is not None and evaluation.n:
+            trainer, tolerance = self._config.trainer, self._config.eval.every_versions // 2
+            self.store.note_evaluation(
+                evaluation.policy_version, evaluation.pass_rate, tolerance=max(trainer.checkpoint_every, tolerance)
+            )
+        self.store.prune()
+
+    async def _newest_evaluation(self) -> EvalReport | None:
+        try:
+            entry = await self._context.node.kv_get(node_bucket(self._config.node.id), EVAL_KEY)
+            return decode(entry.value, EvalReport) if entry is not None else None
+        except (TransportError, MessageError) as error:
+            self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint stays as it is")
+            return None
+
+
+def _trained_model(config: NodeConfig, learner: Learner) -> TrainedModel:
+    lora, path = config.trainer.lora, Path(config.model.path)
+    return TrainedModel(
+        model_path=str(path.absolute()) if path.is_dir() else config.model.path,
+        dtype=dtype_name(learner.dtype),
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        lora_target_modules=lora.target_modules,
+        model_revision=config.model.revision,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` of torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,18 @@
+"""CISPO (arXiv 2506.13585): `-sg[clamp(r, cispo_min, cispo_max)] A lp`, so that a clamped token keeps its gradient.
+
+The bounds are the ratio's own, not distances from 1; peers differ in this.
+"""
+
+from __future__ import annotations
+
+from services.trainer.objectives.base import Loss, LossTerms, Objective
+
+
+def _loss(terms: LossTerms) -> Loss:
+    constants, ratio = terms.constants, terms.log_ratio.exp()
+    weight = ratio.detach().clamp(constants.is_min, constants.is_max)
+    clamped = (ratio < constants.is_min) | (ratio > constants.is_max)
+    return Loss(-weight * terms.advantage * terms.logprobs, ratio, clamped)
+
+
+OBJECTIVE = Objective(name="cispo", loss=_loss, aggregation="token_mean", settings=("cispo_min", "cispo_max"))

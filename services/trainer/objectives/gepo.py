@@ -1,0 +1,50 @@
+"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence, divided by an expectation over the group.
+
+r = exp(mean lp) / (sum q^2 / sum q) over the group, with q = exp(mean log b) of each answer, instead of by an answer's own q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from services.trainer.objectives.base import Loss, LossTerms, Objective
+from services.trainer.objectives.surrogate import clipped
+
+
+def gepo_log_expectation(mean_logprobs: Sequence[float]) -> float:
+    """log( sum q^2 / sum q ) with q = exp(mean logprob) of each of a group's answers under its author; NaN for none.
+
+    It is what q is expected to be over the group when answers are drawn in proportion to q.
+    """
+    if not mean_logprobs:
+        return math.nan
+    return _log_sum_exp([2.0 * each for each in mean_logprobs]) - _log_sum_exp(mean_logprobs)
+
+
+def _log_sum_exp(values: Sequence[float]) -> float:
+    largest = max(values)
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
+
+
+def _loss(terms: LossTerms) -> Loss:
+    means = (terms.logprobs * terms.mask).sum(dim=1) / terms.mask.sum(dim=1).clamp(min=1)
+    known = (
+        means.detach()
+        if terms.log_expectation is None
+        else means.detach().where(terms.log_expectation.isnan(), terms.log_expectation)
+    )
+    bound = terms.constants.log_ratio_bound
+    log_ratio = (means - known).unsqueeze(1).clamp(-bound, bound)
+    return clipped(terms, log_ratio.expand_as(terms.log_ratio).exp())
+
+
+OBJECTIVE = Objective(
+    name="gepo",
+    loss=_loss,
+    aggregation="sequence_mean",
+    clips=True,
+    moves_at_once=True,
+    uses_behaviour=True,
+    uses_group_likelihood=True,
+)

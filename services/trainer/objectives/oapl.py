@@ -1,0 +1,24 @@
+"""OAPL (arXiv 2602.19362): no ratio; regresses the log ratio to the policy that sampled on the advantage above the soft value.
+
+`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes where the policy is the optimal one.
+"""
+
+from __future__ import annotations
+
+from services.trainer.objectives.base import Loss, LossTerms, Objective
+
+
+def _loss(terms: LossTerms) -> Loss:
+    sums = terms.from_behaviour().sum(dim=1, keepdim=True)
+    loss = (terms.constants.oapl_scale * sums - terms.advantage).square().expand_as(terms.logprobs)
+    return Loss(loss, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))
+
+
+OBJECTIVE = Objective(
+    name="oapl",
+    loss=_loss,
+    aggregation="sequence_mean",
+    advantages="soft_value",
+    uses_behaviour=True,
+    settings=("oapl_value_beta", "oapl_scale"),
+)

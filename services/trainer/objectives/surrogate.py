@@ -1,0 +1,32 @@
+"""The clipped surrogate that most objectives share, `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`, and the plain `-A lp`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.trainer.objectives.base import Loss, LossTerms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def clipped_loss(terms: LossTerms) -> Loss:
+    """With r the token's own ratio to the proximal policy."""
+    return clipped(terms, terms.log_ratio.exp())
+
+
+def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
+    """With any `ratio` (N, T); where A < 0 at most `dual_clip` times |A| is lost (arXiv 1912.09729)."""
+    constants, advantage = terms.constants, terms.advantage
+    low, high = 1.0 - constants.clip_low, 1.0 + constants.clip_high
+    loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
+    cut = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+    if constants.dual_clip is not None:
+        loss = loss.minimum(-constants.dual_clip * advantage).where(advantage < 0, loss)
+        cut = cut | ((ratio > constants.dual_clip) & (advantage < 0))
+    return Loss(loss, ratio, cut)
+
+
+def plain_loss(terms: LossTerms) -> Loss:
+    """`-A lp`: nothing is clipped."""
+    return Loss(-terms.advantage * terms.logprobs, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))

@@ -1,0 +1,34 @@
+"""VESPO (arXiv 2602.10693; TRL's `loss_type="vespo"`): `-sg[e^l w^k e^(-l w)] A lp`, w = exp(sum (lp - log b)) of the sequence.
+
+The weight is 1 at w = 1 and falls on both sides; (k, l) are `vespo_positive` or `vespo_negative`, by the advantage's sign.
+"""
+
+from __future__ import annotations
+
+import math
+
+from services.trainer.objectives.base import Loss, LossTerms, Objective
+
+LEAST_LOG_WEIGHT = math.log(1e-8)
+"""Of the sequence's ratio, as in its authors' implementation."""
+
+
+def _loss(terms: LossTerms) -> Loss:
+    constants, advantage = terms.constants, terms.advantage
+    log_weight = terms.from_behaviour().detach().sum(dim=1, keepdim=True).clamp(LEAST_LOG_WEIGHT, constants.log_ratio_bound)
+    gains = advantage >= 0
+    power, rate = (
+        log_weight.new_full(gains.shape, constants.vespo_positive[place]).where(gains, constants.vespo_negative[place])
+        for place in (0, 1)
+    )
+    weight = (rate + power * log_weight - rate * log_weight.exp()).exp()
+    return Loss(-weight * advantage * terms.logprobs, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))
+
+
+OBJECTIVE = Objective(
+    name="vespo",
+    loss=_loss,
+    aggregation="token_mean",
+    uses_behaviour=True,
+    settings=("vespo_positive", "vespo_negative"),
+)

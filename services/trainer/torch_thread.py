@@ -1,0 +1,25 @@
+"""The one thread in which a trainer's torch works, so that health, status and NATS go on during a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class TorchThread:
+    """Runs one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, once what was given before it is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def shutdown(self) -> None:
+        """Take no more; what runs now ends by itself."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
