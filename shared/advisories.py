@@ -11,7 +11,8 @@ from enum import Enum
 
 import msgspec
 
-from shared.identity.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.identity.permissions import Permissions, node_role, swarm_node
+from shared.roles import ROLES
 
 _LOOKING = (
     *("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET."),

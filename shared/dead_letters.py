@@ -1,4 +1,4 @@
-"""A node's dead letters: own groups that were given up on, with the cause, how they get there, and the way back into the queue."""
+"""A node's dead letters: local groups that were given up on, with the cause, how they get there, and the way back to the queue."""
 
 from __future__ import annotations
 

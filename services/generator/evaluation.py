@@ -15,6 +15,7 @@ from typing import Any
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
+from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
@@ -41,8 +42,17 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
 class Evaluator:
     """Evaluates one node's policy on its held-out tasks."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, tasks: Sequence[PromptedTask], figures: Figures) -> None:
+    def __init__(
+        self,
+        context: ServiceContext,
+        sources: Sequence[TaskSpec],
+        engine: Engine,
+        tasks: Sequence[PromptedTask],
+        figures: Figures,
+    ) -> None:
+        """`sources`: the node's, with the files among them read."""
         self._context = context
+        self._sources = sources
         self._engine = engine
         self._tasks = tasks
         self._figures = figures
@@ -66,7 +76,7 @@ class Evaluator:
         """Loop for ever, evaluating when it is due."""
         if not self._tasks:
             return
-        async with ScorerPool.from_config(self._context.config.verifier, tasks=self._context.config.tasks, workers=1) as scorers:
+        async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
             if self._base_answers:
                 await self._report(self._base_answers, scorers)
             while True:

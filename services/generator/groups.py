@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling
+from shared.seeds import number_from
 
 
 def rollout_group(
@@ -48,5 +48,4 @@ def rollout_group(
 
 def call_seed(node: str, node_seed: int, first_draw: int) -> int:
     """Seed of the call that makes the draws from `first_draw` on: different for every node and call, the same on every try."""
-    digest = hashlib.sha256(f"generate/{node}/{node_seed}/{first_draw}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+    return number_from(f"generate/{node}/{node_seed}/{first_draw}", 4) & 0x7FFFFFFF

@@ -4,10 +4,10 @@ A node numbers its task draws 0, 1, 2, ...; a draw's number decides its task. Re
 from one ledger by compare-and-set, so no draw is made twice. A range that was taken and never finished (its replica died) is
 handed out again, so none is missing either: that is what lets `next_draw` stand for *accepted + running* in the admission rule.
 
-Admission (after AReaL's staleness manager): with I own groups a step, bound S on staleness and policy version v,
-`(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is the number of own groups in all batches up to the
-trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added back
-(`dropped_local`), or they would be waited for for ever.
+Admission (after AReaL's staleness manager): with I local groups a step, bound S on staleness and policy version v,
+`(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is the number of local groups in all batches up to
+the trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added
+back (`dropped_local`), or they would be waited for for ever.
 
 Where I moves (`sampler.adapt`), what counts is what the batches there are did take: `consumed_with_moving_i`.
 
@@ -31,7 +31,7 @@ def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: in
 def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
     """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the sampler announced.
 
-    With m batches built that took C own groups, draws up to C + (max_staleness + 1 + version - m) * I can be used in time: those
+    With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m) * I can be used in time: those
     batches have what they have, and every later one that policy `version` is fresh enough for takes I. Nobody waits for ever: once
     all m are trained on, (max_staleness + 1) * I >= I are allowed beyond what they consumed.
     """

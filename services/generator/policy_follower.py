@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
+from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
@@ -69,12 +70,13 @@ class PolicyFollower:
                         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                         failures += 1
         finally:
-            watching.cancel()
+            await cancel_and_wait(watching)
 
     async def wait_for_first(self, timeout_s: float) -> None:
         """Return when a published policy answers, or after `timeout_s` when there is none yet (the base policy answers)."""
         try:
-            await asyncio.wait_for(self._loaded.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._loaded.wait()
         except TimeoutError:
             return
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
@@ -21,6 +22,7 @@ from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import DrawLease, SamplerPosition
@@ -29,11 +31,12 @@ from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
-from shared.model.loading import load_tokenizer, model_max_length, resolve_device
+from shared.model.loading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
+from shared.tasks.file_source import config_with_rows
 from shared.transport.base import NotConnected, StreamFull, TransportError
 
 _IDLE_S = 0.02
@@ -46,15 +49,14 @@ class GeneratorService:
     """One generator replica."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self._config = config
-        generator = config.generator
         try:
-            check_specs(config.tasks)
+            config = config_with_rows(config)
+            check_specs(config.tasks, config.eval.tasks)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except TaskConfigError as error:
             raise FatalError(str(error)) from None
-        if generator.engine != "openai":
-            resolve_device(config.model.device)
+        self._config = config
+        generator = config.generator
         tokenizer = load_tokenizer(config.model)
         self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
         max_length = model_max_length(config.model)
@@ -71,7 +73,11 @@ class GeneratorService:
             gpu_memory_utilization=generator.gpu_memory_fraction,
             swap_timeout_s=generator.policy_load_timeout_s,
             adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
+            kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
+            tensor_parallel_size=generator.tensor_parallel,
             base_url=generator.openai_url or None,
+            api_key=_key_of(generator.openai_key_file),
+            options=generator.engine_options,
             served_model=config.model.name or None,
             turns=device_turns(config, "generator"),
         )
@@ -81,8 +87,8 @@ class GeneratorService:
         """Generate until told to stop."""
         self._context = context
         self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
-        if self._engine.name == "vllm":
-            DefaultRegistryMetrics("vllm:", context.registry)
+        if self._engine.metrics_prefix:
+            DefaultRegistryMetrics(self._engine.metrics_prefix, context.registry)
         try:
             if await self._started():
                 await self._generate(context)
@@ -108,12 +114,12 @@ class GeneratorService:
         if config.node.seed == 0:
             self._prompter.key_draws(await self._draws.secret())
         self._follower = PolicyFollower(context, self._engine, self._figures)
-        self._trains = self._engine.name != "openai"
-        evaluator = Evaluator(context, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
+        self._trains = self._engine.loads_policies
+        evaluator = Evaluator(context, config.tasks, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
         await run_until_stopped(context.stopping, evaluator.begin())
         if context.stopping.is_set():
             return
-        calls = config.generator.calls or (8 if self._engine.name == "vllm" else 1)
+        calls = config.generator.calls or self._engine.good_calls
         context.log.info(
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
         )
@@ -191,7 +197,7 @@ class GeneratorService:
         try:
             await work
         finally:
-            renewing.cancel()
+            await cancel_and_wait(renewing)
 
     async def _fill(self, lease: DrawLease) -> None:
         draws = range(lease.first, lease.first + lease.count)
@@ -269,3 +275,13 @@ class GeneratorService:
 
 async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[None]) -> None:
     await stack.enter_async_context(entered)
+
+
+def _key_of(file: str) -> str | None:
+    """A server's key, from its file. Raises `FatalError` where that cannot be read."""
+    if not file:
+        return None
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None

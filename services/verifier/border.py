@@ -1,13 +1,11 @@
 """What a foreign group must pass before any other code sees it: ordered checks, each with a typed reason.
 
-    ban of the name -> size -> swarm -> signature -> ban of the key -> quarantine -> decode -> author -> roster or known key -> age
-    -> replay -> task allowed -> held-out -> lengths -> copy -> (sandbox) task equal -> score -> copy -> name bound to the key
-
-The cheap checks come first and are all in `Border.examination`: pure but for the memory of names and group ids, time is an
-argument, and nothing that a sender can put into a message makes it raise. What grows with the payload it only asks for: who drives
-it may have that done in a thread, while the memories belong to the caller's thread alone (`services.verifier.examiner`). The task
-is derived again and scored in the sandbox afterwards (`Border.conclude`). Rewards, truth and metadata from the wire are compared,
-never used. Only what a valid signature covers is blamed on anyone, and only on the key that made it (`services.verifier.refusals`).
+`services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in `Border.examination`: pure but for
+the memory of names and group ids, time is an argument, and nothing that a sender can put into a message makes it raise. What grows
+with the payload it only asks for: who drives it may have that done in a thread, while the memories belong to the caller's thread
+alone (`services.verifier.examiner`). The task is derived again and scored in the sandbox afterwards (`Border.conclude`). Rewards,
+truth and metadata from the wire are compared, never used. Only what a valid signature covers is blamed on anyone, and only on the
+key that made it (`services.verifier.refusals`).
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from shared.contracts.codec import MAX_TOKENS, content_id, decode
 from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity import keys
+from shared.tasks.file_rows import held, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 
@@ -269,7 +268,7 @@ class Border:
     def _task_problem(self, group: RolloutGroup) -> _Problem | None:
         ref = group.task.ref
         allowed = (
-            self._rules.accept == "any"
+            (self._rules.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
             or (self._rules.accept == "dataset" and ref.dataset in self._datasets)
             or (ref.dataset, ref.config) in self._rules.own_tasks
         )

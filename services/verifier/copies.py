@@ -41,7 +41,7 @@ _PER_QUESTION = 16
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """`kind`: of an own earlier group, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first."""
+    """`kind`: of an earlier local group, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first."""
 
     kind: Literal["repeated", "copied"]
     telling: bool
@@ -87,7 +87,7 @@ class CopyMemory:
         """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs was looked at first, but lies
         later in the stream than this one, however much later this one is looked at.
 
-        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives; 0 for the node's own groups,
+        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives; 0 for the node's local groups,
         which nobody precedes. Where the two disagree (the stream was made anew) nobody is blamed.
         """
         new = _Seen(public_key, seq, stored_at_s, now_s, made)

@@ -52,7 +52,7 @@ class Figures:
             "swarm_reward", "This node's reward of each completion, by origin.", ["origin"], buckets=_REWARDS, registry=registry
         )
         self._scored = Counter("swarm_groups_scored_total", "Groups scored, by origin.", ["origin"], registry=registry)
-        self._failed = Counter("swarm_groups_failed_total", "Own groups that could not be scored.", registry=registry)
+        self._failed = Counter("swarm_groups_failed_total", "Local groups that could not be scored.", registry=registry)
         self._restarts = Counter(
             "swarm_scorer_restarts_total", "Scorer processes that hung or died and were replaced.", registry=registry
         )
@@ -61,10 +61,10 @@ class Figures:
         )
         all_replicas = "The same in every replica. Absent until first read."
         self._queue = LateGauge(
-            "swarm_verify_queue_groups", f"Own groups waiting for a verifier or in work. {all_replicas}", registry=registry
+            "swarm_verify_queue_groups", f"Local groups waiting for a verifier or in work. {all_replicas}", registry=registry
         )
         self._dead = LateGauge("swarm_dead_letters", f"Dead letters kept for inspection. {all_replicas}", registry=registry)
-        self._buried = Counter("swarm_dead_letters_buried_total", "Own groups put away as dead letters.", registry=registry)
+        self._buried = Counter("swarm_dead_letters_buried_total", "Local groups put away as dead letters.", registry=registry)
         for task in (*self._tasks, OTHER_TASK):
             self._seconds.labels(task)
         for origin in ("local", "external"):
@@ -77,7 +77,7 @@ class Figures:
     def _register_border(self, registry: CollectorRegistry) -> None:
         results = "ok, dropped (will never reach the swarm), error (tried again)"
         self.publish = PublishMetrics(registry, "swarm", ("ok", "dropped", "error"), results)
-        self._outbox = Gauge("swarm_outbox_groups", "Own groups waiting for the swarm plane.", registry=registry)
+        self._outbox = Gauge("swarm_outbox_groups", "Local groups waiting for the swarm plane.", registry=registry)
         self._reads = Counter(
             "swarm_sample_requests_total",
             "Reads of the swarm's stream, by result: ok, gap (messages were passed over unread), timeout (no answer), error.",
@@ -117,7 +117,7 @@ class Figures:
             self._left_out.labels(why)
 
     def scored_local(self, dataset: str, result: JobResult) -> None:
-        """An own group has its rewards."""
+        """A local group has its rewards."""
         self._count_scored("local", dataset, result)
 
     def accepted(self, dataset: str, result: JobResult) -> None:
@@ -131,12 +131,12 @@ class Figures:
         self._count_jobs(origin, completions, "error", result)
 
     def failed_local(self) -> None:
-        """An own group was given up on."""
+        """A local group was given up on."""
         self._failed.inc()
         self._status.add("failed_local")
 
     def buried(self) -> None:
-        """An own group became a dead letter."""
+        """A local group became a dead letter."""
         self._buried.inc()
 
     def queues(self, groups: int, dead_letters: int) -> None:
@@ -161,17 +161,17 @@ class Figures:
         self._status.add(f"refused_{refused.reason.value}")
 
     def shared(self, seconds: float, size_bytes: int) -> None:
-        """An own group is stored on the swarm plane."""
+        """A local group is stored on the swarm plane."""
         self.publish.stored(seconds, size_bytes)
         self._status.add("shared")
 
     def share_dropped(self) -> None:
-        """An own group will not reach the swarm."""
+        """A local group will not reach the swarm."""
         self.publish.failed("dropped")
         self._status.add("shares_dropped")
 
     def outbox(self, groups: int) -> None:
-        """Own groups waiting for the swarm plane."""
+        """Local groups waiting for the swarm plane."""
         self._outbox.set(groups)
         self._status.set("outbox", groups)
 

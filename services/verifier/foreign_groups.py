@@ -1,4 +1,4 @@
-"""Others' groups: read from the swarm, lined up by sender, checked at the border within the budget, scored, and stored in `scored`.
+"""Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget, scored, and stored in `scored`.
 
 Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks at what it passed. Reading
 goes `intake_look_factor` times faster than the budget, so that what others sent is found behind one sender's flood
@@ -29,6 +29,7 @@ from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.runtime import run_until_stopped
@@ -107,9 +108,7 @@ class Intake:
         try:
             await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting())
         finally:
-            for task in self._in_work:
-                task.cancel()
-            await asyncio.gather(*self._in_work, return_exceptions=True)
+            await cancel_and_wait(*self._in_work)
             self._examiner.close()
 
     async def _read_swarm(self) -> None:
@@ -138,7 +137,8 @@ class Intake:
             self._figures.waiting(len(self._waiting))
             self._drop_left_out()
             try:
-                await asyncio.wait_for(self._news.wait(), BUSY_S if len(self._waiting) else RETRY_S)
+                async with asyncio.timeout(BUSY_S if len(self._waiting) else RETRY_S):
+                    await self._news.wait()
             except TimeoutError:
                 continue
 

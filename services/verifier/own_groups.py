@@ -1,4 +1,4 @@
-"""Own groups: from the work queue through the scorer to `scored`, then to the swarm, then acknowledged.
+"""Local groups: from the work queue through the scorer to `scored`, then to the swarm, then acknowledged.
 
 A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a second delivery after a crash is a
 duplicate that the server drops. What cannot be scored is stored as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
@@ -15,6 +15,7 @@ from typing import Any
 from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
 from services.verifier.sharing import Outbox
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
@@ -34,7 +35,7 @@ SWEPT = 16
 
 
 class LocalScorer:
-    """Scores this node's own groups."""
+    """Scores this node's local groups."""
 
     def __init__(
         self,
@@ -66,9 +67,7 @@ class LocalScorer:
             while True:
                 await self._take_more()
         finally:
-            for task in self._in_work:
-                task.cancel()
-            await asyncio.gather(*self._in_work, return_exceptions=True)
+            await cancel_and_wait(*self._in_work)
 
     async def _take_more(self) -> None:
         if len(self._in_work) >= IN_WORK:
@@ -95,7 +94,7 @@ class LocalScorer:
             with suppress(TransportError):
                 await delivery.nak(RETRY_S)
         finally:
-            keeping.cancel()
+            await cancel_and_wait(keeping)
 
     async def _keep(self, delivery: Delivery) -> None:
         while True:

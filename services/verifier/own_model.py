@@ -1,4 +1,4 @@
-"""What is known of the node's own policy: learned from its own groups, so that the verifier need not load a model."""
+"""What is known of the node's own policy: learned from its local groups, so that the verifier need not load a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from shared.contracts.messages import ModelIdentity, RolloutGroup
 
 
 class OwnModel:
-    """Name and tokenizer of the policy that made the newest own group; None before the first."""
+    """Name and tokenizer of the policy that made the newest local group; None before the first."""
 
     def __init__(self) -> None:
         self.identity: ModelIdentity | None = None
         self.policy_version = 0
 
     def learn(self, group: RolloutGroup) -> None:
-        """Take note of an own group."""
+        """Take note of a local group."""
         self.identity = group.model
         self.policy_version = max(self.policy_version, group.policy_version)
 

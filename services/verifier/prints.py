@@ -1,7 +1,7 @@
 """What is remembered of a group's answers without their text, and how alike two groups are. Pure.
 
 Two answers are alike when equal but for case, spaces, accents, simple compatibility forms and invisible characters, or when what
-each says beyond its own group's common text has a Jaccard index of about `ALIKE` or more over sets of 5-character shingles
+each says beyond its group's common text has a Jaccard index of about `ALIKE` or more over sets of 5-character shingles
 (one-permutation MinHash, Li et al. 2012, with 64 bins of 8 bits). Text that more than half of a group's different answers share is
 a turn of phrase of its policy and says nothing about who wrote it: those bins are left empty.
 

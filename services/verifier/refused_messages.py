@@ -43,7 +43,7 @@ class RefusedMessages:
                 sender=refused.sender,
                 groups=TOLD_AFTER,
                 detail=detail,
-                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show)",
+                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show --all)",
             )
         self._figures.other_tasks(self._other_tasks.count())
         if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:

@@ -1,6 +1,6 @@
 """Whose share of the intake and of a batch a group takes, and how much of one: by key where it is known. Pure; time is an argument.
 
-Keys that were caught copying others' groups again and again share one sender's quota, all together: a cluster that sends the same
+Keys that were caught copying foreign groups again and again share one sender's quota, all together: a cluster that sends the same
 material under many keys gains nothing by their number. A key leaves it an hour after it was last caught.
 """
 

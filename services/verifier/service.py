@@ -23,6 +23,7 @@ from shared.identity.keys import KeyFileError, load, load_or_create
 from shared.identity.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.tasks.derive import TaskError
+from shared.tasks.file_source import config_with_rows
 from shared.tasks.held_out import HeldOut, held_out_tasks
 from shared.tasks.sandbox import SandboxError, ScorerPool
 from shared.tasks.specs import check_specs
@@ -40,7 +41,6 @@ class VerifierService:
 
     def __init__(self, config: NodeConfig) -> None:
         """Load the node's key and derive the held-out set, which nothing from outside may contain."""
-        self._config = config
         run_dir = config.node.run_dir
         try:
             given = config.verifier.signing_key_file
@@ -52,7 +52,8 @@ class VerifierService:
             self._replay = ReplayMemory(
                 _replay_capacity(config), run_dir / "accepted_groups.txt", keep_s=_longest_s(config) + REPLAY_MARGIN_S
             )
-            check_specs(config.tasks)
+            config = self._config = config_with_rows(config)
+            check_specs(config.tasks, config.eval.tasks)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except RosterError as error:
             raise FatalError(f'verifier.trust is roster, but {error}; or set verifier.trust = "open"') from None

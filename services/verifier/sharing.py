@@ -1,4 +1,4 @@
-"""Sends own groups to the swarm, from a bounded queue, so that an outage of the swarm plane never stops the node."""
+"""Sends local groups to the swarm, from a bounded queue, so that an outage of the swarm plane never stops the node."""
 
 from __future__ import annotations
 

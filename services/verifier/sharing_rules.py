@@ -1,4 +1,4 @@
-"""Which of its own groups a node shares, and what of them."""
+"""Which of its local groups a node shares, and what of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from shared.contracts.codec import encode
 from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey
+from shared.rewards import is_informative
 
 _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
-
-
-def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether the rewards differ, so that the group's advantages are not all zero."""
-    return len(set(rewards)) > 1
 
 
 def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[float]) -> bool:

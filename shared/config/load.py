@@ -28,6 +28,7 @@ from shared.config.sections import (
     TrainerSection,
     VerifierSection,
 )
+from shared.roles import ROLES
 from shared.suggestion import did_you_mean
 
 
@@ -70,8 +71,6 @@ class NodeConfig(BaseSettings):
             raise ValueError("sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy")
         if self.generator.engine == "openai" and not self.generator.openai_url:
             raise ValueError("generator.engine is openai: set generator.openai_url to the server's base URL")
-        if self.trainer.objective == "rloo" and self.trainer.advantage_scale == "batch":
-            raise ValueError("trainer.objective rloo centres each group on the others' mean: use advantage_scale none or group")
         return self
 
     @property
@@ -89,16 +88,11 @@ class NodeConfig(BaseSettings):
         """The policy store's URI, the run's own folder by default."""
         return self.policy_store.uri or (self.node.run_dir / "policies").absolute().as_uri()
 
-    @property
-    def groups_per_step(self) -> int:
-        """Groups in a full batch, I + J."""
-        return self.sampler.local + self.sampler.external
-
     def http_port(self, role: str) -> int:
         """Port of a role's /metrics; 0 lets the system choose."""
         if self.http.port is not None:
             return self.http.port
-        offset = ("generator", "verifier", "sampler", "trainer").index(role)
+        offset = ROLES.index(role)
         return self.http.base_port + offset if self.http.base_port else 0
 
     @classmethod
@@ -161,7 +155,7 @@ def explain(error: ValidationError, source: str) -> str:
         field = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message = "unknown key; remove it or correct its spelling (`swarm config show` lists all keys)"
+            message = "unknown key; remove it or correct its spelling (`swarm config show --all` lists all keys)"
         elif field and problem["type"] not in {"value_error", "missing"}:
             message += f", got {problem['input']!r}"
             if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
+from shared.registry import STRATEGIES
 
-Strategy = Literal["uniform", "learnability", "spread", "freshness", "balanced", "rescue", "likelihood_near", "likelihood_far"]
-
-
+BANDIT = "bandit"
+"""Not a strategy but a mixture of some, chosen between by what each brings."""
 _MOST_GROUPS = 65_536
 """What `shared.contracts.messages.Batch` takes."""
 
@@ -18,43 +18,45 @@ _MOST_GROUPS = 65_536
 class SamplerSection(Section):
     """Which groups become a batch."""
 
-    local: int = Field(2, ge=0, le=65_536, description="I: own groups a batch.")
+    local: int = Field(2, ge=0, le=65_536, description="I: local groups a batch.")
     external: int = Field(
-        6, ge=0, le=65_536, description="J: other nodes' groups a batch, the most where `adapt` moves it; 0: ordinary RL."
+        6, ge=0, le=65_536, description="J: foreign groups a batch, the most where `adapt` moves it; 0: ordinary RL."
     )
-    strategy: Literal[Strategy, "bandit"] = Field(
+    strategy: str = Field(
         "likelihood_near",
-        description="How external groups are drawn, see docs/sampling.md; uniform is the paper's. With likelihood_near, informed "
-        "hostile nodes cost nothing that was measured (docs/results.md).",
+        description="How foreign groups are drawn: uniform (the paper's), learnability, spread, freshness, balanced, rescue, "
+        "likelihood_near, likelihood_far, bandit, or a `swarm.strategies` entry point; see docs/sampling.md. With likelihood_near, "
+        "informed hostile nodes cost nothing that was measured (docs/results.md).",
     )
-    bandit_arms: list[Strategy] = Field(
+    bandit_arms: list[str] = Field(
         ["uniform", "learnability", "spread", "freshness", "balanced"],
         min_length=1,
         max_length=16,
         description="What strategy bandit mixes, by the held-out gain that each brings.",
     )
     oversample: float = Field(
-        3.0, ge=1, le=64, description="External groups sent to the trainer for each it keeps, with strategies likelihood_*."
+        3.0, ge=1, le=64, description="Foreign groups sent to the trainer for each it keeps, with strategies likelihood_*."
     )
     adapt: Literal["off", "adaptive"] = Field("adaptive", description="adaptive: J moves between 0 and `external`, I + J stays.")
     adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
     adapt_informative: tuple[float, float] = Field(
-        (0.6, 0.95), description="Share of own groups with an advantage: J is largest up to the first, 0 from the second on."
+        (0.6, 0.95), description="Share of local groups with an advantage: J is largest up to the first, 0 from the second on."
     )
     shortage: Literal["wait", "fill_local", "short"] = Field(
         "fill_local",
-        description="Too few external groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
+        description="Too few foreign groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
     )
     shortage_wait_s: float = Field(5.0, ge=0, le=3600, description="Patience before `shortage` decides.")
-    max_staleness: int = Field(1, ge=0, le=1024, description="Optimiser steps between sampling and use; also paces the generator.")
+    max_staleness: int = Field(1, ge=0, le=1024, description="Policy versions between sampling and use; also paces the generator.")
     max_external_age_s: float = Field(600.0, gt=0, description="Older foreign groups leave the pool.")
-    pool_local: int = Field(1024, ge=1, le=1_000_000, description="Own groups kept waiting at most.")
+    pool_local: int = Field(1024, ge=1, le=1_000_000, description="Local groups kept waiting at most.")
     pool_external: int = Field(1024, ge=1, le=1_000_000, description="Foreign groups kept waiting at most.")
     replay: int = Field(
         0,
         ge=0,
         le=65_536,
-        description="Own groups of earlier batches, with an advantage, that a batch has again on top of I and J, at most; 0: none.",
+        description="Local groups of earlier batches, with an advantage, that a batch has again on top of I and J, at most; "
+        "0: none.",
     )
     replay_batches: int = Field(
         10,
@@ -67,7 +69,7 @@ class SamplerSection(Section):
         0.5,
         gt=0,
         le=1,
-        description="One node's part of a batch's external groups at most, or an equal part if that is more; "
+        description="One node's part of a batch's foreign groups at most, or an equal part if that is more; "
         "no cap while only one other node is there. 1: off.",
     )
 
@@ -75,9 +77,19 @@ class SamplerSection(Section):
         0.25,
         gt=0,
         le=1,
-        description="Part of a batch's external groups, or one, that newcomers together have at most while established nodes "
+        description="Part of a batch's foreign groups, or one, that newcomers together have at most while established nodes "
         "have enough; else more. 1: off.",
     )
+
+    @field_validator("strategy")
+    @classmethod
+    def _strategy_is_known(cls, value: str) -> str:
+        return value if value == BANDIT else STRATEGIES.check(value)
+
+    @field_validator("bandit_arms")
+    @classmethod
+    def _arms_are_known(cls, value: list[str]) -> list[str]:
+        return [STRATEGIES.check(name) for name in value]
 
     @model_validator(mode="after")
     def _can_move(self) -> SamplerSection:
@@ -94,7 +106,7 @@ class SamplerSection(Section):
             return self
         if not self.local and self.adapt == "off":
             raise ValueError(
-                f"replay is {self.replay} but local is 0: there are no own groups to replay; set local above 0 or replay = 0"
+                f"replay is {self.replay} but local is 0: there are no local groups to replay; set local above 0 or replay = 0"
             )
         if self.local + self.external + self.replay > _MOST_GROUPS:
             raise ValueError(

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shared.config.sampler_section import SamplerSection, Strategy
+from shared.config.sampler_section import SamplerSection
 from shared.config.section import Section
 from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin
+from shared.registry import ENGINES, POLICY_STORES
 from shared.text import visible
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "PolicyStoreSection",
     "SamplerSection",
     "Section",
-    "Strategy",
     "TaskSpec",
     "TrainerSection",
     "VerifierSection",
@@ -158,16 +158,25 @@ class ModelSection(Section):
 
 
 class TaskSpec(Section):
-    """A source of tasks: one reasoning-gym dataset under one configuration."""
+    """A source of tasks: one reasoning-gym dataset under one configuration, or a file of the user's own."""
 
-    dataset: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$", description="Dataset name, see `swarm task list`.")
+    source: Literal["reasoning_gym", "file"] = Field("reasoning_gym", description="Where its questions come from.")
+    dataset: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9_]{0,62})?$",
+        description="Dataset name, see `swarm task list`. Of a file, its rows name it (file_...): leave it empty, or give the name "
+        "that you expect, and another file is refused.",
+    )
+    path: str = Field("", description="Of source file: a .jsonl or .parquet file, or a folder that `datasets` saved.")
+    question: str = Field("question", min_length=1, description="Of source file: the column with the questions.")
+    answer: str = Field("answer", min_length=1, description="Of source file: the column with the reference answers.")
     weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
     config: dict[str, Any] = Field(default_factory=dict, description="The dataset's own settings; not `seed`.")
     verifier: str = Field(
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="Who judges answers: reasoning_gym, exact, final_number, math (with the extra `math`), or a `swarm.verifiers` "
-        "entry point.",
+        "entry point. Of a file, exact by default.",
     )
 
     @property
@@ -182,15 +191,44 @@ class TaskSpec(Section):
             raise ValueError("`seed` is chosen per task draw; remove it from the dataset's config")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _files_have_another_verifier(cls, values: Any) -> Any:
+        return {"verifier": "exact", **values} if isinstance(values, dict) and values.get("source") == "file" else values
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> TaskSpec:
+        if self.source == "file":
+            if not self.path:
+                raise ValueError('source = "file" needs path, the file with the questions')
+            if self.config:
+                raise ValueError("a file has no settings: remove `config`")
+            if self.verifier == "reasoning_gym":
+                raise ValueError("verifier reasoning_gym judges its own datasets: use exact, final_number or math with a file")
+        elif not self.dataset:
+            raise ValueError('dataset is missing: name one (`swarm task list`), or set source = "file" and path')
+        elif self.path or (self.question, self.answer) != ("question", "answer"):
+            raise ValueError('path, question and answer are settings of files: set source = "file" too')
+        return self
+
 
 class GeneratorSection(Section):
     """Sampling of rollout groups."""
 
-    engine: Literal["auto", "vllm", "transformers", "openai"] = Field(
-        "auto", description="auto: vllm on a GPU when installed, else transformers."
+    engine: str = Field(
+        "auto",
+        description="vllm, transformers, openai, or a `swarm.engines` entry point. auto: vllm on a GPU when installed, else "
+        "transformers.",
+    )
+    engine_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Settings of an engine that an installed package brings, by name; its own page lists them.",
     )
     openai_url: str = Field(
         "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then names its tokenizer."
+    )
+    openai_key_file: str = Field(
+        "", description="File with the key that such a server asks for, sent as a bearer token; empty: none."
     )
     completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
     groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
@@ -206,7 +244,18 @@ class GeneratorSection(Section):
     call_timeout_s: float = Field(1800.0, gt=0, description="Deadline of one engine call; an engine that hangs is restarted.")
     policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
     gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")
+    kv_cache_mb: int = Field(
+        0, ge=0, description="vLLM's memory for keys and values, in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="GPUs that vLLM spreads one copy of the model over, where one does not hold it."
+    )
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_is_known(cls, value: str) -> str:
+        return value if value == "auto" else ENGINES.check(value)
 
 
 class EvalSection(Section):
@@ -224,21 +273,21 @@ class VerifierSection(Section):
     """The border of the node."""
 
     share: Literal["all", "informative", "none"] = Field(
-        "all", description="Which own groups the swarm gets; informative: those whose rewards differ. The paper shares all."
+        "all", description="Which local groups the swarm gets; informative: those whose rewards differ. The paper shares all."
     )
     share_tokens: bool = Field(True, description="Send token ids and behaviour logprobs too; of use under the same tokenizer.")
     workers: int = Field(
         2,
         ge=1,
         le=256,
-        description="Scorer processes for this node's own groups; with one, an answer that hangs delays all others until it is "
-        "killed. Others' groups have processes of their own.",
+        description="Scorer processes for this node's local groups; with one, an answer that hangs delays all others until it is "
+        "killed. Foreign groups have processes of their own.",
     )
     foreign_workers: int = Field(
         1,
         ge=1,
         le=64,
-        description="Scorer processes for others' groups, besides `workers`: what strangers can take of this machine's processors "
+        description="Scorer processes for foreign groups, besides `workers`: what strangers can take of this machine's processors "
         "at most. A group costs 10 ms of CPU time.",
     )
     foreign_group_s: float = Field(
@@ -256,8 +305,8 @@ class VerifierSection(Section):
     intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
-        description="Foreign tasks taken in. same: dataset and config of one of the own [[tasks]]; dataset: its dataset, in any "
-        "config; any: every known dataset; auto: same with trust = open, dataset with trust = roster.",
+        description="Foreign tasks taken in. same: dataset and config of one of this node's [[tasks]]; dataset: its dataset, in "
+        "any config; any: every known dataset; auto: same with trust = open, dataset with trust = roster.",
     )
     max_age_s: float = Field(1800.0, gt=0, description="Oldest foreign group taken in.")
     max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
@@ -319,7 +368,11 @@ class VerifierSection(Section):
 class PolicyStoreSection(Section):
     """How policies get from the trainer to the generators."""
 
-    uri: str = Field("", description="file:///shared/folder or nats:// (JetStream object storage); empty: the run's folder.")
+    uri: str = Field(
+        "",
+        description="file:///shared/folder, nats:// (JetStream object storage), or the scheme of a `swarm.policy_stores` entry "
+        "point; empty: the run's folder.",
+    )
     keep: int = Field(3, ge=2, description="Newest policies kept, with the full copies that they need.")
     anchor_every: int = Field(
         0,
@@ -328,6 +381,16 @@ class PolicyStoreSection(Section):
         description="Policies from one full copy to the next; in between travels what changed. 1: full copies alone; "
         "0: 16 with nats://, 1 with file://, where a full copy is a rename.",
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _scheme_is_known(cls, value: str) -> str:
+        scheme, separator, _ = value.partition("://")
+        if value and not separator:
+            raise ValueError(f"{value!r} is no URI: write file:///folder or nats://")
+        if value:
+            POLICY_STORES.check(scheme)
+        return value
 
 
 class HttpSection(Section):

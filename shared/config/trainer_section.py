@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
-
-CLIPPED = ("grpo", "dr_grpo", "dapo", "gspo", "m2po", "gepo")
-"""Objectives with clip_low and clip_high."""
+from shared.registry import OBJECTIVES
 
 MOST_RANK = 4096
 """Of adapters, whatever the model."""
@@ -36,12 +34,17 @@ class LoraSection(Section):
 
 
 class TrainerSection(Section):
-    """Advantages, loss, optimiser, checkpoints."""
+    """Advantages, loss, optimizer, checkpoints."""
 
-    objective: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl"] = Field(
+    objective: str = Field(
         "dapo",
-        description="The loss; formulas and sources in docs/objectives.md. dapo: token mean over the whole batch. m2po, gepo, "
-        "vespo and oapl are made for text of other or older policies.",
+        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a `swarm.objectives` "
+        "entry point; formulas and sources in docs/objectives.md. dapo: token mean over the whole batch. m2po, gepo, vespo and "
+        "oapl are made for text of other or older policies.",
+    )
+    objective_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Constants of an objective that an installed package brings, by name; its own page lists them.",
     )
     aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
         None, description="What the loss is averaged over. Unset: as the objective's source has it."
@@ -102,13 +105,13 @@ class TrainerSection(Section):
     )
     foreign_weight_negative: Literal["capped", "at_most_one", "one"] = Field(
         "at_most_one",
-        description="The same for negative advantages: what the own policy would hardly say need not be pushed down.",
+        description="The same for negative advantages: what this node's policy would hardly say need not be pushed down.",
     )
     foreign_negative_divergence: float | None = Field(
         None,
         ge=0,
         description="Drop foreign answers with a negative advantage whose author gave their tokens on average this much more "
-        "log-probability than the own policy, e.g. 0.5. Unset: none.",
+        "log-probability than this node's policy, e.g. 0.5. Unset: none.",
     )
     foreign_capability_window: int = Field(
         0,
@@ -123,7 +126,7 @@ class TrainerSection(Section):
     drop_foreign_negatives: bool = Field(
         True,
         description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. What is learned of "
-        "others is then right by the own verifier.",
+        "others is then right by this node's verifier.",
     )
     drop_local_negatives: bool = Field(
         False,
@@ -134,8 +137,8 @@ class TrainerSection(Section):
         1.0,
         ge=0,
         le=1,
-        description="Part of the foreign groups whose answers must not be absurd to the own policy, at the cost of a forward pass; "
-        "0: off.",
+        description="Part of the foreign groups whose answers must not be absurd to this node's policy, at the cost of a "
+        "forward pass; 0: off.",
     )
     foreign_logprob_slack: float | None = Field(
         2.0,
@@ -189,7 +192,7 @@ class TrainerSection(Section):
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
     schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
-    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimiser updates on each batch; clipping acts above 1.")
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates on each batch; clipping acts above 1.")
     token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
@@ -209,12 +212,15 @@ class TrainerSection(Section):
         "generators with the same model.dtype or float32: others round again. See docs/models.md.",
     )
 
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_known(cls, value: str) -> str:
+        return OBJECTIVES.check(value)
+
     @model_validator(mode="after")
     def _bounds(self) -> TrainerSection:
         if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
-        if self.dual_clip and self.objective not in CLIPPED:
-            raise ValueError(f"dual_clip acts on clipped objectives only ({', '.join(CLIPPED)}), not on {self.objective}")
         if self.cispo_min >= self.cispo_max:
             raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
         if min(*self.vespo_positive, *self.vespo_negative) <= 0:

@@ -5,7 +5,7 @@ Most of it lies under a key of the node's bucket (`shared.contracts.subjects`).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -24,6 +24,7 @@ from shared.contracts.wire import (
     ShortText,
     UnixTime,
 )
+from shared.roles import Role
 
 MAX_DELTAS = 255
 """From one full copy of a policy to the next."""
@@ -46,7 +47,7 @@ class PolicyDelta(Message, frozen=True, kw_only=True):
 
 
 class PolicyPointer(Message, frozen=True, kw_only=True):
-    """Where the newest policy is. `version` counts optimiser steps; version 0 is the base policy."""
+    """Where the newest policy is. `version` counts the batches trained on; version 0 is the base policy."""
 
     schema: SchemaVersion = 1
     version: Count
@@ -76,7 +77,10 @@ class PolicyRefusal(Message, frozen=True, kw_only=True):
 
 
 class TrainerPosition(Message, frozen=True, kw_only=True):
-    """How far the trainer is in its log of batches; the sampler builds the next batch when this comes near."""
+    """How far the trainer is in its log of batches; the sampler builds the next batch when this comes near.
+
+    A trainer takes one step a batch and publishes one version a step: the first three numbers are the same.
+    """
 
     schema: SchemaVersion = 1
     batch_number: Count
@@ -141,7 +145,7 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
 
     schema: SchemaVersion = 1
     node: NodeId
-    role: Literal["generator", "verifier", "sampler", "trainer"]
+    role: Role
     replica: ShortText
     pid: Count
     host: ShortText

@@ -152,20 +152,20 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
 
 
 class BatchItem(Message, frozen=True, kw_only=True):
-    """One group of a batch, in training order. `staleness` counts optimiser steps between sampling and this choice."""
+    """One group of a batch, in training order. `staleness` counts policy versions between sampling and this choice."""
 
     scored: ScoredGroup
     staleness: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None
     """None for groups of another node: their version counts another policy's steps."""
     age_s: Seconds
     weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
-    """Its weight in the draw over the mean weight of the pool; None for own groups and where the strategy knows no weights."""
+    """Its weight in the draw over the mean weight of the pool; None for local groups and where the strategy knows no weights."""
     replayed: bool = False
     """A local group that was in an earlier batch (`sampler.replay`); its staleness may be above `sampler.max_staleness`."""
 
 
 class Preference(Message, frozen=True, kw_only=True):
-    """What the trainer, which has the model, does with more external groups than a step takes.
+    """What the trainer, which has the model, does with more foreign groups than a step takes.
 
     It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy, at most `node_cap` of one node.
     Of all `newcomers` (shares of the batch, as `ScoredGroup.share`) together at most `newcomers_most`; None: as many as come.
@@ -194,7 +194,7 @@ class Batch(Message, frozen=True, kw_only=True):
     pool_external: Count
     shortage: Literal["none", "fill_local", "short"]
     state: SamplerState
-    """After this batch. `state.own` is what the draw knew of the own pass rates; `state.steering` steers the next batch."""
+    """After this batch. `state.own` is what the draw knew of this node's pass rates; `state.steering` steers the next batch."""
     preference: Preference | None = None
     """None: every group of the batch is trained on."""
     pool_replay: Count = 0

@@ -15,15 +15,15 @@ Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events weigh less."""
 Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
 MAX_REPLAYABLE = 65_536
-"""Own groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in each batch."""
+"""Local groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in each batch."""
 MAX_DATASETS = 1024
 """Datasets whose held-out pass rates are followed."""
 
 
 class SourceRecord(Message, frozen=True, kw_only=True):
-    """How the own policy lately did on one source of tasks, named by `services.sampler.pool.task_source`.
+    """How this node's policy lately did on one source of tasks, named by `services.sampler.pool.task_source`.
 
-    failed_groups: how many of the newest own groups, one after the other, had no completion that passes.
+    failed_groups: how many of the newest local groups, one after the other, had no completion that passes.
     """
 
     source: ShortText
@@ -54,7 +54,7 @@ class ArmRecord(Message, frozen=True, kw_only=True):
 
 
 class ArmRun(Message, frozen=True, kw_only=True):
-    """`strategy` is in force from batch `first_batch` on; the empty string where a batch had no external group."""
+    """`strategy` is in force from batch `first_batch` on; the empty string where a batch had no foreign group."""
 
     first_batch: Count
     strategy: ShortText

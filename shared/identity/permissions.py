@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
+from shared.roles import ROLES
 from shared.transport.blobs import companion_name, companion_subject
 
-ROLES = ("generator", "verifier", "sampler", "trainer")
 OPERATOR = "operator"
 """A person's user: makes streams, looks at everything, requeues dead letters."""
 WATCH = "watch"

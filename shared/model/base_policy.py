@@ -45,7 +45,7 @@ class BasePolicyRecipe:
 
     Attributes:
         seed: of weights, order and noise.
-        steps: supervised optimiser steps; 1200 take about two minutes on one free core.
+        steps: supervised optimizer steps; 1200 take about two minutes on one free core.
         batch_size: examples a step.
         learning_rate: AdamW's peak, reached after 5 % of the steps and brought to a tenth by a cosine.
         correct_fraction: share of supervised answers that are right.

@@ -33,6 +33,9 @@ class DemoTask:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
+TOY_NEEDS_DATASETS = "the toy policy learns from reasoning-gym's datasets, not from files: set model.path to a model of your own"
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A question and its right answer."""
@@ -47,6 +50,8 @@ def load_demo_tasks(path: Path) -> tuple[DemoTask, ...]:
     tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
     if not tables:
         raise ValueError(f"{path}: no [[tasks]] table: add at least one with a `dataset`")
+    if any(table.get("source") == "file" for table in tables):
+        raise ValueError(f"{path}: {TOY_NEEDS_DATASETS}")
     return tuple(DemoTask(t["dataset"], float(t.get("weight", 1.0)), dict(t.get("config", {}))) for t in tables)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
+from shared.transport.base import Transport
 
 
 class PolicyStoreError(Exception):
@@ -30,6 +32,28 @@ class StoredPolicy(NamedTuple):
     def sent_bytes(self) -> int:
         """What readers that have the policy before must fetch."""
         return self.deltas[-1].file.size_bytes if self.deltas else self.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlace:
+    """What a policy store is told.
+
+    uri: `policy_store.uri`.
+    node: the node whose policies these are.
+    transport: its node plane; None where there is none.
+    replicas: copies of a stream.
+    create: whether this process may make streams (`nats.create_streams`).
+    scratch: a folder of the writer's own; None for a reader, or a writer of full copies alone.
+    anchor_every: policies from one full copy to the next (`policy_store.anchor_every`); 0 for the store's choice.
+    """
+
+    uri: str
+    node: str
+    transport: Transport | None = None
+    replicas: int = 1
+    create: bool = True
+    scratch: Path | None = None
+    anchor_every: int = 0
 
 
 class PolicyStore(Protocol):

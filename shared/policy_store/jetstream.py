@@ -17,13 +17,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 import msgspec
 
+from shared.cancelling import cancel_and_wait
 from shared.contracts.control import PolicyFile, PolicyPointer
 from shared.contracts.streams import look_for_streams
 from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
-from shared.policy_store.base import PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
+from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
+from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
 from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
 
@@ -32,6 +35,8 @@ _MESSAGES_PER_READ = 16
 _READS_AT_ONCE = 2
 _PUBLISHES_AT_ONCE = 8
 _TIMEOUT_S = 30.0
+_ANCHOR_EVERY = 16
+"""By default. A reader that joins fetches 15 deltas at most."""
 _PUBLICATION = "Swarm-Policy"
 _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
@@ -160,8 +165,7 @@ class JetStreamStore:
                         positions += [task.result() for task in done]
                 positions += await asyncio.gather(*sending)
             finally:
-                for task in sending:
-                    task.cancel()
+                await cancel_and_wait(*sending)
         return size_bytes, digest.hexdigest(), positions
 
     async def _send_chunk(self, publication: str, index: int, chunk: bytes) -> int:
@@ -217,8 +221,7 @@ class JetStreamStore:
                     return
                 yield await reads.popleft()
         finally:
-            for read in reads:
-                read.cancel()
+            await cancel_and_wait(*reads)
 
     async def _window(self, first: int, last: int) -> list[StoredMessage]:
         found: list[StoredMessage] = []
@@ -255,3 +258,15 @@ def _read_hashing(source: BinaryIO, digest: hashlib._Hash) -> bytes:
     chunk = source.read(CHUNK_BYTES)
     digest.update(chunk)
     return chunk
+
+
+def open_store(place: StorePlace) -> ChainStore:
+    """The store that a `nats://` uri names."""
+    remedy = "set policy_store.uri to file:///folder or nats://"
+    parts = urlsplit(place.uri)
+    if parts.netloc or parts.path.strip("/"):
+        raise PolicyStoreError(f"policy store {place.uri}: policies go through nats.node_url, no server is named here: {remedy}")
+    if place.transport is None:
+        raise PolicyStoreError(f"policy store {place.uri}: not connected to the node plane: {remedy}")
+    store = JetStreamStore(place.transport, place.node, place.replicas, create=place.create)
+    return ChainStore(store, place.node, place.scratch, place.anchor_every or _ANCHOR_EVERY)

@@ -14,9 +14,19 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from shared.contracts.control import PolicyFile, PolicyPointer
-from shared.policy_store.base import PolicyDamagedError, PolicyStoreError, StoredPolicy, policy_label, wrong_hash, wrong_size
+from shared.policy_store.base import (
+    PolicyDamagedError,
+    PolicyStoreError,
+    StoredPolicy,
+    StorePlace,
+    policy_label,
+    wrong_hash,
+    wrong_size,
+)
+from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import (
     cause_of,
     copy_hashing,
@@ -112,3 +122,13 @@ class VolumeStore:
 
     def _weights(self, sha256: str) -> Path:
         return self.folder / f"{sha256}.safetensors"
+
+
+def open_store(place: StorePlace) -> ChainStore:
+    """The store that a `file://` uri names; full copies alone unless deltas are asked for, as a copy is a rename here."""
+    parts = urlsplit(place.uri)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise PolicyStoreError(
+            f"policy store {place.uri}: a file uri has three slashes and an absolute path: set policy_store.uri to file:///folder"
+        )
+    return ChainStore(VolumeStore(Path(unquote(parts.path)), place.node), place.node, place.scratch, place.anchor_every or 1)

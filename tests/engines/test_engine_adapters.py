@@ -194,7 +194,6 @@ def test_faulty_adapters_are_refused_and_the_old_policy_answers_on(answering: An
         with pytest.raises(PolicyLoadError, match=message):
             run(answering.engine.load_policy(bad, 32))
         assert answering.engine.policy_version == 31
-        assert run(answering.engine.healthy())
         assert greedy(answering, run) == answers
     truncated = tmp_path / "truncated.safetensors"
     truncated.write_bytes(good.read_bytes()[:-100])

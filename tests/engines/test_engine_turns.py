@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.generator.engines import EngineKind, Sample, SamplingParams, create_engine
+from services.generator.engines import Sample, SamplingParams, create_engine
 from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
+from shared.cancelling import cancel_and_wait
 from shared.device_turns import DeviceTurns
 from tests.engines.tiny_models import random_policy, write_model_folder, write_policy_file
 
@@ -40,12 +41,13 @@ async def test_a_call_that_nobody_waits_for_any_more_ends_at_its_next_token(tmp_
     calling.cancel()
     await engine.rest()
     assert len(counted) < 150
+    await cancel_and_wait(calling)
     await engine.close()
 
 
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("kind", _KINDS)
-async def test_an_engine_in_turns_answers_as_without_and_waits_for_another(kind: EngineKind, tmp_path: Path) -> None:
+async def test_an_engine_in_turns_answers_as_without_and_waits_for_another(kind: str, tmp_path: Path) -> None:
     policy = random_policy(3, tied=True)
     folder = write_model_folder(tmp_path / "model", random_policy(0, tied=True))
     file = write_policy_file(tmp_path / "policy.safetensors", policy)

@@ -66,7 +66,7 @@ async def _run(url: str, folder: Path) -> None:
         gc.collect()
         growth_bytes = resident_bytes() - warm_bytes
         refused = {reason.value: int(board.get(f"refused_{reason.value}")) for reason in Refusal}
-        # The node itself is as well as before: own groups are scored at once.
+        # The node itself is as well as before: local groups are scored at once.
         await generate(alpha.node, *(group("alpha", index) for index in range(5)))
         await until(lambda: board.get("scored_local") == 5)
         accepted = int(board.get("accepted"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tasks.verifiers import _installed
+from shared.registry import VERIFIERS
 
 OBEYS = """
 import ctypes, os, signal, socket, subprocess, time
@@ -131,4 +131,4 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str)
     monkeypatch.syspath_prepend(str(folder))
     sys.modules.pop("my_module", None)
     importlib.invalidate_caches()
-    _installed.cache_clear()
+    VERIFIERS.look_again()

@@ -10,10 +10,10 @@ import pytest
 
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
+from shared.registry import VERIFIERS
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.tasks.sandbox.child import Child
-from shared.tasks.verifiers import _installed
 from tests.integration.installed_verifier import install
 
 REF = TaskRef(dataset="gcd", seed=3, index=0)
@@ -119,7 +119,7 @@ SLEEPERS = ["sleeps", "writes and sleeps"]
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     install(tmp_path, monkeypatch, "taken_over", TAKEN_OVER)
     yield
-    _installed.cache_clear()
+    VERIFIERS.look_again()
 
 
 def pool(foreign_group_s: float) -> ScorerPool:

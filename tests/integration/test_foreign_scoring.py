@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from shared.cancelling import cancel_and_wait
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
+from shared.registry import VERIFIERS
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import DROPPED, JobResult, ScorerPool, ScoringJob
-from shared.tasks.verifiers import _installed
 from tests.integration.installed_verifier import DONE, OBEYS, install
 
 OWN = [TaskRef(dataset="chain_sum", seed=3, index=index) for index in range(40)]
@@ -28,7 +29,7 @@ DEADLINE_S = 120.0
 def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     install(tmp_path, monkeypatch, "obeys", OBEYS)
     yield
-    _installed.cache_clear()
+    VERIFIERS.look_again()
 
 
 def pool(foreign_group_s: float = 60.0, foreign_workers: int = 1) -> ScorerPool:
@@ -75,8 +76,7 @@ async def test_64_answers_just_under_the_limit_end_at_the_groups_deadline_and_ho
         assert result.reason == "scoring_timeout"
         assert "verifier.foreign_group_s" in result.detail
         assert 0.1 < result.cpu_s < 10.0
-        for task in slow[1:]:
-            task.cancel()
+        await cancel_and_wait(*slow[1:])
 
 
 async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_any_two() -> None:
@@ -87,8 +87,7 @@ async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_an
         assert all(result.rewards == [1.0, 0.0] for result in results)
         # One was in work when the honest groups came; in turn by number of groups they would have waited for all twelve.
         assert sum(task.done() for task in hanging) <= 6
-        for task in hanging:
-            task.cancel()
+        await cancel_and_wait(*hanging)
 
 
 async def test_an_answer_that_hangs_or_dies_earns_nothing_and_is_counted_at_its_cost() -> None:

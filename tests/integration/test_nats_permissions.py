@@ -27,9 +27,10 @@ from shared.contracts.control import PolicyPointer
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.permissions import ROLES, Permissions, node_role, swarm_node
+from shared.identity.permissions import Permissions, node_role, swarm_node
 from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
+from shared.roles import ROLES
 from shared.runtime import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
@@ -211,7 +212,7 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
 
 
 async def test_two_nodes_share_through_the_secured_swarm_plane_without_one_refusal(secured: SecuredServer, tmp_path: Path):
-    """Whole verifiers: own groups are scored and shared, the other's are taken in; scores and directory entries are written."""
+    """Whole verifiers: local groups are scored and shared, the other's are taken in; scores and directory entries are written."""
     before = len(secured.violations())
     alpha_config, beta_config = (secured.config(node, tmp_path, eval={"tasks": 2}) for node in ("alpha", "beta"))
     alpha_generator = await connect_node_plane(alpha_config, "generator")
@@ -364,15 +365,15 @@ def test_a_service_with_a_wrong_key_ends_at_once_and_is_not_restarted(secured: S
     config = tmp_path / "alpha.toml"
     config.write_text(
         f'tasks = [{{ dataset = "gcd" }}]\n[node]\nid = "alpha"\nvar_dir = "{tmp_path}"\n[http]\nbase_port = 0\n'
-        f'[nats]\nnode_url = "{secured.url}"\nnode_ca_file = "{secured.ca_file}"\nnode_key_file = "{tmp_path}/none.nk"\n'
+        # Who waited for the server as for one that is away would still be waiting when this test gives up.
+        f'[nats]\nconnect_timeout_s = 600\nnode_url = "{secured.url}"\nnode_ca_file = "{secured.ca_file}"\n'
+        f'node_key_file = "{tmp_path}/none.nk"\n'
     )
-    began = time.monotonic()
     command = [sys.executable, "-m", "services.sampler", "--config", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "SWARM_LOG__FORMAT": "json"})
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "SWARM_LOG__FORMAT": "json"})
     assert ended.returncode == EXIT_CONFIG, ended.stdout + ended.stderr
     assert "none.nk does not exist" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
-    assert time.monotonic() - began < 30.0
     assert wrong.exists()
 
 

@@ -15,7 +15,8 @@ import nkeys
 import pytest
 
 from shared.contracts import subjects
-from shared.identity.permissions import EVERYTHING, ROLES, Permissions, node_role, swarm_node
+from shared.identity.permissions import EVERYTHING, Permissions, node_role, swarm_node
+from shared.roles import ROLES
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Transport
 from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE

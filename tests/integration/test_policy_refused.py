@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
@@ -78,9 +79,8 @@ class Generator:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancel_and_wait(task)
+            assert task.cancelled()
 
     def has(self, version: int) -> bool:
         return self.engine.policy_version == version
@@ -269,7 +269,8 @@ async def test_the_wait_for_a_turn_is_not_the_load_s(
         await asyncio.sleep(3.0)
         assert not generator.events and engine.policy_version == 0
     await life.until(lambda: bool(generator.events))
-    following.cancel()
+    await cancel_and_wait(following)
+    assert following.cancelled()
     assert generator.events == ["policy_loaded"] and generator.has(1)
     await engine.close()
     await life.stop()

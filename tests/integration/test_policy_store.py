@@ -265,11 +265,11 @@ async def test_64_mib_travel_through_jetstream_in_well_under_a_second_to_read(tm
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
-        ("s3://bucket", "unknown scheme"),
+        ("s3://bucket", "no policy store is called 's3'"),
         ("file://host/folder", "three slashes"),
         ("nats://server:4222", "no server is named here"),
         ("nats://", "not connected to the node plane"),
-        ("policies", "unknown scheme"),
+        ("policies", "has no scheme"),
     ],
 )
 def test_a_uri_that_names_no_store_is_refused_with_a_remedy(uri: str, problem: str) -> None:

@@ -14,6 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.sampler.service import SamplerService
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, SamplerPosition, TaskScore, TrainerPosition
@@ -78,9 +79,7 @@ class Node:
         await asyncio.wait_for(self._task, 4.0)
 
     async def kill(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
 
     async def publish(self, *draws: int, **settings: Any) -> None:
         for draw in draws:
@@ -333,7 +332,7 @@ async def test_the_sampler_outlives_a_killed_server(nats_server: Callable[..., N
 async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_the_same_batches(
     nats_server: Callable[..., NatsServer],
 ) -> None:
-    """Strategy and J move here with what the node's own groups and held-out results show; both travel in the newest batch."""
+    """Strategy and J move here with what the node's local groups and held-out results show; both travel in the newest batch."""
     steering = {
         "strategy": "bandit", "bandit_arms": ["learnability", "balanced"], "adapt": "adaptive", "adapt_period": 2,
         "local": 2, "external": 2, "max_staleness": 3, "shortage_wait_s": 0.0,
@@ -342,7 +341,7 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
     for kills in (False, True):
         async with a_node(nats_server().url, "alpha", **steering) as node:
             for number in range(1, steps + 1):
-                # First own groups teach and J falls, then they do not and J comes back; their mean reward stays.
+                # First local groups teach and J falls, then they do not and J comes back; their mean reward stays.
                 rewards = (0.0, 1.0) if number <= 6 else (0.5, 0.5)
                 await node.publish(*range(10 * number, 10 * number + 4), version=number - 1, rewards=rewards)
                 await node.publish_external(*range(10 * number, 10 * number + 4))

@@ -14,10 +14,10 @@ import pytest
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.identity.keys import load_or_create
+from shared.registry import VERIFIERS
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob, landlock
 from shared.tasks.sandbox.confine import NOBODY, PROTECTIONS
-from shared.tasks.verifiers import _installed
 from tests.integration.installed_verifier import DONE, OBEYS, REFUSED, install
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux's")
@@ -36,7 +36,7 @@ def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir()
     install(folder, monkeypatch, "obeys", OBEYS)
     yield
-    _installed.cache_clear()
+    VERIFIERS.look_again()
 
 
 def pool(**settings: float) -> ScorerPool:

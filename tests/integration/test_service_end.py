@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def start(server: NatsServer, folder: Path, *, asked: bool) -> subprocess.Popen[
         "SWARM_HTTP__BASE_PORT": "0",
         "SWARM_LOG__FORMAT": "json",
     }
-    command = [sys.executable, "-c", SERVICE.format(asked=asked), "--config", "config/demo.toml"]
+    command = [sys.executable, "-c", SERVICE.format(asked=asked), "--config", str(DEMO_CONFIG)]
     return subprocess.Popen(
         command,
         cwd=ROOT,

@@ -12,10 +12,11 @@ import pytest
 
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
+from shared.registry import VERIFIERS
 from shared.tasks.derive import TaskConfigError, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.specs import check_specs
-from shared.tasks.verifiers import VerifierChoice, _installed
+from shared.tasks.verifiers import VerifierChoice
 from tests.integration.installed_verifier import install
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -31,7 +32,7 @@ def can_leave_the_network() -> bool:
 @pytest.fixture(autouse=True)
 def _forget_entry_points() -> object:
     yield
-    _installed.cache_clear()
+    VERIFIERS.look_again()
 
 
 def pool(*specs: TaskSpec) -> ScorerPool:

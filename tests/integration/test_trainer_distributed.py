@@ -21,7 +21,7 @@ from torch import Tensor
 
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives import ObjectiveConfig
+from services.trainer.objectives.config import ObjectiveConfig
 from services.trainer.parallel.group import Place
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.probes.head_probe import probed

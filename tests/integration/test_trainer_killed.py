@@ -116,7 +116,7 @@ INSTANTS = [
     *(Death(LEARN, step, "after") for step in range(1, STEPS + 1)),
     Death(LEARN, 1, "before"),
     Death("services.trainer.durable.publish.Publisher.publish", 3, "before"),
-    Death("services.trainer.service._Training._announce", 4, "before"),
+    Death("services.trainer.upkeep.Upkeep._announce", 4, "before"),
     Death("services.trainer.records.MetricsLog.append", 4, "before"),
     Death("services.trainer.records.MetricsLog.append", 4, "after"),
     Death("services.trainer.durable.checkpoint._write_file", 5, "before"),

@@ -121,7 +121,7 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     assert (last["behaviour_share"], last["reencoded_share"]) == (0.75, 0.25)
     assert (last["staleness_mean"], last["staleness_max"]) == (1.0, 1)
     assert last["updated"] and last["grad_norm"] > 0 and last["entropy"] > 0 and last["tokens"] > 0
-    assert set(last["phase_seconds"]) == {"wait", "intake", "forward_backward", "optimiser", "publish", "checkpoint"}
+    assert set(last["phase_seconds"]) == {"wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint"}
     assert lines[3]["phase_seconds"]["checkpoint"] > 0 and lines[2]["phase_seconds"]["checkpoint"] == 0
 
 

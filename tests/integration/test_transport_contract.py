@@ -316,18 +316,6 @@ async def test_a_message_given_back_is_handed_out_again_after_its_delay(over):
     await over(body)
 
 
-async def test_a_terminated_message_is_not_handed_out_again(over):
-    async def body(plane: Plane) -> None:
-        transport = await plane.open()
-        spec = await plane.queue(transport, 1)
-        [delivery] = await transport.fetch(spec.name, "worker", 1, 2.0)
-        await delivery.term()
-        assert await transport.fetch(spec.name, "worker", 1, 0.6) == []
-        assert (await transport.stream_state(spec.name)).messages == 0
-
-    await over(body)
-
-
 async def test_an_unacknowledged_message_comes_again_until_max_deliver_and_then_stays(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()

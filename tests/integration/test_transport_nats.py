@@ -16,11 +16,13 @@ from types import SimpleNamespace
 import nats
 import pytest
 
+from shared.cancelling import cancel_and_wait
 from shared.contracts.streams import ensure_node_streams
 from shared.transport import blobs, direct
 from shared.transport.base import AccessDenied, ConsumerSpec, NotConnected, Retention, StreamSpec, Transport
 from shared.transport.connect import connect
 from shared.transport.connection import Deadline
+from swarm_cli.local.shipped import NATS_CONFIG
 from tests.nats_server import NatsServer, find_binary, free_port
 
 QUEUE = StreamSpec(name="QUEUE", subjects=("queue",), retention=Retention.WORK_QUEUE)
@@ -277,8 +279,7 @@ class LossyProxy:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for pump in self._pumps:
-            pump.cancel()
+        await cancel_and_wait(*self._pumps)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._to)
@@ -512,7 +513,7 @@ async def test_drift_is_corrected_and_what_an_operator_set_besides_is_kept(nats_
 
 async def test_the_embedded_server_s_configuration_is_valid_and_holds_two_nodes(tmp_path: Path):
     port, monitoring = free_port(), free_port()
-    config = Path(__file__).parents[2] / "config" / "nats.conf"
+    config = NATS_CONFIG
     command = [find_binary(), "-c", str(config), "-p", str(port), "-m", str(monitoring), "-sd", str(tmp_path)]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(  # noqa: ASYNC220

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.cancelling import cancel_and_wait
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskError, derive_task
@@ -60,7 +61,7 @@ async def test_jobs_that_a_hanging_answer_holds_up_go_to_another_worker() -> Non
         assert time.monotonic() - started < 15.0
         assert all(result.rewards == [1.0, 0.0] and result.timeouts == 0 for result in results)
         assert not hanging.done()
-        hanging.cancel()
+        await cancel_and_wait(hanging)
 
 
 async def test_results_are_in_the_order_of_the_jobs_whatever_the_batches() -> None:

@@ -17,7 +17,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import RolloutGroup
 from shared.identity.keys import SigningKey, new_seed
-from shared.tasks.verifiers import _installed
+from shared.registry import VERIFIERS
 from shared.transport.base import Transport
 from tests.integration.installed_verifier import OBEYS, install
 from tests.integration.test_verifier_service import configured, generate, group, scored, until, verifier
@@ -34,7 +34,7 @@ def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder.mkdir()
     install(folder, monkeypatch, "obeys", OBEYS)
     yield
-    _installed.cache_clear()
+    VERIFIERS.look_again()
 
 
 def slow_to_score(url: str, folder: Path, **settings: object) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""Whole verifiers on a real server: own groups in, foreign groups in, and everything that must stay outside."""
+"""Whole verifiers on a real server: local groups in, foreign groups in, and everything that must stay outside."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from services.verifier.service import VerifierService
 from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
 from services.verifier.swarm_link import SwarmLink
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig, load_config
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs, unpack_logprobs
@@ -122,8 +123,7 @@ async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
         context.stopping.set()
         await asyncio.wait_for(running, 4.0)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel_and_wait(running)
         await node.close()
         if swarm is not None:
             await swarm.close()

@@ -269,7 +269,7 @@ def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
 
 
 def final_state(config: NodeConfig) -> dict[str, str]:
-    """Digest of every tensor of the newest checkpoint, optimiser and random state included, and how far it is."""
+    """Digest of every tensor of the newest checkpoint, optimizer and random state included, and how far it is."""
     checkpoint, broken = checkpoints(config).newest()
     assert checkpoint is not None and not broken
     digests: dict[str, str] = {"position": json.dumps(dataclasses.asdict(checkpoint.position))}

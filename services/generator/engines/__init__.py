@@ -1,4 +1,4 @@
-"""Engines: models that answer, behind the one interface in `base`; `create_engine` picks one.
+"""Engines: models that answer, behind the one interface in `base`; `create_engine` finds one by name.
 
 They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one engine.
 """
@@ -6,11 +6,12 @@ They know nothing of NATS, tasks or staleness: the generator service does, and o
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Literal
+from typing import Any
 
 from services.generator.engines.base import (
     Engine,
     EngineError,
+    EngineSettings,
     PolicyLoadError,
     Sample,
     SamplingParams,
@@ -18,11 +19,12 @@ from services.generator.engines.base import (
 )
 from services.generator.engines.turns import TurnTakingEngine
 from shared.device_turns import DeviceTurns
+from shared.registry import ENGINES
 
 __all__ = [
     "Engine",
     "EngineError",
-    "EngineKind",
+    "EngineSettings",
     "PolicyLoadError",
     "Sample",
     "SamplingParams",
@@ -31,87 +33,28 @@ __all__ = [
     "has_cuda_vllm",
 ]
 
-EngineKind = Literal["auto", "vllm", "transformers", "openai"]
 
+def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = None, **settings: Any) -> Engine:
+    """Make an engine, not yet started.
 
-def create_engine(
-    kind: EngineKind,
-    model_path: str,
-    *,
-    revision: str = "",
-    dtype: str = "auto",
-    device: str = "auto",
-    max_model_len: int = 2048,
-    threads: int | None = None,
-    kv_cache_bytes: int | None = None,
-    gpu_memory_utilization: float = 0.85,
-    tensor_parallel_size: int = 1,
-    start_timeout_s: int = 600,
-    swap_timeout_s: float = 120.0,
-    adapter_rank: int = 0,
-    turns: DeviceTurns | None = None,
-    base_url: str | None = None,
-    served_model: str | None = None,
-    api_key: str | None = None,
-    request_timeout_s: float = 120.0,
-) -> Engine:
-    """Make an engine, not yet started. Each takes from the arguments what it knows (see its class).
+    Args:
+        kind: its name; `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU, transformers anywhere else.
+        model_path: model folder or hub name.
+        turns: compute in turns with the other processes on the device; an engine that is elsewhere takes none.
+        settings: the other fields of `EngineSettings`.
 
-    With `turns` it computes in turns with the other processes on its device; openai's server has a device of its own.
-
-    `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU, transformers anywhere else. vLLM runs on the device
-    that its package was built for, whatever `device` says.
+    Raises:
+        EngineError: there is no such engine, it cannot be imported, or it lacks a setting.
     """
     if kind == "auto":
         kind = "vllm" if has_cuda_vllm() else "transformers"
-    if kind == "vllm":
-        from services.generator.engines.vllm_engine import VllmEngine
-
-        return _in_turns(
-            VllmEngine(
-                model_path,
-                revision=revision,
-                dtype=dtype,
-                max_model_len=max_model_len,
-                threads=threads,
-                kv_cache_bytes=kv_cache_bytes,
-                gpu_memory_utilization=gpu_memory_utilization,
-                tensor_parallel_size=tensor_parallel_size,
-                start_timeout_s=start_timeout_s,
-                swap_timeout_s=swap_timeout_s,
-                adapter_rank=adapter_rank,
-                rests=turns is not None,
-            ),
-            turns,
-        )
-    if kind == "openai":
-        from services.generator.engines.openai_engine import OpenAiEngine
-
-        if base_url is None:
-            raise EngineError("engine openai: no server address: set base_url, such as http://localhost:8000/v1")
-        return OpenAiEngine(
-            model_path,
-            revision=revision,
-            base_url=base_url,
-            served_model=served_model,
-            api_key=api_key,
-            max_model_len=max_model_len,
-            request_timeout_s=request_timeout_s,
-        )
-    if kind == "transformers":
-        from services.generator.engines.transformers_engine import TransformersEngine
-
-        return _in_turns(
-            TransformersEngine(
-                model_path, revision=revision, dtype=dtype, device=device, max_model_len=max_model_len, threads=threads
-            ),
-            turns,
-        )
-    raise EngineError(f"engine {kind}: unknown: use auto, vllm, transformers or openai")
-
-
-def _in_turns(engine: Engine, turns: DeviceTurns | None) -> Engine:
-    return TurnTakingEngine(engine, turns) if turns is not None else engine
+    try:
+        engine: Any = ENGINES.load(kind)(EngineSettings(model_path=model_path, rests=turns is not None, **settings))
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    if not isinstance(engine, Engine):
+        raise EngineError(f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that makes an Engine")
+    return TurnTakingEngine(engine, turns) if turns is not None and engine.shares_device else engine
 
 
 def has_cuda_vllm() -> bool:

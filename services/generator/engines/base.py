@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -66,11 +66,59 @@ class Sample:
     policy_version: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine is told; each takes what it knows.
+
+    model_path: model folder or hub name.
+    revision: commit of a hub name.
+    dtype: a torch dtype's name, or `auto`: bfloat16 on a GPU, else float32.
+    device: torch device, or `auto`.
+    max_model_len: most tokens of prompt and completion together.
+    threads: CPU threads; None: the engine's choice.
+    kv_cache_bytes: memory for keys and values; None: the engine's choice.
+    gpu_memory_utilization: share of the GPU's memory.
+    tensor_parallel_size: GPUs that one copy of the model is spread over.
+    start_timeout_s, swap_timeout_s, request_timeout_s: deadlines.
+    adapter_rank: of the LoRA adapters that policies are; 0 where they are all weights.
+    rests: whether `Engine.rest` is going to be called.
+    base_url, served_model, api_key: of a server.
+    options: those of an engine of one's own (`generator.engine_options`).
+    """
+
+    model_path: str
+    revision: str = ""
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int = 2048
+    threads: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.85
+    tensor_parallel_size: int = 1
+    start_timeout_s: int = 600
+    swap_timeout_s: float = 120.0
+    adapter_rank: int = 0
+    rests: bool = False
+    base_url: str | None = None
+    served_model: str | None = None
+    api_key: str | None = None
+    request_timeout_s: float = 120.0
+    options: Mapping[str, float | int | bool | str] = field(default_factory=dict)
+
+
 class Engine(ABC):
     """A model that answers. All methods are safe to call concurrently from one event loop, which they never block for long."""
 
     name: str
-    """`vllm`, `transformers` or `openai`."""
+    """What it is called in the configuration, logs and metrics."""
+    loads_policies: bool = True
+    """Whether `load_policy` can replace the weights. One that cannot answers with weights that nobody trains."""
+    shares_device: bool = True
+    """Whether it computes on this machine, where it may have to take turns."""
+    good_calls: int = 1
+    """Calls in flight that keep it busy, where the configuration does not say."""
+    metrics_prefix: str = ""
+    """Of the metrics that it puts into prometheus_client's default registry; they are served with the generator's."""
     policy_version: int = 0
     """Version of the weights that answer now; 0 is the base policy."""
 
@@ -116,10 +164,6 @@ class Engine(ABC):
 
     async def wake(self) -> None:  # noqa: B027
         """Take back what `rest` gave. Raises `EngineError` when that cannot be done."""
-
-    @abstractmethod
-    async def healthy(self) -> bool:
-        """Return whether `generate` can be expected to work."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.hub_models import UnpinnedModelError, hub_arguments
 from shared.model.prompts import answer_text
 from shared.model.rope import rope_problem
+from shared.seeds import number_from
 
 WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -121,7 +121,7 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
 
 def derived_seed(seed: int, index: int) -> int:
     """A 56-bit seed for prompt `index` of a call; vLLM adds the sample's number to it, so neighbours must lie far apart."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7], "big")
+    return number_from(f"{seed}/{index}", 7)
 
 
 def _end_token_ids(model_path: str, revision: str | None, config: Any, tokenizer: Any) -> tuple[int, ...]:

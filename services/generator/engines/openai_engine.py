@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams, UnsupportedByEngine
+from services.generator.engines.base import Engine, EngineError, EngineSettings, Sample, SamplingParams, UnsupportedByEngine
 from services.generator.engines.model_folder import ModelFolder, derived_seed, read_model_folder
 
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -37,6 +37,8 @@ class OpenAiEngine(Engine):
     """
 
     name = "openai"
+    loads_policies = False
+    shares_device = False
 
     def __init__(
         self,
@@ -117,14 +119,6 @@ class OpenAiEngine(Engine):
         """Refuse: the interface cannot score given tokens."""
         raise UnsupportedByEngine("the openai engine cannot score given tokens: use engine vllm or transformers")
 
-    async def healthy(self) -> bool:
-        """Return whether the server answers within 5 s."""
-        try:
-            answer = await self._client.get(f"{self._base_url}/models", timeout=5.0)
-        except (httpx2.HTTPError, RuntimeError):
-            return False
-        return self._folder is not None and answer.is_success
-
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
@@ -180,4 +174,19 @@ def _sample(choice: dict[str, Any], folder: ModelFolder, base_url: str) -> Sampl
         text=folder.text(token_ids),
         finish_reason=choice["finish_reason"],
         logprobs=tuple(float(logprob) for logprob in logprobs),
+    )
+
+
+def open_engine(settings: EngineSettings) -> OpenAiEngine:
+    """The engine that `generator.engine = "openai"` asks for. Raises `EngineError` without a server's address."""
+    if settings.base_url is None:
+        raise EngineError("engine openai: no server address: set base_url, such as http://localhost:8000/v1")
+    return OpenAiEngine(
+        settings.model_path,
+        revision=settings.revision,
+        base_url=settings.base_url,
+        served_model=settings.served_model,
+        api_key=settings.api_key,
+        max_model_len=settings.max_model_len,
+        request_timeout_s=settings.request_timeout_s,
     )

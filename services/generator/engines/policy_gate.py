@@ -41,7 +41,8 @@ class PolicyGate:
             self._open.clear()
             try:
                 try:
-                    await asyncio.wait_for(self._idle.wait(), drain_timeout_s)
+                    async with asyncio.timeout(drain_timeout_s):
+                        await self._idle.wait()
                 except TimeoutError:
                     raise PolicyLoadError(
                         f"{self._running} calls were still sampling after {drain_timeout_s:g} s: "

@@ -20,12 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from services.generator.engines.adapters import AdapterSlot, adapters_in, warn_of_dtype
-from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
+from services.generator.engines.base import Engine, EngineError, EngineSettings, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import Row, sample_completions, score_completions
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
 from shared.model.adapter_file import Adapters
-from shared.model.loading import read_causal_lm
+from shared.model.loading import read_causal_lm, resolve_device, resolve_dtype
 
 _T = TypeVar("_T")
 
@@ -59,9 +59,7 @@ class TransformersEngine(Engine):
         self._model_path = model_path
         self._revision = revision
         self._device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-        if dtype == "auto" and self._device.type == "cpu":
-            dtype = "float32"
-        self._dtype: str | torch.dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        self._dtype = resolve_dtype(dtype, self._device)
         self._max_model_len = max_model_len
         self._threads = threads
         self._max_batch_rows = max_batch_rows
@@ -101,10 +99,6 @@ class TransformersEngine(Engine):
         """Wait for a call that was given up, and free what torch keeps for later on a GPU. The weights stay."""
         if self._folder is not None and not self._closing.is_set():
             await self._in_worker(torch.cuda.empty_cache if self._device.type == "cuda" else lambda: None)
-
-    async def healthy(self) -> bool:
-        """Return whether the model is loaded and the engine not closed."""
-        return self._model is not None and not self._closing.is_set()
 
     async def close(self) -> None:
         """Stop at the next token, then let the model go."""
@@ -230,3 +224,15 @@ class TransformersEngine(Engine):
         with torch.no_grad():
             for tensor_name in self._folder.tensor_shapes:
                 mine[tensor_name].copy_(weights[tensor_name])
+
+
+def open_engine(settings: EngineSettings) -> TransformersEngine:
+    """The engine that `generator.engine = "transformers"` asks for. Raises `ModelLoadError` where the machine lacks its device."""
+    return TransformersEngine(
+        settings.model_path,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        device=str(resolve_device(settings.device)),
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+    )

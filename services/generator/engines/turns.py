@@ -27,7 +27,8 @@ class TurnTakingEngine(Engine):
 
     def __init__(self, engine: Engine, turns: DeviceTurns) -> None:
         self._engine, self._turns = engine, turns
-        self.name = engine.name
+        self.name, self.metrics_prefix = engine.name, engine.metrics_prefix
+        self.loads_policies, self.good_calls = engine.loads_policies, engine.good_calls
         self._inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -74,10 +75,6 @@ class TurnTakingEngine(Engine):
     ) -> list[list[float]]:
         """Score as `Engine.score` says."""
         return await self._within().score(prompts, completions, params)
-
-    async def healthy(self) -> bool:
-        """Return whether the engine is."""
-        return await self._engine.healthy()
 
     async def close(self) -> None:
         """Close the engine, in whoever's turn: it takes nothing."""

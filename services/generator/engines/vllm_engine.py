@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from services.generator.engines.adapters import adapters_in, warn_of_dtype
-from services.generator.engines.base import Engine, EngineError, PolicyLoadError, Sample, SamplingParams
+from services.generator.engines.base import Engine, EngineError, EngineSettings, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
 from services.generator.engines.policy_gate import PolicyGate
+from shared.cancelling import cancel_and_wait
 from shared.hub_models import hub_arguments
 from shared.model.adapter_file import Adapters, write_peft_folder
+from shared.model.loading import resolve_device
 
 _MERGED = 'set trainer.lora.publish = "merged"'
 _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
@@ -34,7 +36,7 @@ class VllmEngine(Engine):
     Args:
         model_path: model folder or hub name.
         revision: commit of a hub name.
-        dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
+        dtype: a torch dtype's name, or `auto`: float32 on a CPU, bfloat16 elsewhere.
         max_model_len: most tokens of prompt and completion together.
         threads: torch threads of vLLM's process on a CPU, or None for all cores.
         kv_cache_bytes: memory for the key-value cache; None is 1 GiB on a CPU and `gpu_memory_utilization` on a GPU.
@@ -48,6 +50,8 @@ class VllmEngine(Engine):
     """
 
     name = "vllm"
+    good_calls = 8
+    metrics_prefix = "vllm:"
 
     def __init__(
         self,
@@ -262,21 +266,10 @@ class VllmEngine(Engine):
                 "generator.gpu_memory_fraction, trainer.token_budget, or both, and restart the generator"
             ) from error
 
-    async def healthy(self) -> bool:
-        """Return whether vLLM's process lives and its weights are whole."""
-        if self._vllm is None or self._half_loaded:
-            return False
-        try:
-            await self._vllm.check_health()
-        except Exception:  # noqa: BLE001 (any failure means the same)
-            return False
-        return True
-
     async def close(self) -> None:
         """End vLLM's process."""
         vllm, self._vllm = self._vllm, None
-        if self._forgetting is not None:
-            self._forgetting.cancel()
+        await cancel_and_wait(self._forgetting)
         self._adapter_folder.cleanup()
         if vllm is None:
             return
@@ -308,6 +301,7 @@ class VllmEngine(Engine):
             from vllm.v1.engine.async_llm import AsyncLLM
 
             on_cpu = current_platform.is_cpu()
+            dtype = ("float32" if on_cpu else "bfloat16") if self._dtype == "auto" else self._dtype
             cache_bytes = self._kv_cache_bytes or (1024**3 if on_cpu else None)
             with _environment(
                 VLLM_ENGINE_READY_TIMEOUT_S=str(self._start_timeout_s),
@@ -320,7 +314,7 @@ class VllmEngine(Engine):
                         model=self._model_path,
                         **self._pinned(),
                         skip_tokenizer_init=True,
-                        dtype="float32" if on_cpu and self._dtype == "auto" else self._dtype,
+                        dtype=dtype,
                         max_model_len=context_length,
                         logprobs_mode="processed_logprobs",
                         enable_prefix_caching=True,
@@ -432,3 +426,25 @@ def _environment(**values: str) -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+def open_engine(settings: EngineSettings) -> VllmEngine:
+    """The engine that `generator.engine = "vllm"` asks for. It runs on the device that vLLM's package was built for.
+
+    Raises `ModelLoadError` where the machine lacks `device`.
+    """
+    resolve_device(settings.device)
+    return VllmEngine(
+        settings.model_path,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        start_timeout_s=settings.start_timeout_s,
+        swap_timeout_s=settings.swap_timeout_s,
+        adapter_rank=settings.adapter_rank,
+        rests=settings.rests,
+    )

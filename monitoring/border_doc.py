@@ -1,0 +1,33 @@
+"""The table of the border's checks in `docs/trust.md`: `python -m monitoring.border_doc` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.verifier.checks import CHECKS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
+COMMAND = "python -m monitoring.border_doc"
+BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"
+
+
+def table() -> str:
+    """Markdown, one row a check, in order; a stage is named at its first check."""
+    rows = ["| | checked | refused as | because | blamed |", "|---|---|---|---|---|"]
+    stage = None
+    for number, check in enumerate(CHECKS, 1):
+        named = check.stage.value if check.stage is not stage else ""
+        rows.append(f"| {number} | {named} | `{check.refusal.value}` | {check.fails} | {check.blamed} |")
+        stage = check.stage
+    return "\n".join(rows)
+
+
+def with_table(page: str) -> str:
+    """`page` with today's table between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))

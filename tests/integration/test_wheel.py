@@ -1,0 +1,142 @@
+"""The package as somebody installs it: what is in it, and that its commands work in a folder that has nothing of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.local_swarm import START_TIMEOUT_S, free_port_range
+from tests.nats_server import find_binary, free_port
+
+ROOT = Path(__file__).parents[2]
+CODE = {"services", "shared", "swarm_cli", "lab", "monitoring"}
+SOURCES = [*CODE, "benchmarks", "experiments", "tests", "docs", "k8s", "pyproject.toml", "README.md", "LICENSE"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository in a folder of its own, so that building leaves nothing in this one."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in SOURCES:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(out), str(source))
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has the package and nothing else; what it needs comes from this environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--target", str(folder), str(wheel))
+    return folder
+
+
+def pip(command: str, *arguments: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+    done = subprocess.run([sys.executable, "-m", "pip", command, *quiet, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def run(installed: Path, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(installed), **settings},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+    )
+
+
+def swarm(installed: Path, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return run(installed, folder, "-m", "swarm_cli", *arguments, **settings)
+
+
+def test_the_wheel_has_the_code_and_the_files_that_it_reads_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == CODE
+    beside_code = {file.relative_to(ROOT).as_posix() for name in CODE for file in (ROOT / name).rglob("*") if file.is_file()}
+    assert {name for name in names if ".dist-info/" not in name} == {name for name in beside_code if "__pycache__" not in name}
+    assert any(name.endswith("licenses/LICENSE") for name in names) and "License-Expression: Apache-2.0" in metadata
+    assert wheel.stat().st_size < 2_000_000
+
+
+def test_the_source_archive_has_no_records_of_experiments(source: Path, tmp_path: Path) -> None:
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, timeout=300, check=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "swarm_cli/local/defaults/demo.toml"} <= names
+    assert not [name for name in names if name.startswith("experiments/")]
+    assert built.stat().st_size < 2_000_000
+
+
+def test_the_demos_configuration_is_shown_and_checked_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    where = run(installed, tmp_path, "-c", "import swarm_cli; print(swarm_cli.__file__)").stdout
+    assert where.startswith(str(installed))
+    shown = swarm(installed, tmp_path, "config", "show")
+    assert shown.stdout.startswith(f"# {installed}/swarm_cli/local/defaults/demo.toml over the defaults\n"), shown.stderr
+    checked = swarm(installed, tmp_path, "config", "check")
+    assert checked.returncode == 0 and "OK: 4 task sources" in checked.stdout, checked.stderr
+    assert "models/base is not there yet: `swarm up` builds it" in checked.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_servers_configuration_comes_with_the_package(installed: Path, tmp_path: Path) -> None:
+    printed = swarm(installed, tmp_path, "up", "--print-procfile").stdout
+    (file,) = re.findall(r"nats-server --config (\S+) ", printed)
+    assert Path(file).is_relative_to(installed)
+    subprocess.run([find_binary(), "-t", "-c", file], capture_output=True, timeout=30, check=True)
+
+
+def test_the_dashboards_rules_come_with_the_package(installed: Path, tmp_path: Path) -> None:
+    told = run(installed, tmp_path, "-c", "from monitoring.render import rule_file; print(rule_file())")
+    assert "alert: SwarmTrainerStalled" in told.stdout, told.stderr
+
+
+def test_what_needs_a_run_or_results_says_so_in_a_sentence(installed: Path, tmp_path: Path) -> None:
+    for arguments in (["plot", "monday"], ["experiment", "report", "results"], ["model", "export", "monday", "alpha", "out"]):
+        refused = swarm(installed, tmp_path, *arguments)
+        assert refused.returncode == 1 and refused.stderr.startswith("swarm: ") and "Traceback" not in refused.stderr
+
+
+def test_swarm_up_runs_from_any_folder_with_ports_and_files_where_the_configuration_says(installed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my project"
+    shutil.copytree(ROOT / "models" / "base", folder / "models" / "base")
+    base_port = free_port_range()
+    demo = (installed / "swarm_cli" / "local" / "defaults" / "demo.toml").read_text()
+    (folder / "node.toml").write_text(f'node.var_dir = "else where"\nhttp.base_port = {base_port}\n{demo}')
+    done = swarm(
+        *(installed, folder, "up", "--config", "node.toml", "--nodes", "1", "--steps", "1"),
+        *("--run", "first", "--nats-port", str(free_port())),
+        SWARM_EVAL__TASKS="8",
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "swarm plot first --var-dir 'else where'" in done.stdout
+    assert sorted(path.name for path in folder.iterdir()) == ["else where", "models", "node.toml"]
+    written = {path.name for path in (folder / "else where" / "runs" / "first").iterdir()}
+    assert {"alpha", "nats.log", "jetstream"} <= written
+    log = (folder / "else where" / "runs" / "first" / "alpha" / "generator.log").read_text()
+    assert re.search(rf"http_port\W+{base_port}\b", log)
