@@ -25,7 +25,7 @@ def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
         COMPONENT / "dashboards" / f"{name}.json": json.dumps(as_json_model(dashboard), indent=1, ensure_ascii=False) + "\n"
         for name, dashboard in DASHBOARDS.items()
     }
-    files[COMPONENT / "rules" / "swarm.yaml"] = _HEADER + _yaml({"groups": groups})
+    files[COMPONENT / "rules" / "swarm.yaml"] = rule_file(runbooks)
     files[COMPONENT / "prometheus-rule.yaml"] = _HEADER + _yaml(
         {
             "apiVersion": "monitoring.coreos.com/v1",
@@ -35,6 +35,11 @@ def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
         }
     )
     return files
+
+
+def rule_file(runbooks: str = RUNBOOKS) -> str:
+    """All recording and alerting rules, as Prometheus' `rule_files` take them."""
+    return _HEADER + _yaml({"groups": [group.as_object(runbooks) for group in GROUPS]})
 
 
 def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:

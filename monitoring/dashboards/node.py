@@ -85,7 +85,7 @@ _TIME = Row(
         ),
         Panel(
             title="Sampler waiting",
-            description="Share of wall clock in which the next batch waited: for own groups (local), for others' (external), or "
+            description="Share of wall clock in which the next batch waited: for local groups (local), for others' (external), or "
             "for the trainer to "
             "come near the end of the log, which is the healthy one.",
             unit="percentunit",
@@ -174,7 +174,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Queue before the verifier",
-            description="Own groups stored and not scored yet. At the stream's bound of 512 the generator is held back.",
+            description="Local groups stored and not scored yet. At the stream's bound of 512 the generator is held back.",
             unit="short",
             minimum=0,
             width=6,
@@ -182,7 +182,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Wait in the verifier's queue",
-            description="Groups waiting divided by own groups scored a second: how long a new group waits. No value while "
+            description="Groups waiting divided by local groups scored a second: how long a new group waits. No value while "
             "nothing is queued and "
             "nothing scored.",
             unit="s",
@@ -295,7 +295,7 @@ _SCORING = Row(
         ),
         Panel(
             title="Dead letters",
-            description="Own groups given up on and kept for inspection: `swarm dlq list`.",
+            description="Local groups given up on and kept for inspection: `swarm dlq list`.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -303,8 +303,8 @@ _SCORING = Row(
             queries=(series(f"max by (node) (swarm_dead_letters{{{NODE}}})", "kept"),),
         ),
         Panel(
-            title="Own groups that could not be scored",
-            description="Own groups a second that ended without rewards; each becomes a dead letter.",
+            title="Local groups that could not be scored",
+            description="Local groups a second that ended without rewards; each becomes a dead letter.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -326,8 +326,8 @@ _FRESHNESS = Row(
             queries=(series(f"swarm_policy_version{{{NODE}}}", "{{role}} {{instance}}"),),
         ),
         Panel(
-            title="Staleness of own groups when used",
-            description="Optimiser steps between sampling and use, as the sampler chose; never above sampler.max_staleness. "
+            title="Staleness of local groups when used",
+            description="Policy versions between sampling and use, as the sampler chose; never above sampler.max_staleness. "
             "Without replayed groups (sampler.replay), which are older.",
             unit="short",
             minimum=0,

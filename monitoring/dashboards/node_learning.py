@@ -90,7 +90,7 @@ LEARNING = Row(
         ),
         Panel(
             title="Left out of training",
-            description="Per second: groups skipped by reason, groups without advantage, foreign answers that the own policy "
+            description="Per second: groups skipped by reason, groups without advantage, foreign answers that this node's policy "
             "finds absurd, steps that "
             "changed nothing.",
             unit=PER_SECOND,

@@ -95,7 +95,7 @@ _PACE = Row(
     panels=(
         Panel(
             title="Trainer steps",
-            description="Optimiser steps a minute. Zero for long is what alert SwarmTrainerStalled looks for.",
+            description="Optimizer steps a minute. Zero for long is what alert SwarmTrainerStalled looks for.",
             unit=PER_MINUTE,
             minimum=0,
             width=6,
@@ -134,7 +134,7 @@ _SHARING = Row(
     panels=(
         Panel(
             title="Groups shared",
-            description="Own groups stored in the swarm's stream a second, by node.",
+            description="Local groups stored in the swarm's stream a second, by node.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -157,7 +157,7 @@ _SHARING = Row(
             title="Others' share of batches",
             description="Share of the groups in batches that other nodes sampled. It should be J / (I + J) of the node's "
             "configuration; less means "
-            "that batches are filled up with own groups or are short.",
+            "that batches are filled up with local groups or are short.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -187,7 +187,7 @@ _SHARING = Row(
             ),
         ),
         Panel(
-            title="Age of others' groups when used",
+            title="Age of foreign groups when used",
             description="Seconds between the making of a foreign group and the batch that uses it: the way through the whole "
             "system.",
             unit="s",
@@ -195,7 +195,7 @@ _SHARING = Row(
             queries=quantiles("swarm_sample_age_seconds", f'{ALL}, origin="external"', "node", "{{node}}"),
         ),
         Panel(
-            title="Own groups that did not reach the swarm",
+            title="Local groups that did not reach the swarm",
             description="Groups a second that were given up on (dropped), or that failed and are tried again (error), because "
             "the swarm's "
             "server was away or refused them.",
@@ -211,7 +211,8 @@ _SHARING = Row(
         ),
         Panel(
             title="Outbox",
-            description="Own groups waiting for the swarm's server. It grows while the server is away and is sent when it is back.",
+            description="Local groups waiting for the swarm's server. It grows while the server is away and is sent when it "
+            "is back.",
             unit="short",
             minimum=0,
             decimals=0,

@@ -36,10 +36,10 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="20m",
         severity=Severity.WARNING,
-        summary="{{ $labels.node }} samples nothing while its sampler waits for own groups",
+        summary="{{ $labels.node }} samples nothing while its sampler waits for local groups",
         description="For at least half an hour no generator of {{ $labels.node }} has made a group, though nothing waits to be "
         "scored and the sampler "
-        "spends {{ $value | humanizePercentage }} of its time waiting for own groups.",
+        "spends {{ $value | humanizePercentage }} of its time waiting for local groups.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -65,7 +65,7 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="10m",
         severity=Severity.WARNING,
-        summary="Own groups of {{ $labels.node }} wait {{ $value | humanizeDuration }} to be scored",
+        summary="Local groups of {{ $labels.node }} wait {{ $value | humanizeDuration }} to be scored",
         description="The queue before the verifiers of {{ $labels.node }} has not been empty for a quarter of an hour; at the "
         "present rate a new group "
         "waits {{ $value | humanizeDuration }} (+Inf: nothing is scored at all).",
@@ -105,7 +105,7 @@ RULES: tuple[Alert, ...] = (
         expr="max by (job, node) (swarm_dead_letters) - min by (job, node) (min_over_time(swarm_dead_letters[1h])) > 0",
         hold="5m",
         severity=Severity.WARNING,
-        summary='{{ $value | printf "%.0f" }} own groups of {{ $labels.node }} were given up on in the last hour',
+        summary='{{ $value | printf "%.0f" }} local groups of {{ $labels.node }} were given up on in the last hour',
         description='{{ $value | printf "%.0f" }} groups of {{ $labels.node }} could not be scored in verifier.max_deliver tries '
         "and are kept as dead letters.",
         dashboard=NODE_DASHBOARD,

@@ -27,6 +27,7 @@ from shared.contracts.subjects import (
 )
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
+from swarm_cli.local.shipped import NATS_CONFIG
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
 from tests.nats_server import find_binary, free_port
 from tests.secured_server import make_certificates, swarm
@@ -97,7 +98,7 @@ def test_a_server_whose_accounts_are_missing_does_not_start(left: float, tmp_pat
 
 def test_what_the_embedded_server_this_one_and_a_written_one_say_is_the_same(keys: Path) -> None:
     here = (K8S / "base/nats/nats.conf").read_text()
-    there = (K8S.parent / "config/nats.conf").read_text()
+    there = NATS_CONFIG.read_text()
     written = swarm("nats", "config", "--plane", "both", "--nodes", ",".join(NODES), "--folder", str(keys))
     for name in ("max_payload", "max_pending", "sync_interval"):
         values = [re.findall(rf"^\s*{name}: (\S+)$", text, re.MULTILINE) for text in (here, there, written)]

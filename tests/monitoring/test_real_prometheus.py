@@ -14,6 +14,7 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import Panel, substituted
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.monitoring.nats_exporter import NatsExporter
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
@@ -73,7 +74,7 @@ def _http_port(node: NodeProcesses, role: str) -> int | None:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     var = tmp_path_factory.mktemp("var")
-    demo = (REPO / "config" / "demo.toml").read_text()
+    demo = DEMO_CONFIG.read_text()
     config = var / "test.toml"
     config.write_text(CONFIG + demo[demo.index("[[tasks]]") :])
     monitor = free_port()

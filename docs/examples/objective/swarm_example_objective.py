@@ -1,0 +1,32 @@
+"""Tapered REINFORCE: what the policy would no longer say is not pushed down further (after TOPR, arXiv 2503.14286).
+
+`-w A lp`, with w = 1 for A >= 0 and, for A < 0, the ratio to the policy when the batch came, from `floor` to 1. It acts from the
+second update on a batch on: in the first one the ratio is 1.
+
+    [trainer]
+    objective = "tapered"
+    objective_options = { floor = 0.1 }
+    updates_per_batch = 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.trainer.objectives.base import Loss, LossTerms, Objective
+
+
+def loss(terms: LossTerms) -> Loss:
+    floor = float(terms.constants.options.get("floor", 0.0))
+    ratio = terms.log_ratio.exp()
+    weight = ratio.detach().clamp(floor, 1.0).where(terms.advantage < 0, 1.0)
+    return Loss(-weight * terms.advantage * terms.logprobs, ratio, weight < ratio.detach())
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """Rewards minus their mean, divided by nothing."""
+    mean = sum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+
+
+OBJECTIVE = Objective(name="tapered", loss=loss, aggregation="token_mean", advantages=centred)

@@ -1,0 +1,29 @@
+"""A right answer in few words: text around the reference answer costs, and beyond a few words nothing is paid.
+
+[[tasks]]
+dataset = "gcd"
+verifier = "brief"
+"""
+
+from __future__ import annotations
+
+import re
+
+from shared.tasks.derive import Item, TaskError
+from shared.tasks.verifiers import AnswerScorer
+
+MOST_WORDS = 6
+
+
+def brief(item: Item) -> AnswerScorer:
+    wanted = item.task.answer
+    if wanted is None:
+        raise TaskError("task_verifier", f"{item.task.ref.dataset} gives no reference answer, which verifier brief needs")
+
+    def score(answer: str) -> float:
+        words = re.findall(r"\S+", answer[:200])
+        if len(words) > MOST_WORDS or words[-1:] != wanted.split()[-1:]:
+            return 0.0
+        return 1.0 if answer.strip() == wanted else 0.5
+
+    return score
