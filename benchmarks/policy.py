@@ -21,6 +21,7 @@ from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from services.trainer.durable.publish import Publisher
 from services.trainer.state import TrainedPosition
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments
 from shared.model.loading import resolve_device
@@ -95,8 +96,7 @@ class TrainerToGenerator:
 
     async def close(self) -> None:
         """Stop following."""
-        if self._following is not None:
-            self._following.cancel()
+        await cancel_and_wait(self._following)
         await self.engine.close()
 
     async def _write(self, file: Path) -> None:

@@ -1,7 +1,7 @@
 """Memory of a whole training step against what no trainer can do without.
 
 That is weights, gradients and Adam's two moments in float32, and what the body of a bare model keeps of one micro-batch for the
-backward pass. Logits, attention masks, copies of gradients and the optimiser's own work are what a trainer can waste.
+backward pass. Logits, attention masks, copies of gradients and the optimizer's own work are what a trainer can waste.
 """
 
 from __future__ import annotations

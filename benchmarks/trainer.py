@@ -93,7 +93,7 @@ def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = 
 
 
 class BareLoop:
-    """The same model, batch, loss and optimiser with nothing around them: rows are ready tensors, padding on the right."""
+    """The same model, batch, loss and optimizer with nothing around them: rows are ready tensors, padding on the right."""
 
     def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -168,7 +168,7 @@ async def measure_trainer_loop() -> Result:
     return Result(
         row="trainer-loop",
         measured="trainer, completion tokens/s: `Learner.step` on `Batch` messages, intake included",
-        against="bare PyTorch loop: same model, batches, loss and optimiser, prompts repeated L times",
+        against="bare PyTorch loop: same model, batches, loss and optimizer, prompts repeated L times",
         workload=SHAPE,
         unit="tokens/s",
         ratios=quotients(ours, theirs),

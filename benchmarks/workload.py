@@ -35,9 +35,9 @@ from shared.runtime.status import StatusBoard
 from shared.tasks import TaskSource, derive_task
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.nats_server import NatsServer
 
-DEMO = Path("config/demo.toml")
 MODEL = Path("models/base")
 CHEAP_TASKS = [
     {"dataset": "chain_sum", "weight": 1.0, "config": {}},
@@ -70,7 +70,7 @@ def node_config(folder: Path, url: str, **sections: Mapping[str, Any]) -> NodeCo
             overrides[name] = {**overrides.get(name, {}), **values}
         else:
             overrides[name] = values
-    return load_config(DEMO, overrides)
+    return load_config(DEMO_CONFIG, overrides)
 
 
 @asynccontextmanager

@@ -3,49 +3,70 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
 from shared.config import NodeConfig, load_config
+from shared.config.basic import BASIC
 from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.config.sections import ModelSection
-from shared.config.without_effect import settings_without_effect
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
-from swarm_cli.local.base_model import model_problem
+from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
+from swarm_cli.local.shipped import DEMO_CONFIG, shown
 from swarm_cli.toml_view import config_toml
+from swarm_cli.without_effect import settings_without_effect
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")
-]
-
-DEFAULT_FILE = Path("config/demo.toml")
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
 
 
 def load_chosen(config: Path | None) -> NodeConfig:
     """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
-    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEFAULT_FILE)
+    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
 
 
 @config_app.command()
 def show(
-    config: ConfigOption = None, defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone.")] = False
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone, of every setting.")] = False,
 ) -> None:
-    """Print every value, with what it means and its default where that is another, as TOML."""
+    """Print the basic settings and those that differ from their default, with what they mean, as TOML."""
     if defaults and config:
         raise CommandError("--defaults reads no file: leave --config out")
     if defaults:
         typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
     else:
-        typer.echo(f"# {sources(config)}\n{config_toml(load_chosen(config))}", nl=False)
+        chosen = load_chosen(config)
+        rest = (
+            ""
+            if everything
+            else f"\n# and {settings_count() - len(BASIC)} settings that most people leave alone: --all prints them"
+        )
+        typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
+
+
+def settings_count() -> int:
+    """How many settings there are, without those of a `[[tasks]]` entry."""
+    return sum(1 for _ in _keys(NodeConfig))
+
+
+def _keys(section: type[BaseModel]) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation)
+        elif name != "tasks":
+            yield name
 
 
 def sources(config: Path | None) -> str:
     """Where the values of `load_chosen` come from."""
-    file = config or os.environ.get(CONFIG_FILE_VARIABLE) or DEFAULT_FILE
+    file = config or os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG)
     return " over ".join([*filter(None, [", ".join(setting_variables(os.environ))]), str(file), "the defaults"])
 
 
@@ -53,21 +74,35 @@ def sources(config: Path | None) -> str:
 def check(config: ConfigOption = None) -> None:
     """Check the values, make one task of each source, and look for the model. Notes say which settings have no effect."""
     node_config = load_chosen(config)
+    check_objective(node_config)
     for sentence in settings_without_effect(node_config):
         typer.echo(f"note: {sentence}")
-    problems = task_problems(node_config) + model_problems(node_config.model)
+    if toy_to_be_built(node_config):
+        typer.echo(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+    problems = task_problems(node_config) + ([] if toy_to_be_built(node_config) else model_problems(node_config.model))
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
     typer.echo(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}")
 
 
+def check_objective(config: NodeConfig) -> None:
+    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports no torch of its own."""
+    from services.trainer.objectives.config import objective_config
+
+    try:
+        objective_config(config)
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"the configuration cannot be used:\n{error}", EXIT_CONFIG) from None
+
+
 def task_problems(config: NodeConfig) -> list[str]:
-    """Make one task of each source; some of reasoning-gym's settings fail only then."""
+    """Read files, and make one task of each source; some of reasoning-gym's settings fail only then."""
     from shared.tasks.derive import TaskError
+    from shared.tasks.file_source import with_rows
     from shared.tasks.specs import check_specs
 
     try:
-        check_specs(config.tasks)
+        check_specs(with_rows(config.tasks), config.eval.tasks)
     except TaskError as error:
         return [str(error)]
     return []

@@ -7,17 +7,21 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
+from pydantic import ValidationError
 
 from shared.contracts.messages import Task, TaskRef
+from shared.registry import VERIFIERS
 from shared.text import visible_json
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from shared.config import TaskSpec
     from shared.tasks.audit.run import Finding
     from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 
@@ -25,9 +29,14 @@ Result = TypeVar("Result")
 
 task_app = typer.Typer(name="task", help="Look at the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
-Dataset = Annotated[str, typer.Argument(help="The dataset's name.")]
+Dataset = Annotated[str, typer.Argument(help="The dataset's name, or a file of your own: x.jsonl, x.parquet, ./folder.")]
+Columns = Annotated[str, typer.Option(help="Of a file: the columns of question and answer.")]
 Config = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
 Seed = Annotated[int, typer.Option(min=0)]
+NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
+DEFAULT_VERIFIER = "reasoning_gym"
+COLUMNS = "question,answer"
+Judge = Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
 
 
@@ -56,13 +65,15 @@ def show(
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0, help="First task.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=1000)] = 1,
+    columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
     """Print tasks of a dataset: question and reference answer."""
     from shared.tasks.sandbox import ScoringJob
 
-    refs = [_ref(dataset, config, seed, position) for position in range(index, index + count)]
-    for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs]):
+    source = _source(dataset, DEFAULT_VERIFIER, columns)
+    refs = [_ref(source.dataset, config, seed, position) for position in range(index, index + count)]
+    for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs], source):
         if result.task is None:
             raise CommandError(result.detail)
         say(visible_json(_as_object(result.task)) if as_json else _as_text(result.task))
@@ -75,9 +86,8 @@ def score(
     config: Config = "{}",
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0)] = 0,
-    verifier: Annotated[
-        str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")
-    ] = "reasoning_gym",
+    verifier: Judge = DEFAULT_VERIFIER,
+    columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
     """Print the reward that the verifier gives for an answer, whatever the answer is."""
@@ -85,7 +95,8 @@ def score(
 
     # Not through text mode: an answer need not be UTF-8, and is to arrive all the same.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    (result,) = _run([ScoringJob(ref=_ref(dataset, config, seed, index), texts=[text])], verifier)
+    source = _source(dataset, verifier, columns)
+    (result,) = _run([ScoringJob(ref=_ref(source.dataset, config, seed, index), texts=[text])], source)
     if result.reason is not None:
         raise CommandError(result.detail)
     (reward,) = result.rewards
@@ -100,9 +111,8 @@ def audit(
     count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
     config: Config = "{}",
     seed: Seed = 0,
-    verifier: Annotated[
-        str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")
-    ] = "reasoning_gym",
+    verifier: Judge = DEFAULT_VERIFIER,
+    columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
     """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with text added or one thing changed.
@@ -113,16 +123,17 @@ def audit(
     from shared.tasks.derive import dataset_names
 
     names = datasets or dataset_names()
-    unknown = sorted(set(names) - set(dataset_names()))
+    unknown = sorted({name for name in names if not _is_file(name)} - set(dataset_names()))
     if unknown:
         raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` names them")
     failed = False
     for name in names:
-        refs = [_ref(name, config, seed, index) for index in range(count)]
-        found = _with_pool(partial(run_audit, refs=refs), name, verifier)
-        if name not in found:
+        source = _source(name, verifier, columns)
+        refs = [_ref(source.dataset, config, seed, index) for index in range(count)]
+        found = _with_pool(partial(run_audit, refs=refs), source)
+        if source.dataset not in found:
             raise CommandError(f"{name}: none of its first {count} tasks can be derived; `swarm task show {name}` says why")
-        failed = _report(found[name], as_json) or failed
+        failed = _report(found[source.dataset], as_json) or failed
     if failed:
         raise typer.Exit(1)
 
@@ -149,22 +160,40 @@ def _report(finding: Finding, as_json: bool) -> bool:
     return bool(paid)
 
 
-def _run(jobs: list[ScoringJob], verifier: str = "reasoning_gym") -> list[JobResult]:
-    return _with_pool(lambda pool: pool.run(jobs), jobs[0].ref.dataset, verifier)
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in {".jsonl", ".parquet"} or "/" in name
 
 
-def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], dataset: str, verifier: str) -> Result:
+def _source(name: str, verifier: str, columns: str) -> TaskSpec:
+    """The source that `name` is: a dataset, or a file, which is read. A file's answers are judged by `exact` by default."""
     from shared.config import TaskSpec
+    from shared.tasks.file_source import with_rows
+
+    try:
+        VERIFIERS.check(verifier)
+        if not _is_file(name):
+            return TaskSpec(dataset=name, verifier=verifier)
+        question, comma, answer = columns.partition(",")
+        if not comma:
+            raise CommandError(f"--columns {columns}: give two names, such as {COLUMNS}")
+        judge = "exact" if verifier == DEFAULT_VERIFIER else verifier
+        return with_rows([TaskSpec(source="file", path=name, question=question, answer=answer, verifier=judge)])[0]
+    except ValidationError as error:
+        raise CommandError(f"{NO_TASK} ({error.errors()[0]['msg']}): {ALL_NAMES}") from None
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:
+    return _with_pool(lambda pool: pool.run(jobs), source)
+
+
+def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], source: TaskSpec) -> Result:
     from shared.config.sections import VerifierSection
     from shared.tasks.sandbox import SandboxError, ScorerPool
-    from shared.tasks.verifiers import unknown_verifier, verifier_names
-
-    if verifier not in verifier_names():
-        raise CommandError(unknown_verifier(verifier))
-    specs = [TaskSpec(dataset=dataset, verifier=verifier)]
 
     async def run() -> Result:
-        async with ScorerPool.from_config(VerifierSection(), tasks=specs, workers=1) as pool:
+        async with ScorerPool.from_config(VerifierSection(), tasks=[source], workers=1) as pool:
             return await work(pool)
 
     try:
@@ -184,7 +213,7 @@ def _ref(dataset: str, config: str, seed: int, index: int) -> TaskRef:
     try:
         return msgspec.convert({"dataset": dataset, "config": canonical, "seed": seed, "index": index}, TaskRef)
     except msgspec.ValidationError as error:
-        raise CommandError(f"there is no such task ({error}): `swarm task list` shows the names of all datasets") from None
+        raise CommandError(f"{NO_TASK} ({error}): {ALL_NAMES}") from None
 
 
 def _as_object(task: Task) -> dict[str, Any]:

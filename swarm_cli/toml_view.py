@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,28 +12,33 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 
-def config_toml(config: BaseModel) -> str:
-    """Render all values. A value that is not set stands in a comment, and so does the default of one that differs from it."""
-    return "\n".join(_sections(config, ())).lstrip() + "\n"
+def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
+    """Render the values. One that is not set stands in a comment, and so does the default of one that differs from it.
+
+    only: names as `section.key`; of the others, those that differ from their default. None: all.
+    """
+    return "\n".join(_sections(config, (), only)).lstrip() + "\n"
 
 
-def _sections(section: BaseModel, path: tuple[str, ...]) -> Iterator[str]:
+def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | None) -> Iterator[str]:
     nested: list[tuple[str, Any]] = []
-    if path:
-        yield ""
-        yield from (f"# {line}" for line in (type(section).__doc__ or "").strip().splitlines())
-        yield f"[{'.'.join(path)}]"
+    lines: list[str] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
             nested.append((name, value))
         elif value == [] and not path:
             yield f"# no [[{name}]]; at least one is needed"
-        else:
-            yield from _field(name, field, value)
+        elif only is None or ".".join((*path, name)) in only or _default(field, value):
+            lines += _field(name, field, value)
+    if path and lines:
+        yield ""
+        yield from (f"# {line}" for line in (type(section).__doc__ or "").strip().splitlines())
+        yield f"[{'.'.join(path)}]"
+    yield from lines
     for name, value in nested:
         if isinstance(value, BaseModel):
-            yield from _sections(value, (*path, name))
+            yield from _sections(value, (*path, name), only)
         else:
             yield from _tables(".".join((*path, name)), value)
 

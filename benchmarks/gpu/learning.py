@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.finding import Finding, Setting
+from swarm_cli.local.shipped import DEMO_CONFIG, shown
 
 _SECONDS, _SHORT_STEPS = 300.0, 2
 _END_S = 60.0
@@ -20,7 +21,7 @@ _END_S = 60.0
 def check(setting: Setting) -> list[Finding]:
     """Held-out pass rate before and after: of config/smollm2.toml where that model is there, else of the first demo."""
     real = Path("var/models/smollm2/config.json").exists() and not setting.short
-    demo = "config/smollm2.toml" if real else "config/demo.toml"
+    demo = "config/smollm2.toml" if real else str(shown(DEMO_CONFIG))
     environment = os.environ | {
         "SWARM_MODEL__DEVICE": setting.device,
         "SWARM_NODE__VAR_DIR": str(setting.folder / "var"),

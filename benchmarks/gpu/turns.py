@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.finding import Finding, Setting
 from benchmarks.gpu.models import small_model
-from services.generator.engines import Engine, EngineKind, SamplingParams, create_engine, has_cuda_vllm
+from services.generator.engines import Engine, SamplingParams, create_engine, has_cuda_vllm
 from shared.device_turns import DeviceTurns
 
 _PROMPTS = [[5 + place, 7, 11, 13] for place in range(8)]
@@ -19,13 +19,13 @@ _PROMPTS = [[5 + place, 7, 11, 13] for place in range(8)]
 async def check(setting: Setting) -> list[Finding]:
     """Transformers always, and vLLM where its CUDA build is there."""
     name, folder = small_model(setting)
-    kinds: list[EngineKind] = ["transformers"]
+    kinds: list[str] = ["transformers"]
     if setting.device.startswith("cuda") and has_cuda_vllm():
         kinds.append("vllm")
     return [finding for kind in kinds for finding in await _of_engine(kind, setting, name, folder)]
 
 
-async def _of_engine(kind: EngineKind, setting: Setting, name: str, folder: Path) -> list[Finding]:
+async def _of_engine(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
     turns = DeviceTurns(setting.folder / f"{kind}.turns", "generator")
     other = DeviceTurns(setting.folder / f"{kind}.turns", "trainer")
     engine = create_engine(

@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from monitoring.dashboards import DASHBOARDS
+from monitoring.render import rule_file
 from shared.config import NodeConfig
+from shared.runtime.tasks import sleep_unless_stopped
 from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import note
@@ -27,14 +29,13 @@ LOOK_EVERY_S = 5.0
 LOOK_S = 15.0
 CONNECT_S = 3.0
 NODES_SCRAPED = 1000
-RULES = Path(__file__).parents[2] / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
 
 
 def dashboard(
     port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
     folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
     """Watch a running swarm in a browser: Prometheus with the rules, and a page of the dashboards' panels. Ctrl-C ends both."""
     program = find_prometheus()
@@ -43,10 +44,8 @@ def dashboard(
         {port: "the page", port + 1: "Prometheus"},
         "end what has them, or choose others with --port (make watch WATCH_FLAGS='--port 8500')",
     )
-    rules = RULES if RULES.is_file() else None
-    if rules is None:
-        note(f"{RULES} is not there, so panels that show recorded rules stay empty; run this from a source tree to have them")
-    prometheus = Prometheus(program, folder or node_config.node.var_dir / "watch", port + 1, rules, f"http://127.0.0.1:{port}")
+    own = folder or node_config.node.var_dir / "watch"
+    prometheus = Prometheus(program, own, port + 1, rule_file(), f"http://127.0.0.1:{port}")
     asyncio.run(Watcher(node_config, prometheus, node_url or node_config.nats.node_url, port).run())
 
 
@@ -81,10 +80,7 @@ class Watcher:
             while not stopping.is_set():
                 self._prometheus.check_running()
                 await self._look()
-                try:
-                    await asyncio.wait_for(stopping.wait(), LOOK_EVERY_S)
-                except TimeoutError:
-                    continue
+                await sleep_unless_stopped(stopping, LOOK_EVERY_S)
         finally:
             if page is not None:
                 page.close()
@@ -95,7 +91,9 @@ class Watcher:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(self._config, self._node_url, None, [], timeout_s=CONNECT_S, most=NODES_SCRAPED)
         except (NotConnected, TimeoutError):
-            self._tell(f"no swarm answers at {self._node_url}: start one with `make run` in another terminal; waiting for it")
+            self._tell(
+                f"no swarm answers at {self._node_url}: start one with `swarm up` (`make run`) in another terminal; waiting for it"
+            )
             return
         groups = target_groups([node.view for node in snapshot.nodes], time.time())
         write_targets(groups, self._prometheus.targets)

@@ -47,11 +47,11 @@ def find_prometheus() -> str:
     return found
 
 
-def prometheus_config(targets: Path, rules: Path | None) -> dict[str, Any]:
+def prometheus_config(targets: Path, rules: Path) -> dict[str, Any]:
     """Its configuration: the swarm's targets as job `swarm`, and the rules of the cluster's monitoring."""
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": "5s"},
-        "rule_files": [str(rules)] if rules else [],
+        "rule_files": [str(rules)],
         "scrape_configs": [
             {"job_name": "swarm", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "5s"}]},
         ],
@@ -61,10 +61,10 @@ def prometheus_config(targets: Path, rules: Path | None) -> dict[str, Any]:
 class Prometheus:
     """One Prometheus process with its files in `folder`, listening on loopback.
 
-    `page`: the address behind which its own pages are passed on to browsers, such as `http://127.0.0.1:8400`.
+    `rules`: the text of a rule file. `page`: the address behind which its own pages are passed on to browsers, such as `http://127.0.0.1:8400`.
     """
 
-    def __init__(self, program: str, folder: Path, port: int, rules: Path | None, page: str = "http://127.0.0.1") -> None:
+    def __init__(self, program: str, folder: Path, port: int, rules: str, page: str = "http://127.0.0.1") -> None:
         self._program = program
         self._folder = folder
         self._port = port
@@ -75,10 +75,12 @@ class Prometheus:
         self.targets = folder / "targets.json"
         self._config = folder / "prometheus.yml"
         self._web_config = folder / "web.yml"
+        rule_file = folder / "rules.yml"
+        rule_file.write_text(rules)
         tls = LoopbackTls(folder)
         self._web_config.write_text(yaml.safe_dump(tls.web_config()))
         self.client = tls.client()
-        self._config.write_text(yaml.safe_dump(prometheus_config(self.targets.resolve(), rules.resolve() if rules else None)))
+        self._config.write_text(yaml.safe_dump(prometheus_config(self.targets.resolve(), rule_file.resolve())))
 
     @property
     def url(self) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from shared.contracts.control import ServiceStatus
+from shared.runtime.status import SILENT_S, STOPPED
 from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
-FORGET_S = 600.0
+FORGET_S = 20 * SILENT_S
 """A process that is silent this long is no target any more; before, Prometheus sees that it is down."""
 
 
@@ -29,7 +30,7 @@ def target_groups(views: Sequence[NodeView], now: float, here: str | None = None
     statuses = (status for view in views for status in view.statuses)
     for status in sorted(statuses, key=lambda status: status.updated_at):
         listens = 0 < status.figures.get("http_port", 0) <= 65_535 and _HOST.fullmatch(status.host)
-        if listens and status.state != "stopped" and now - status.updated_at <= FORGET_S:
+        if listens and status.state != STOPPED and now - status.updated_at <= FORGET_S:
             by_address[address(status, here)] = status
     return [
         {"targets": [where], "labels": {"node": status.node, "role": status.role}} for where, status in sorted(by_address.items())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from shared.config import NodeConfig, TaskSpec
 from shared.hub_models import pin_problem
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 
 TOY_POLICY = Path("models/base")
@@ -39,18 +41,26 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     Raises:
         CommandError: another model is asked for and is not there.
     """
-    if Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists():
+    if toy_to_be_built(config):
+        note(f"{TOY_POLICY} is not there: building the toy policy first, once (about two minutes on one free core)")
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
     problem = model_problem(config.model.path, config.model.revision)
     if problem:
-        raise CommandError(problem, exit_code=78)
+        raise CommandError(problem, exit_code=EXIT_CONFIG)
+
+
+def toy_to_be_built(config: NodeConfig) -> bool:
+    """Whether the configuration starts from the demo's policy and that is not there yet, so that `swarm up` will build it."""
+    return Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists()
 
 
 def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
     """Build the toy base policy into `out`, with a progress bar on stderr. None: the recipe's own seed and steps."""
     from shared.model.base_policy import BasePolicyRecipe, build_base_policy
-    from shared.model.corpus import DemoTask
+    from shared.model.corpus import TOY_NEEDS_DATASETS, DemoTask
 
+    if any(task.source == "file" for task in tasks):
+        raise CommandError(TOY_NEEDS_DATASETS, exit_code=EXIT_CONFIG)
     standard = BasePolicyRecipe()
     try:
         recipe = replace(standard, seed=standard.seed if seed is None else seed, steps=steps or standard.steps)

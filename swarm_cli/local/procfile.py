@@ -6,9 +6,14 @@ in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), s
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
-ROLES = ("generator", "verifier", "sampler", "trainer")
+from shared.roles import ROLES
+from swarm_cli.local.shipped import DEMO_CONFIG, NATS_CONFIG, shown
+
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400
 PORTS_PER_NODE = 10
@@ -33,13 +38,19 @@ _HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What runs where. `nats_url` names a server that somebody else runs; None starts one on `nats_port`."""
+    """What runs where.
+
+    `nats_url` names a server that somebody else runs; None starts one on `nats_port`. `base_port` 0 lets each process take any
+    free port. `config` and `var_dir` are what a line falls back on where `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set.
+    """
 
     nodes: int = 2
     nats_port: int = DEFAULT_NATS_PORT
     base_port: int = DEFAULT_BASE_PORT
     nats_url: str | None = None
     progress: bool = True
+    config: Path = DEMO_CONFIG
+    var_dir: Path = Path("var")
 
     @property
     def url(self) -> str:
@@ -52,13 +63,15 @@ class Layout:
         return [node_name(position) for position in range(self.nodes)]
 
     def http_base_port(self, position: int) -> int:
-        """First of the four ports of the node at `position`."""
-        return self.base_port + PORTS_PER_NODE * position
+        """First of the four ports of the node at `position`; 0: any free ones."""
+        return self.base_port + PORTS_PER_NODE * position if self.base_port else 0
 
     @property
     def ports(self) -> dict[int, str]:
-        """Every port that will be listened on, and for what."""
+        """Every port that is known to be listened on, and for what."""
         wanted = {} if self.nats_url else {self.nats_port: "the NATS server"}
+        if not self.base_port:
+            return wanted
         for position, node in enumerate(self.node_names):
             for offset, role in enumerate(ROLES):
                 wanted[self.http_base_port(position) + offset] = f"{node}'s {role}"
@@ -88,10 +101,12 @@ def render_procfile(layout: Layout) -> str:
 
 
 def _nats(layout: Layout) -> str:
+    var_dir = _fallback("SWARM_NODE__VAR_DIR", str(layout.var_dir))
+    config = shlex.quote(str(shown(NATS_CONFIG)))
     return (
-        'run="${SWARM_NODE__VAR_DIR:-var}/runs/${SWARM_NODE__RUN:-honcho}" && mkdir -p "$run" && '
+        f'run="{var_dir}/runs/${{SWARM_NODE__RUN:-honcho}}" && mkdir -p "$run" && '
         "exec python -m shared.runtime.supervise --linger 3 -- "
-        f'nats-server --config config/nats.conf --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log"'
+        f'nats-server --config {config} --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log"'
     )
 
 
@@ -103,10 +118,16 @@ def _service(layout: Layout, position: int, node: str, role: str) -> str:
 def _environment(layout: Layout, position: int) -> str:
     return " ".join(
         (
-            "SWARM_CONFIG=${SWARM_CONFIG:-config/demo.toml}",
+            f'SWARM_CONFIG="{_fallback("SWARM_CONFIG", str(shown(layout.config)))}"',
             "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
             f"SWARM_NATS__NODE_URL={layout.url}",
             f"SWARM_NATS__SWARM_URL=${{SWARM_NATS__SWARM_URL:-{layout.url}}}",
             f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
         )
     )
+
+
+def _fallback(variable: str, value: str) -> str:
+    """For between double quotes: the variable's value, or this one where it is not set. A path may have any characters."""
+    escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
+    return f"${{{variable}:-{escaped}}}"

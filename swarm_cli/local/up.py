@@ -10,24 +10,40 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.config_commands import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome, run_lines
 from swarm_cli.local.ports import check_ports
-from swarm_cli.local.procfile import DEFAULT_BASE_PORT, DEFAULT_NATS_PORT, MAX_NODES, Layout, process_lines, render_procfile
+from swarm_cli.local.procfile import (
+    DEFAULT_NATS_PORT,
+    MAX_NODES,
+    PORTS_PER_NODE,
+    Layout,
+    process_lines,
+    render_procfile,
+)
+from swarm_cli.local.shipped import DEMO_CONFIG, shown
+from swarm_cli.observe.plot import where_runs_are
 
-DEMO_CONFIG = Path("config/demo.toml")
-EXIT_CANNOT_GO_ON = 78
+_HIGHEST_PORT = 65_535
 
 
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="How many nodes.")] = 2,
     steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
     run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration of every node.  [default: config/demo.toml]")] = None,
-    base_port: Annotated[int, typer.Option(min=1024, max=64_000, help="First metrics port; ten a node.")] = DEFAULT_BASE_PORT,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG or the demo's]", show_default=False)
+    ] = None,
+    base_port: Annotated[
+        int | None,
+        typer.Option(min=1024, max=64_000, help="First metrics port; ten a node.  [default: http.base_port]", show_default=False),
+    ] = None,
     nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of the NATS server.")] = DEFAULT_NATS_PORT,
     nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
@@ -36,14 +52,23 @@ def up(
     """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress view."""
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
-    layout = Layout(nodes, nats_port, base_port, nats_url or None, progress)
-    if print_procfile:
-        typer.echo(render_procfile(layout), nl=False)
-        return
     environment = run_environment(config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
+    layout = Layout(
+        nodes,
+        nats_port,
+        base_port or configured_base_port(node_config, nodes),
+        nats_url or None,
+        progress,
+        Path(environment[CONFIG_FILE_VARIABLE]),
+        node_config.node.var_dir,
+    )
+    if print_procfile:
+        typer.echo(render_procfile(layout), nl=False)
+        return
     os.environ.update(swarm_of_run(node_config, layout))
+    check_objective(node_config)
     ensure_toy_policy(node_config)
     check_ports(layout.ports)
     _announce(node_config, layout)
@@ -54,11 +79,32 @@ def up(
 
 def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]:
     """The variables in which this run differs from others; all that `swarm up` tells the processes besides their lines."""
-    chosen = config or Path(os.environ.get("SWARM_CONFIG") or DEMO_CONFIG)
-    environment = {"SWARM_CONFIG": str(chosen), "SWARM_NODE__RUN": run}
+    chosen = config or Path(os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG))
+    environment = {CONFIG_FILE_VARIABLE: str(chosen), "SWARM_NODE__RUN": run}
     if steps:
         environment["SWARM_TRAINER__MAX_STEPS"] = str(steps)
     return environment
+
+
+def configured_base_port(config: NodeConfig, nodes: int) -> int:
+    """`http.base_port` for the first node; the others follow, ten apart. 0: any free ports.
+
+    Raises:
+        CommandError: `nodes` nodes do not fit above it, or `http.port` gives all processes the same one.
+    """
+    if config.http.port is not None:
+        raise CommandError(
+            f"http.port is {config.http.port} for every process, and here {4 * nodes} share one machine: remove http.port "
+            "(or unset SWARM_HTTP__PORT) and set http.base_port",
+            EXIT_CONFIG,
+        )
+    base_port = config.http.base_port
+    if base_port + PORTS_PER_NODE * nodes > _HIGHEST_PORT:
+        raise CommandError(
+            f"http.base_port is {base_port} and {nodes} nodes take {PORTS_PER_NODE} ports each, past {_HIGHEST_PORT}: lower it",
+            EXIT_CONFIG,
+        )
+    return base_port
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
@@ -87,11 +133,14 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
 def _explain_end(outcome: Outcome, config: NodeConfig) -> None:
     run = config.node.run
     if outcome.code in STOPPED_BY_SIGNAL:
-        note(f"stopped. `make run RUN={run}` goes on with it, `make plot RUN={run}` draws its curves")
+        note(
+            f"stopped. `swarm up --run {run}` goes on with it (make run RUN={run}), "
+            f"`swarm plot {run}{where_runs_are(config)}` draws its curves (make plot RUN={run})"
+        )
         return
     if outcome.code == 0 or outcome.first is None:
         return
     node, _, role = outcome.first.rpartition("-")
     log = config.node.var_dir / "runs" / run / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
-    why = "cannot go on" if outcome.code == EXIT_CANNOT_GO_ON else f"ended with code {outcome.code}"
+    why = "cannot go on" if outcome.code == EXIT_CONFIG else f"ended with code {outcome.code}"
     note(f"{outcome.first} {why}, so everything was stopped. Its last words are above; more in {log}")

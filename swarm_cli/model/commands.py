@@ -13,7 +13,7 @@ from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
-from swarm_cli.observe.plot import find_run
+from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, find_run
 from swarm_cli.unwinding import unwinding_on_sigterm
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def export(
         typer.Option(help="Of the weights.  [default: the one that was trained with, model.dtype]", show_default=False),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapters, as peft loads them.")] = False,
-    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar="SWARM_NODE__VAR_DIR")] = Path("var"),
+    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
     """Write a trained policy as a Hugging Face folder that `transformers` loads, or its adapters for peft."""
     if adapter and dtype:

@@ -92,7 +92,7 @@ async def _evaluate(
     from shared.evaluation import summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
 
-    tasks = _held_out(sources, n, config.eval.draw)
+    sources, tasks = _held_out(sources, n, config.eval.draw)
     started = time.monotonic()
     params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
     kind: Any = engine_name
@@ -136,12 +136,15 @@ def _of_each_dataset(answered: Sequence[Answered], count: int) -> list[Answered]
     return [each for _, some in sorted(of_dataset.items()) for each in some[:count]]
 
 
-def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> list[Task]:
+def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[TaskSpec], list[Task]]:
+    """The sources with their files read, and the tasks."""
     from shared.tasks import TaskConfigError, check_specs, held_out_tasks
+    from shared.tasks.file_source import with_rows
 
     try:
-        check_specs(sources)
-        return held_out_tasks(sources, n, draw=draw)
+        read = with_rows(sources)
+        check_specs(read)
+        return read, held_out_tasks(read, n, draw=draw)
     except TaskConfigError as error:
         raise CommandError(str(error)) from None
 

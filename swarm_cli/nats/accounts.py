@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.identity.permissions import ADVISORY, EVERYTHING, OPERATOR, ROLES, WATCH, Permissions, node_role, swarm_node
+from shared.identity.permissions import ADVISORY, EVERYTHING, OPERATOR, WATCH, Permissions, node_role, swarm_node
+from shared.roles import ROLES
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
 """A setting of the server that only the accounts' lines define. One that may change by a reload, and as it is by default."""

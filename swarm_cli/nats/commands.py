@@ -14,8 +14,9 @@ from shared.config import NodeConfig
 from shared.contracts.streams import NodeLimits, ensure_node_streams, update_swarm_streams, verifier_consumer
 from shared.contracts.subjects import node_rollouts_stream
 from shared.identity import keys
-from shared.identity.permissions import OPERATOR, ROLES, WATCH
+from shared.identity.permissions import OPERATOR, WATCH
 from shared.policy_store.jetstream import prepare_policies_stream
+from shared.roles import ROLES
 from shared.runtime.errors import FatalError
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane

@@ -14,9 +14,11 @@ import nats.errors
 import structlog
 
 from shared.advisories import Verdict, judge, parse
+from shared.cancelling import cancel_and_wait
 from shared.identity.permissions import ADVISORY
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.metrics import service_registry
+from shared.runtime.tasks import sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
 from shared.transport.connection import Connection, Options
 
@@ -44,8 +46,7 @@ class Watch:
         while not stopping.is_set():
             await self._listen()
             self._figures.listening.set(self.listening)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), LOOK_S)
+            await sleep_unless_stopped(stopping, LOOK_S)
 
     async def _listen(self) -> None:
         client = self._connection.client
@@ -94,6 +95,6 @@ async def watch(options: Options, host: str, port: int, *, timeout_s: float) -> 
         log.info("watching", url=options.url, metrics_port=server.port)
         await watching[0].run(stopping)
     finally:
-        beating.cancel()
+        await cancel_and_wait(beating)
         server.close()
         await connection.close()

@@ -40,7 +40,7 @@ PANELS = (
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
     Panel("Entropy of the policy", "nats per token", ("entropy",)),
     Panel("Staleness of own rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
-    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("own", "others'")),
+    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign")),
 )
 
 

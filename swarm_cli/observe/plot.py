@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shared.config import NodeConfig
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
+
+VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
+DEFAULT_VAR_DIR = Path("var")
 
 
 def plot(
     run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
     out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
-    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar="SWARM_NODE__VAR_DIR")] = Path("var"),
+    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
     """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy, staleness."""
     run_dir = find_run(run, var_dir)
@@ -45,6 +51,12 @@ def find_run(run: str, var_dir: Path) -> Path:
     names = ", ".join(folder.name for folder in known[:5])
     hint = f"newest runs are {names}" if known else "there are no runs yet; `swarm up` makes one"
     raise CommandError(f"no run {run!r} in {runs}: {hint}")
+
+
+def where_runs_are(config: NodeConfig) -> str:
+    """The option that commands need beside a run's name to find it, with a space before; empty where they look there anyway."""
+    found_unasked = VAR_DIR_VARIABLE in os.environ or config.node.var_dir == DEFAULT_VAR_DIR
+    return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 
 
 def _has_curves(folder: Path) -> bool:

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.roles import ROLES
 from shared.text import visible
-from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.view import NodeView
 
@@ -52,7 +52,7 @@ class Row:
     evaluations: Sequence[Evaluation]
     steps_per_minute: float | None
     staleness: float | None = None
-    """Mean over the newest step's own groups, in policy versions."""
+    """Mean over the newest step's local groups, in policy versions."""
 
     def text(self, elapsed_s: float, now: float) -> str:
         """The line under `HEADER`."""

@@ -95,6 +95,7 @@ async def take_snapshot(
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most)
             # The directory also lists nodes whose own plane is elsewhere, or in an account that this user does not see.
             views = await gather(node_plane, [name for name in wanted if name in here])
+            at = time.time()  # what is read below may take long, and no process is silent for it
             in_directory = set(listed.names)
             nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in in_directory) for view in views]
             nodes += [NodeSnapshot(node_view(name, ()), (), name in in_directory) for name in wanted if name not in here]
@@ -107,7 +108,7 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(time.time(), tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable)
+    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable)
 
 
 def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.config import NodeConfig
+from shared.roles import ROLES
 from shared.text import visible_json
 from shared.transport.base import ConsumerState
 from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
 
 _WITHOUT = "sandbox_without_"
@@ -27,7 +27,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
     swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
     """Show nodes, policy versions, stream fill and consumer lag."""
     node_config = load_chosen(config)

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
 from swarm_cli.config_commands import load_chosen
@@ -41,7 +42,7 @@ def top(
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
     swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or config/demo.toml]")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
     """Show who learns, who shares and what waits for what, live; q ends it."""
     view = Top(load_chosen(config), nodes or [], node_url, swarm_url)
@@ -124,8 +125,7 @@ async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for waiting in (task, stop):
-            waiting.cancel()
+        await cancel_and_wait(task, stop)
 
 
 @contextmanager

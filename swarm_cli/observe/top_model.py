@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.roles import ROLES
 from shared.transport.base import StreamSpec
-from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
 from swarm_cli.observe.view import NodeView
 
-PHASES = ("wait", "intake", "forward_backward", "optimiser", "publish", "checkpoint")
+PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
 """Of a trainer step, as the trainer's status names them (`<phase>_share`)."""
 
 

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from shared.runtime.status import STOPPED
 from shared.text import visible
 from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
@@ -97,8 +98,8 @@ def _panel(node: NodeModel) -> Panel:
     body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     body.add_row("held-out", _held_out(node.held_out))
     body.add_row("reward", _rewards(node))
-    body.add_row("own", _own_groups(node))
-    body.add_row("others'", _foreign_groups(node))
+    body.add_row("local", _own_groups(node))
+    body.add_row("foreign", _foreign_groups(node))
     body.add_row("trainer", _phases(node))
     for line, label in zip(_processes(node.processes), ("alive", ""), strict=False):
         body.add_row(label, line)
@@ -111,7 +112,7 @@ def _panel(node: NodeModel) -> Panel:
     batch = (
         None
         if node.wanted_local is None
-        else f" a batch: {_number(node.wanted_local)} own + {_number(node.wanted_external)} others' groups "
+        else f" a batch: {_number(node.wanted_local)} local + {_number(node.wanted_external)} foreign groups "
     )
     return Panel(
         body, title=title, title_align="left", subtitle=batch, subtitle_align="right", border_style=_health(node), padding=(0, 1)
@@ -140,7 +141,7 @@ def _rewards(node: NodeModel) -> Text:
     staleness = (
         "–" if node.staleness_mean is None else f"{_ratio(node.staleness_mean, 1)} (max {_ratio(node.staleness_max or 0.0, 0)})"
     )
-    text = Text(f"local {_ratio(node.reward_local)}  external {_ratio(node.reward_external)}  stale {staleness}  ")
+    text = Text(f"local {_ratio(node.reward_local)}  foreign {_ratio(node.reward_external)}  stale {staleness}  ")
     return text.append(f"scorer kills {_number(node.scorer_kills)}", style="yellow" if node.scorer_kills else "")
 
 
@@ -190,7 +191,7 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
         return Text(f"{role} never seen", style="yellow")
     first = replicas[0]
     if not first.alive:
-        what = "stopped" if first.state == "stopped" else "silent"
+        what = "stopped" if first.state == STOPPED else "silent"
         return Text(f"{role} {what} for {age(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
     return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {age(first.age_s)}")

@@ -9,10 +9,9 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.wire import MessageError
+from shared.runtime.status import is_alive
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
-ALIVE_S = 10.0
-"""Services write their status every 2 s; one that is silent this long is gone or hangs."""
 STATUS_PREFIX = "status."
 
 
@@ -29,7 +28,7 @@ class NodeView:
 
     @property
     def step(self) -> int:
-        """Optimiser steps taken, as far as the trainer has written down."""
+        """Optimizer steps taken, as far as the trainer has written down."""
         written = self.position.step if self.position else 0
         return max(written, int(self.figure("trainer", "step")))
 
@@ -43,8 +42,8 @@ class NodeView:
         return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
 
     def alive(self, role: str, now: float) -> list[ServiceStatus]:
-        """Statuses of the replicas that wrote in the last `ALIVE_S` seconds."""
-        return [status for status in self.roles(role) if now - status.updated_at <= ALIVE_S and status.state != "stopped"]
+        """Statuses of the replicas that are there."""
+        return [status for status in self.roles(role) if is_alive(status, now)]
 
     def total(self, role: str, figure: str) -> float:
         """Sum of a counter over all replicas that ever wrote, so that a restart does not set it back."""

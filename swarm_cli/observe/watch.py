@@ -17,6 +17,7 @@ from shared.text import visible
 from shared.transport.base import NotConnected, Transport
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluations import newest_step, read_evaluations
+from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.observe.view import NodeView, gather
 
@@ -118,7 +119,7 @@ class Watch:
             _say(line)
         run = self._config.node.run
         _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
-        _say(f"next:   swarm plot {run}      learning curves as PNG (make plot RUN={run})")
+        _say(f"next:   swarm plot {run}{where_runs_are(self._config)}      learning curves as PNG (make plot RUN={run})")
         _say(f"        swarm up --run {run}  goes on training (make run RUN={run})")
 
 

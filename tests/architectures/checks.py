@@ -17,7 +17,7 @@ from services.trainer.gradient.modes import set_training_modes, silence
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.gradient.shared_prompt import plain_rows_reason
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser
-from services.trainer.objectives import ObjectiveConfig
+from services.trainer.objectives.config import ObjectiveConfig
 from services.trainer.probes.trainable import UntrainableModel, check_trainable
 from tests.architectures.tiny import WINDOW, NotSmall, tiny_model
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.containers.conftest import ROOT, TAG
 from tests.containers.podman import NAME, Podman, wait_for_page
 from tests.nats_server import free_port
@@ -71,7 +72,7 @@ def test_the_verifiers_image_has_its_service_and_no_torch(podman: Podman, images
 
 
 def test_the_commands_that_manifests_use_are_in_the_image_for_cpus(podman: Podman, images: dict[str, str]) -> None:
-    for command in (["hf", "--help"], ["swarm", "--help"], ["swarm", "config", "check", "--config", "config/demo.toml"]):
+    for command in (["hf", "--help"], ["swarm", "--help"], ["swarm", "config", "check"]):
         podman.run(images["cpu"], *command, flags=VOLUMES)
     program = (
         "import torch, services.trainer.service, services.generator.service, services.sampler.service; print(torch.version.cuda)"
@@ -103,7 +104,7 @@ def lonely_verifier(podman: Podman, images: dict[str, str]) -> Iterator[str]:
         *(
             *VOLUMES,
             "--volume",
-            f"{ROOT / 'config/demo.toml'}:/etc/swarm/node.toml:ro",
+            f"{DEMO_CONFIG}:/etc/swarm/node.toml:ro",
             "--env",
             "SWARM_CONFIG=/etc/swarm/node.toml",
         ),

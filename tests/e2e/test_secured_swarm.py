@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
 from tests.e2e.test_swarm import CONFIG
 from tests.secured_server import SecuredServer
@@ -16,7 +17,7 @@ WITHIN_S = 400.0
 
 def test_two_nodes_train_and_share_on_a_secured_server_without_one_refusal(tmp_path: Path) -> None:
     """Policies go through NATS, so that the trainer's and the generator's whole work is in it, steering and held-out scores too."""
-    demo = (REPO / "config" / "demo.toml").read_text()
+    demo = DEMO_CONFIG.read_text()
     config = tmp_path / "test.toml"
     config.write_text(CONFIG.format(steps=MOST_STEPS) + demo[demo.index("[[tasks]]") :])
     server = SecuredServer(tmp_path / "nats", ["alpha", "beta"])
@@ -45,7 +46,7 @@ def test_two_nodes_train_and_share_on_a_secured_server_without_one_refusal(tmp_p
                 ),
                 *nodes,
                 timeout_s=WITHIN_S,
-                what=f"{STEPS} steps of {node.node}, one of them with others' groups",
+                what=f"{STEPS} steps of {node.node}, one of them with foreign groups",
             )
             versions = {
                 json.loads(line)["policy_version"] for line in node.log("generator").splitlines() if "policy_version" in line

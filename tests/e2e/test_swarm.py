@@ -23,6 +23,7 @@ from shared.contracts.subjects import node_scored_stream
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
 from shared.transport.connect import connect
+from swarm_cli.local.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.nats_server import NatsServer
 
@@ -77,7 +78,7 @@ class Swarm:
 
 
 def _build(folder: Path, seed: int, hidden_size: int, vocab_size: int) -> Path:
-    tasks = load_demo_tasks(REPO / "config" / "demo.toml")
+    tasks = load_demo_tasks(DEMO_CONFIG)
     recipe = BasePolicyRecipe(
         seed=seed,
         steps=3,
@@ -94,7 +95,7 @@ def _build(folder: Path, seed: int, hidden_size: int, vocab_size: int) -> Path:
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     var = tmp_path_factory.mktemp("var")
-    demo = (REPO / "config" / "demo.toml").read_text()
+    demo = DEMO_CONFIG.read_text()
     config = var / "test.toml"
     config.write_text(CONFIG.format(steps=STEPS) + demo[demo.index("[[tasks]]") :])
     # The shipped policy is sometimes right, so its groups are worth sharing; the other one only learns from them.
@@ -129,7 +130,7 @@ def test_every_node_trains_on_its_own_groups_and_on_those_of_others(swarm: Swarm
             lambda node=node: any(line["groups_external"] and line["groups_local"] for line in node.steps()),  # type: ignore[misc]
             *swarm.nodes,
             timeout_s=START_S,
-            what=f"a step of {node.node} on own and others' groups",
+            what=f"a step of {node.node} on own and foreign groups",
         )
 
 
@@ -200,7 +201,7 @@ def test_one_rollout_id_leads_through_the_logs_of_all_four_services_and_of_anoth
     scored = {line["rollout_id"]: line for line in node.events("verifier", "rollouts_scored")}
     accepted = {line["rollout_id"]: line for line in node.events("verifier", "foreign_rollouts_accepted")}
     followed = trained.keys() & batched & own.keys() & scored.keys()
-    assert len(followed) > STEPS, "most of a node's own groups can be followed from the generator to the trainer"
+    assert len(followed) > STEPS, "most of a node's local groups can be followed from the generator to the trainer"
     for rollout_id in followed:
         first, second, last = own[rollout_id], scored[rollout_id], trained[rollout_id]
         assert first["node"] == second["node"] == last["node"] == node.node

@@ -15,7 +15,6 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.engines.batching import WAYS
 from services.generator.engines.decoding import sample_completions
 from services.generator.groups import rollout_group
-from services.trainer.objectives.advantages import has_spread
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
@@ -23,6 +22,8 @@ from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
 from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.model.prompts import answer_text
 from shared.model.tokenizer_hash import tokenizer_hash
+from shared.rewards import is_informative
+from swarm_cli.local.shipped import DEMO_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "models" / "base"
@@ -32,7 +33,7 @@ COMPLETIONS = 8
 def base_config(var_dir: Path, **sections: dict[str, Any]) -> NodeConfig:
     """The demo's configuration, with `sections` changed."""
     return load_config(
-        ROOT / "config" / "demo.toml",
+        DEMO_CONFIG,
         overrides={
             "node": {"id": "alpha", "run": "test", "var_dir": str(var_dir)},
             "model": {"path": str(BASE), "device": "cpu"},
@@ -46,7 +47,7 @@ def base_config(var_dir: Path, **sections: dict[str, Any]) -> NodeConfig:
 def sampled_groups(count: int = 24, seed: int = 1) -> tuple[RolloutGroup, ...]:
     """`count` groups whose rewards differ, with their rewards in `rewards_of`."""
     torch.set_num_threads(1)
-    config = load_config(ROOT / "config" / "demo.toml", overrides={"model": {"path": str(BASE)}})
+    config = load_config(DEMO_CONFIG, overrides={"model": {"path": str(BASE)}})
     tokenizer = load_tokenizer(config.model)
     model = load_causal_lm(ModelSection(path=str(BASE)), dtype=torch.float32, device=torch.device("cpu")).eval()
     desk = TaskDesk(config, Shared())
@@ -76,7 +77,7 @@ def sampled_groups(count: int = 24, seed: int = 1) -> tuple[RolloutGroup, ...]:
             ]
             group = rollout_group(task, samples, node="beta", draw=draw + place, model=identity, params=params, created_at=1.0)
             rewards = desk.score(group.task.ref, [sample.text for sample in samples])
-            if has_spread(rewards):
+            if is_informative(rewards):
                 found.append(group)
                 _rewards[group.draw] = rewards
         draw += len(tasks)

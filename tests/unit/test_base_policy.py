@@ -16,10 +16,11 @@ from shared.model.base_policy import BasePolicyRecipe, answer_log_probabilities,
 from shared.model.corpus import Example, habitual_slip, held_out_questions, load_demo_tasks, noisy_answer, training_examples
 from shared.model.prompts import encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer
+from swarm_cli.local.shipped import DEMO_CONFIG
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "models" / "base"
-DEMO_TASKS = load_demo_tasks(REPOSITORY / "config" / "demo.toml")
+DEMO_TASKS = load_demo_tasks(DEMO_CONFIG)
 TINY = BasePolicyRecipe(
     steps=3, batch_size=8, attempts_per_task=400, hidden_size=32, intermediate_size=32, layers=1, heads=1, kv_heads=1
 )

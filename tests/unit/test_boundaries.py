@@ -1,4 +1,7 @@
-"""The import contracts see all there is: a folder that is no package, or a part that is not named, would escape them."""
+"""The import contracts see all there is: a folder that is no package, or a part that is not named, would escape them.
+
+And what must be done in one place is done in no other.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,11 @@ def test_all_of_shared_but_the_model_is_kept_free_of_torch() -> None:
         if each.stem != "__init__" and (each.suffix == ".py" or (each / "__init__.py").exists())
     }
     assert kept == parts - {"shared.model"} | {"services.verifier", "services.sampler"}
+
+
+def test_tasks_are_cancelled_by_the_one_helper_that_sees_them_end() -> None:
+    """vLLM's own task is no task of ours: nothing waits for it, and its process ends next."""
+    allowed = {"shared/cancelling.py": 2, "services/generator/engines/vllm_engine.py": 1}
+    files = (file for root in (*PRODUCT, "benchmarks") for file in (REPO / root).rglob("*.py"))
+    counts = {str(file.relative_to(REPO)): file.read_text().count(".cancel()") for file in files}
+    assert {file: count for file, count in counts.items() if count} == allowed, "use shared.cancelling.cancel_and_wait"

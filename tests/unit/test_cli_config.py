@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,23 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import load_config
+from shared.config import NodeConfig, load_config
+from shared.config.basic import BASIC
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import is_hub_name, model_problem
 from swarm_cli.local.ports import check_ports
+from swarm_cli.local.shipped import DEMO_CONFIG
 from swarm_cli.task_sources import task_sources
 from swarm_cli.toml_view import config_toml
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "config" / "demo.toml"
 
 
-def swarm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def swarm(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     return subprocess.run(
         [sys.executable, "-m", "swarm_cli", *arguments],
-        cwd=ROOT,
-        env={**kept, **environment},
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -36,36 +39,57 @@ def swarm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> None:
-    demo = load_config(DEMO)
+    demo = load_config(DEMO_CONFIG)
     printed = tmp_path / "printed.toml"
     printed.write_text(config_toml(demo))
     assert load_config(printed) == demo
 
 
 def test_config_show_says_what_each_value_means() -> None:
-    shown = swarm("config", "show")
+    shown = swarm("config", "show", "--all")
     assert shown.returncode == 0
     assert tomllib.loads(shown.stdout)["sampler"]["local"] == 4
     assert "# L: completions per group" in shown.stdout
     assert "One of wait, fill_local, short." in shown.stdout
 
 
+def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[verifier]\nmax_age_s = 77\n[[tasks]]\ndataset = "gcd"\n')
+    short, full = (swarm("config", "show", "--config", str(file), *flag) for flag in ([], ["--all"]))
+    assert 'share = "all"' in short.stdout and "max_age_s = 77" in short.stdout, "basic ones, and what differs"
+    assert "max_clock_skew_s" not in short.stdout and "[log]" not in short.stdout
+    assert "max_clock_skew_s = 60.0" in full.stdout and "[log]" in full.stdout
+    hidden = int(re.search(r"# and (\d+) settings that most people leave alone", short.stdout)[1])  # type: ignore[index]
+    assert hidden > 100
+    printed = tmp_path / "printed.toml"
+    printed.write_text(short.stdout)
+    assert load_config(printed) == load_config(file)
+
+
+def test_the_basic_settings_are_there() -> None:
+    defaults = NodeConfig.model_construct()
+    assert 20 <= len(BASIC) <= 30
+    for name in BASIC:
+        functools.reduce(getattr, name.split("."), defaults)
+
+
 def test_config_show_says_first_where_the_values_come_from(tmp_path: Path) -> None:
-    assert swarm("config", "show").stdout.startswith("# config/demo.toml over the defaults\n")
+    assert swarm("config", "show").stdout.startswith("# swarm_cli/local/defaults/demo.toml over the defaults\n")
     file = tmp_path / "node.toml"
     file.write_text('[[tasks]]\ndataset = "gcd"\n')
-    shown = swarm("config", "show", "--config", str(file), SWARM_TRAINER__GRAD_CLIP="0.5", SWARM_CONFIG="config/demo.toml")
+    shown = swarm("config", "show", "--config", str(file), SWARM_TRAINER__GRAD_CLIP="0.5", SWARM_CONFIG=str(DEMO_CONFIG))
     assert shown.stdout.startswith(f"# SWARM_TRAINER__GRAD_CLIP over {file} over the defaults\n")
 
 
 def test_config_show_names_the_default_of_each_value_that_differs_and_of_no_other() -> None:
-    lines = config_toml(load_config(DEMO)).splitlines()
+    lines = config_toml(load_config(DEMO_CONFIG)).splitlines()
     comment_of = {line.partition(" = ")[0]: before for before, line in pairwise(lines)}
     assert comment_of["local"].endswith("(default: 2)")
     assert comment_of["adapt"].endswith('(default: "adaptive")')
     assert comment_of["learning_rate"].endswith("(default: 1e-06)")
     assert "default:" not in comment_of["grad_clip"] + comment_of["strategy"]
-    other = load_config(DEMO, {"trainer": {"foreign_logprob_slack": None, "sequence_mask": [0.5, 2.0]}})
+    other = load_config(DEMO_CONFIG, {"trainer": {"foreign_logprob_slack": None, "sequence_mask": [0.5, 2.0]}})
     lines = config_toml(other).splitlines()
     assert lines[lines.index("# foreign_logprob_slack is not set") - 1].endswith("(default: 2.0)")
     assert lines[lines.index("sequence_mask = [0.5, 2.0]") - 1].endswith("(default: not set)")
@@ -77,7 +101,7 @@ def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_ta
     printed = tmp_path / "printed.toml"
     printed.write_text(shown.stdout + '[[tasks]]\ndataset = "gcd"\n')
     assert load_config(printed) == load_config(None, {"tasks": [{"dataset": "gcd"}]})
-    assert swarm("config", "show", "--defaults", "--config", str(DEMO)).returncode == 1
+    assert swarm("config", "show", "--defaults", "--config", str(DEMO_CONFIG)).returncode == 1
 
 
 def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and_one_sentence() -> None:
@@ -113,6 +137,13 @@ def test_a_wrong_dataset_name_and_a_missing_model_are_both_reported(tmp_path: Pa
     assert checked.returncode == 78
     assert "chain_sum" in checked.stderr and "swarm model init --out models/not-here" in checked.stderr
     assert "Traceback" not in checked.stderr
+
+
+def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
+    checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    assert "note: models/base is not there yet: `swarm up` builds it" in checked.stdout
 
 
 def test_the_command_line_starts_without_torch() -> None:

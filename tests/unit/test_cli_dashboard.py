@@ -16,8 +16,9 @@ import yaml
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
+from monitoring.render import COMPONENT, REPOSITORY, rule_file
 from shared.contracts.control import ServiceStatus
-from swarm_cli.dashboard.command import RULES, SHOWN
+from swarm_cli.dashboard.command import SHOWN
 from swarm_cli.dashboard.prometheus import Prometheus, find_prometheus
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
 from swarm_cli.dashboard.targets import target_groups, write_targets
@@ -105,9 +106,10 @@ def test_the_target_file_is_replaced_only_when_it_changes(tmp_path: Path) -> Non
 
 
 def test_prometheus_is_told_the_targets_and_the_clusters_rules(tmp_path: Path) -> None:
-    prometheus = Prometheus("prometheus", tmp_path, 1, RULES)
+    prometheus = Prometheus("prometheus", tmp_path, 1, rule_file())
     config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
-    assert RULES.is_file() and config["rule_files"] == [str(RULES)]
+    (rules,) = config["rule_files"]
+    assert Path(rules).read_text() == (REPOSITORY / COMPONENT / "rules" / "swarm.yaml").read_text()
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "swarm" and job["file_sd_configs"][0]["files"] == [str(prometheus.targets)]
 

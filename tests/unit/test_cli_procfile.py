@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-from shared.config import load_config
-from swarm_cli.local.procfile import ROLES, Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import swarm_of_run
+import pytest
+
+from shared.config import NodeConfig, load_config
+from shared.roles import ROLES
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.errors import CommandError
+from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
+from swarm_cli.local.shipped import DEMO_CONFIG, NATS_CONFIG
+from swarm_cli.local.up import configured_base_port, swarm_of_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +26,8 @@ def environment_of(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def test_the_checked_in_procfile_is_the_rendering_for_two_nodes() -> None:
+def test_the_checked_in_procfile_is_the_rendering_for_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     assert (ROOT / "Procfile").read_text() == render_procfile(Layout(nodes=2)), "run: swarm up --print-procfile > Procfile"
 
 
@@ -38,7 +48,7 @@ def test_the_variables_of_a_line_are_a_configuration(monkeypatch, tmp_path) -> N
     for name, value in environment_of(process_lines(Layout(nats_port=4333, base_port=9500))["beta-trainer"]).items():
         if name.startswith("SWARM_") and not value.startswith("${"):
             monkeypatch.setenv(name, value)
-    config = load_config(ROOT / "config" / "demo.toml")
+    config = load_config(DEMO_CONFIG)
     assert (config.node.id, config.nats.node_url, config.http_port("trainer")) == ("beta", "nats://127.0.0.1:4333", 9513)
 
 
@@ -61,3 +71,55 @@ def test_a_run_on_a_server_of_its_own_is_a_swarm_of_its_own_and_on_another_s_par
     assert swarm_of_run(plain, Layout()) == {"SWARM_NATS__SWARM_ID": "monday"}
     assert swarm_of_run(plain, Layout(nats_url="nats://elsewhere:4222")) == {}
     assert swarm_of_run(named, Layout()) == {}
+
+
+def configured(**http: int) -> NodeConfig:
+    return load_config(overrides={"http": http, "tasks": [{"dataset": "gcd"}]})
+
+
+def test_the_first_nodes_ports_are_the_configurations_and_the_others_follow() -> None:
+    assert configured_base_port(configured(), nodes=3) == 9400
+    assert Layout(base_port=configured_base_port(configured(base_port=12_000), nodes=2)).http_base_port(1) == 12_010
+
+
+def test_base_port_0_leaves_all_ports_to_the_system() -> None:
+    layout = Layout(nodes=2, nats_port=4333, base_port=configured_base_port(configured(base_port=0), nodes=2))
+    assert set(layout.ports) == {4333}
+    assert environment_of(process_lines(layout)["beta-trainer"])["SWARM_HTTP__BASE_PORT"] == "0"
+
+
+def test_ports_that_cannot_be_had_on_one_machine_are_refused_with_the_settings_name() -> None:
+    with pytest.raises(CommandError, match="http.port is 9400 for every process.*set http.base_port") as one_port:
+        configured_base_port(configured(port=9400), nodes=2)
+    with pytest.raises(CommandError, match="http.base_port is 65400 and 20 nodes"):
+        configured_base_port(configured(base_port=65_400), nodes=20)
+    assert one_port.value.exit_code == EXIT_CONFIG
+
+
+@pytest.mark.parametrize("folder", ["var", "/data/my runs", 'a"b`c$HOME}d\\e'])
+def test_a_line_falls_back_on_the_configurations_folder_and_file_whatever_their_names(folder: str) -> None:
+    lines = process_lines(Layout(var_dir=Path(folder), config=Path(folder) / "node.toml"))
+    said = {"nats": 'printf "%s\\n" "$run"', "alpha-trainer": 'sh -c \'printf "%s\\n" "$SWARM_CONFIG"\''}
+    expected = {"nats": f"{folder}/runs/honcho", "alpha-trainer": f"{folder}/node.toml"}
+    for name, command in said.items():
+        setting = lines[name].split(" && ")[0] + " && " if name == "nats" else lines[name].split(" exec ")[0] + " "
+        told = subprocess.run(["sh", "-c", setting + command], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+        assert told.stdout.strip() == expected[name], told.stderr
+
+
+def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('node.var_dir = "elsewhere"\nhttp.base_port = 12000\n[[tasks]]\ndataset = "gcd"\n')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(
+        [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", "--config", "node.toml"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    lines = dict(line.split(": ", 1) for line in printed.splitlines() if line and not line.startswith("#"))
+    assert lines["nats"].startswith('run="${SWARM_NODE__VAR_DIR:-elsewhere}/runs/')
+    assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
+    assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
+    assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"

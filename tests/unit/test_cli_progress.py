@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.roles import ROLES
 from shared.transport.base import KvEntry
-from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import HEADER, Row, StepRate, evaluations_done, state, steps_done, summary
 from swarm_cli.observe.view import NodeView, node_view

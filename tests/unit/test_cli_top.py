@@ -61,7 +61,7 @@ TRAINING = {
     "forward_backward_share": 0.3,
     "publish_share": 0.05,
     "checkpoint_share": 0.03,
-    "optimiser_share": 0.02,
+    "optimizer_share": 0.02,
 }
 
 
@@ -103,9 +103,9 @@ def test_a_panel_says_how_far_a_node_is_what_it_learned_and_what_waits() -> None
     for words in (
         "alpha  step 1,200  2.00 steps/s  policy 1,200 (sampling with 1,199)",
         "0.700 @50 of 200  base 0.100 +0.600  ▁▅█",
-        "local 0.750  external 0.500  stale 1.5 (max 2)  scorer kills 2",
+        "local 0.750  foreign 0.500  stale 1.5 (max 2)  scorer kills 2",
         "made 1,000  to score 3  shared 900  outbox 4  pool 5+7",
-        "a batch: 2 own + 6 others' groups",
+        "a batch: 2 local + 6 foreign groups",
         "waiting 30  taken in 800  refused 12: flood",
         "wait 60% compute 30% publish 5% checkpoint 3%",
         "generator working, up 7m",

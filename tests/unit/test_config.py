@@ -48,7 +48,7 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key"),
         ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),
         ({"trainer": {"dual_clip": 1.0}}, "must be above 1 \\+ clip_high"),
-        ({"trainer": {"dual_clip": 3.0, "objective": "cispo"}}, "dual_clip acts on clipped objectives only"),
+        ({"trainer": {"objective": "m2p0"}}, "no objective is called 'm2p0': did you mean m2po\\?"),
         ({"trainer": {"sequence_mask": [1.5, 2.0]}}, "0 <= low < 1 < high"),
         ({"trainer": {"betas": [1.5, 0.9]}}, "betas .* must be two numbers of at least 0 and below 1"),
         ({"trainer": {"weight_decay": float("inf")}}, "finite number"),
@@ -114,7 +114,9 @@ def test_a_near_miss_of_a_word_is_refused_with_the_word_that_was_meant(section: 
 
 
 def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
-    with pytest.raises(ConfigError, match="trainer.objective: Input should be 'grpo'.*got 'zzzz'$"):
+    with pytest.raises(
+        ConfigError, match="trainer.objective: no objective is called 'zzzz': there are grpo, dr_grpo, .*swarm.objectives\\)$"
+    ):
         load_config(None, {**GCD, "trainer": {"objective": "zzzz"}})
 
 

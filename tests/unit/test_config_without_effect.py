@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from services.trainer.learner import Learner
-from services.trainer.objectives import ObjectiveConfig, ObjectiveName
+from services.trainer.service import TrainerService
 from shared.config import load_config
-from shared.config.trainer_section import CLIPPED
-from shared.config.without_effect import BY_SEQUENCE, WITH_BEHAVIOUR, settings_without_effect
+from shared.runtime import FatalError
+from swarm_cli.config_commands import check_objective
+from swarm_cli.errors import CommandError
+from swarm_cli.without_effect import settings_without_effect
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -164,13 +166,6 @@ def test_the_configurations_that_ship_hold_nothing_without_effect(file: Path) ->
     assert settings_without_effect(load_config(file)) == []
 
 
-def test_what_is_known_here_of_objectives_is_what_the_trainer_says() -> None:
-    objectives = {name: ObjectiveConfig(name=name, max_completion_tokens=8) for name in get_args(ObjectiveName)}
-    assert {name for name, each in objectives.items() if each.is_clipped} == set(CLIPPED)
-    assert {name for name, each in objectives.items() if each.uses_behaviour} == set(WITH_BEHAVIOUR)
-    assert {name for name, each in objectives.items() if each.aggregated_by == "sequence_mean"} == set(BY_SEQUENCE)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
@@ -230,3 +225,19 @@ def test_what_is_said_to_have_no_effect_changes_nothing_but_rounding_and_elsewhe
     # A step is up to 1e-2, the learning rate.
     assert noted(silent) and moved(silent) < 1e-5
     assert not noted(acting) and moved(acting) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip acts on objectives that clip, and cispo does not"),
+        ({"objective": "rloo", "advantage_scale": "batch"}, "rloo centres each group on the others' mean"),
+        ({"objective": "dapo", "objective_options": {"tau": 0.1}}, "objective_options are for an objective of your own"),
+    ],
+)
+def test_what_an_objective_cannot_do_is_refused_by_config_check_and_by_the_trainer(trainer: dict[str, Any], words: str) -> None:
+    config = load_config(None, {"tasks": [{"dataset": "gcd"}], "trainer": trainer})
+    with pytest.raises(CommandError, match=words):
+        check_objective(config)
+    with pytest.raises(FatalError, match=words):
+        TrainerService(config)

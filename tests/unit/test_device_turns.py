@@ -18,6 +18,7 @@ import pytest
 from services.generator.engines import turns as turns_module
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
 from services.generator.engines.turns import TurnTakingEngine
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.device_turns import DeviceTurns, TurnError, device_turns, turns_file
 
@@ -212,9 +213,6 @@ class RecordingEngine(Engine):
         if self.fails_to_wake:
             raise EngineError("no memory")
 
-    async def healthy(self) -> bool:
-        return True
-
     async def close(self) -> None:
         self.events.append("close")
 
@@ -258,9 +256,7 @@ async def test_calls_side_by_side_share_a_turn_until_somebody_wants_the_device(f
         assert len(inner.events) == count, "it computed in another's turn"
     await asyncio.sleep(0.2)
     assert len(inner.events) > count
-    for task in calling:
-        task.cancel()
-    await asyncio.gather(*calling, return_exceptions=True)
+    await cancel_and_wait(*calling)
 
 
 async def test_a_call_outside_of_a_turn_is_refused(file: Path) -> None:

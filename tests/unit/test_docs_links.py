@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,0 +1,163 @@
+"""Settings that can do nothing beside the others: a key left over, or one of another objective. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from services.trainer.objectives.base import Objective
+from services.trainer.objectives.config import objective_config
+from shared.config.load import NodeConfig
+from shared.config.sampler_section import SamplerSection
+from shared.config.trainer_section import TrainerSection
+from shared.registry import OBJECTIVES
+
+_FOREIGN_WEIGHTS = ("foreign_weight_level", "foreign_weight_positive", "foreign_weight_negative")
+_OF_FOREIGN_GROUPS = (
+    *_FOREIGN_WEIGHTS,
+    "foreign_negative_divergence",
+    "foreign_capability_window",
+    "foreign_capability_bounds",
+    "drop_foreign_negatives",
+    "policy_check_fraction",
+    "foreign_logprob_slack",
+    "min_foreign_logprob",
+    "external_weight",
+    "max_foreign_advantage",
+    "foreign_cost_factor",
+    "foreign_share_factor",
+    "foreign_norm_factor",
+    "foreign_norm_proportion",
+)
+_OF_EXTERNAL_DRAWS = (
+    "strategy",
+    "bandit_arms",
+    "oversample",
+    "adapt",
+    "adapt_period",
+    "adapt_informative",
+    "shortage",
+    "shortage_wait_s",
+    "max_share_per_node",
+    "newcomer_share",
+)
+
+Reasons = Iterator[tuple[str, tuple[str, ...]]]
+"""Why, and which keys of the section."""
+
+
+def settings_without_effect(config: NodeConfig) -> list[str]:
+    """A sentence for each setting that differs from its default and changes nothing in training.
+
+    Example: `trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po`.
+    """
+    reasons: dict[str, str] = {}
+    for section, found in (("sampler", _of_sampler(config.sampler)), ("trainer", _of_trainer(config))):
+        for reason, keys in found:
+            for key in keys:
+                reasons.setdefault(f"{section}.{key}", reason)
+    changed = {name: value for name in reasons if (value := _value(config, name)) != _value(_DEFAULTS, name)}
+    return [f"{name} = {_written(value)} has no effect: {reasons[name]}" for name, value in changed.items()]
+
+
+_DEFAULTS = NodeConfig.model_construct()
+
+
+def _of_sampler(sampler: SamplerSection) -> Reasons:
+    if not sampler.external:
+        yield "sampler.external is 0", _OF_EXTERNAL_DRAWS
+    if not sampler.replay:
+        yield "sampler.replay is 0", ("replay_batches",)
+    if sampler.strategy != "bandit":
+        yield f"sampler.strategy is {sampler.strategy}, not bandit", ("bandit_arms",)
+    drawn_by = sampler.bandit_arms if sampler.strategy == "bandit" else [sampler.strategy]
+    if not any(name.startswith("likelihood_") for name in drawn_by):
+        yield f"no strategy likelihood_* draws: it is {', '.join(drawn_by)}", ("oversample",)
+    if sampler.adapt == "off":
+        yield "sampler.adapt is off", ("adapt_period", "adapt_informative")
+    if sampler.shortage == "wait":
+        yield "sampler.shortage is wait", ("shortage_wait_s",)
+
+
+def _of_trainer(config: NodeConfig) -> Reasons:
+    trainer = config.trainer
+    if not config.sampler.external:
+        yield "sampler.external is 0", tuple(key for key in _OF_FOREIGN_GROUPS if _is_free(trainer, key))
+    objective = objective_config(config).objective
+    yield from _of_objective(trainer, objective)
+    yield from _of_clipping(trainer, objective)
+    yield from _of_foreign_text(trainer)
+    if trainer.schedule == "constant":
+        yield "trainer.schedule is constant", ("schedule_steps",)
+    if not trainer.lora.rank:
+        yield "trainer.lora.rank is 0", ("lora.alpha", "lora.dropout", "lora.target_modules", "lora.publish")
+    elif trainer.lora.publish == "adapters":
+        yield "trainer.lora.publish is adapters, which travel in float32", ("publish_dtype",)
+
+
+def _of_objective(trainer: TrainerSection, objective: Objective) -> Reasons:
+    chosen = f"trainer.objective is {trainer.objective}"
+    for name in OBJECTIVES.built_in:
+        if trainer.objective != name:
+            yield f"{chosen}, not {name}", OBJECTIVES.load(name).settings
+    if not objective.clips:
+        yield f"{chosen}, which does not clip", ("clip_low", "clip_high")
+    if objective.uses_behaviour:
+        why = f"{chosen}, which has no importance weights"
+        yield why, ("importance_cap", "unknown_behaviour_logprob", *_FOREIGN_WEIGHTS)
+    if not objective.divides_by_deviation:
+        yield f"{chosen}, which divides by no deviation", ("advantage_scale", "advantage_std_ddof", "advantage_std_floor")
+    elif trainer.advantage_scale == "none":
+        yield "trainer.advantage_scale is none", ("advantage_std_ddof", "advantage_std_floor")
+    if (trainer.aggregation or objective.aggregation) == "sequence_mean":
+        yield "the loss is a mean over sequences, whatever their tokens", ("foreign_share_factor",)
+
+
+def _of_clipping(trainer: TrainerSection, objective: Objective) -> Reasons:
+    """With one update the ratio is 1, exactly where no logprobs are computed beforehand to drop text by."""
+    drops_by_likelihood = trainer.sequence_mask is not None or trainer.foreign_negative_divergence is not None
+    if trainer.updates_per_batch > 1 or drops_by_likelihood or objective.keeps is not None:
+        return
+    reason = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
+    if not objective.moves_at_once:
+        yield reason, ("clip_low", "clip_high", "dual_clip")
+    if trainer.cispo_min <= 1.0 <= trainer.cispo_max:
+        yield reason, ("cispo_min", "cispo_max")
+
+
+def _of_foreign_text(trainer: TrainerSection) -> Reasons:
+    no_negatives = "trainer.drop_foreign_negatives is true"
+    if trainer.drop_foreign_negatives:
+        keys = ("foreign_weight_negative", "foreign_negative_divergence")
+        yield no_negatives, tuple(key for key in keys if _is_free(trainer, key))
+    if trainer.foreign_weight_positive == "one":
+        positive = "trainer.foreign_weight_positive is one"
+        if trainer.drop_foreign_negatives:
+            yield f"{positive} and {no_negatives}", ("foreign_weight_level", "unknown_behaviour_logprob")
+        if trainer.foreign_weight_negative == "one":
+            yield f"{positive} and so is foreign_weight_negative", ("foreign_weight_level", "unknown_behaviour_logprob")
+    if not trainer.foreign_capability_window:
+        yield "trainer.foreign_capability_window is 0", ("foreign_capability_bounds",)
+    if not trainer.policy_check_fraction:
+        yield "trainer.policy_check_fraction is 0", ("foreign_logprob_slack", "min_foreign_logprob")
+    if not trainer.foreign_norm_factor:
+        yield "trainer.foreign_norm_factor is 0", ("foreign_norm_proportion",)
+
+
+def _is_free(trainer: TrainerSection, key: str) -> bool:
+    """Whether a key changes nothing by being set. A divergence asks for logprobs without adapters' dropout, other ones than a
+    single update has."""
+    dropout = trainer.lora.rank and trainer.lora.dropout and trainer.updates_per_batch == 1
+    return key != "foreign_negative_divergence" or not dropout
+
+
+def _value(config: NodeConfig, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else json.dumps(value).strip('"')

@@ -1,0 +1,106 @@
+"""Every example of docs/examples is installed as a package, and all of them together run a swarm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared import registry
+from shared.registry import Registry
+from swarm_cli.observe.evaluations import read_steps
+from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(ROOT.glob("docs/examples/*/pyproject.toml"))
+GROUPS = {each.group for each in vars(registry).values() if isinstance(each, Registry)}
+NODES = ("alpha", "beta")
+SMALL = {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 20}
+
+pytestmark = pytest.mark.slow
+
+
+def group_of(example: Path) -> str:
+    (group,) = tomllib.loads(example.read_text())["project"]["entry-points"]
+    return str(group)
+
+
+def test_every_registry_has_an_example_and_a_page() -> None:
+    assert {group_of(example) for example in EXAMPLES} == GROUPS
+    assert {page.stem for page in ROOT.glob("docs/extend/*.md")} == {example.parent.name for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.parent.name)
+def test_an_example_is_short_and_its_page_shows_all_of_it(example: Path) -> None:
+    (module,) = example.parent.glob("*.py")
+    assert len(module.read_text().splitlines()) <= 60
+    page = (ROOT / f"docs/extend/{example.parent.name}.md").read_text()
+    assert module.read_text().strip() in page, f"docs/extend/{example.parent.name}.md does not show {module.name} as it is"
+    assert example.read_text().strip().split("\n\n")[2] in page, "the page does not show the entry point"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all the examples, as pip installs them."""
+    folder, copies = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("sources")
+    sources = [shutil.copytree(example.parent, copies / example.parent.name) for example in EXAMPLES]
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(folder), *map(str, sources)], check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swarm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    folder = tmp_path_factory.mktemp("swarm")
+    yield Swarm(
+        folder,
+        PYTHONPATH=os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH", "")])),
+        SWARM_TRAINER__OBJECTIVE="tapered",
+        SWARM_TRAINER__OBJECTIVE_OPTIONS='{"floor": 0.1}',
+        SWARM_TRAINER__UPDATES_PER_BATCH="2",
+        SWARM_SAMPLER__STRATEGY="contested",
+        SWARM_GENERATOR__ENGINE="plain",
+        SWARM_POLICY_STORE__URI=(folder / "policies").as_uri().replace("file://", "zstd://"),
+        SWARM_LOG__LEVEL="info",
+        SWARM_TASKS=json.dumps(
+            [
+                {"dataset": "gcd", "verifier": "brief", "config": SMALL},
+                {"dataset": "change_due", "verifier": "final_number", "config": {"most_cents": 20}, "weight": 3},
+            ]
+        ),
+    )
+
+
+def logged(swarm: Swarm, node: str, role: str, event: str) -> list[dict[str, Any]]:
+    lines = (swarm.node_dir(node) / f"{role}.log").read_text().splitlines()
+    return [each for each in map(json.loads, lines) if each["event"] == event]
+
+
+def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
+    checked = swarm.call("config", "check")
+    assert checked.returncode == 0, checked.stderr
+    process = swarm.up("--steps", "2")
+    try:
+        out, err = process.communicate(timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        pytest.fail(f"swarm up --steps 2 did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
+    assert process.returncode == 0, out[-6000:]
+    for node in NODES:
+        steps = read_steps(swarm.node_dir(node))
+        assert [step["step"] for step in steps] == [1, 2]
+        assert {event["strategy"] for event in logged(swarm, node, "sampler", "batch")} == {"contested"}
+        assert [event["engine"] for event in logged(swarm, node, "generator", "generating")] == ["plain"]
+        assert {task for event in logged(swarm, node, "sampler", "batch") for task in event["tasks"]} == {"gcd", "change_due"}
+        assert all(step["updates"] == 2 and step["learning_rate"] > 0 for step in steps)
+        assert list((swarm.folder / "policies").glob(f"{node}.2.*.zst"))
