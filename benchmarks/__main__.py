@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.machine import machine
 from benchmarks.measuring import Result
-from benchmarks.table import markdown, print_table
+from benchmarks.table import markdown, print_table, with_notes_of
 
 # name: (module with `measure_<name>`, deadline in seconds)
 ROWS = {
@@ -90,7 +90,7 @@ def measure_all(rows: list[str], *, write: bool) -> int:
     if write:
         text = markdown(results, failures, facts, date=time.strftime("%Y-%m-%d"), command="python -m benchmarks", seconds=seconds)
         TARGET.parent.mkdir(exist_ok=True)
-        TARGET.write_text(text)
+        TARGET.write_text(with_notes_of(TARGET.read_text() if TARGET.exists() else "", text))
         console.print(f"written to {TARGET} after {seconds:.0f} s")
     return 1 if failures else 0
 

@@ -99,6 +99,16 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
+NOTES = "## Measured at other times"
+"""The heading of what people add to the page below the table's own parts."""
+
+
+def with_notes_of(page: str, text: str) -> str:
+    """`text` with the hand-written notes that `page`, the one it replaces, ends with."""
+    at = page.find(f"\n{NOTES}\n")
+    return text if at < 0 else text + page[at:]
+
+
 def median_of(numbers: Sequence[float]) -> float:
     """The middle of what both sides measured."""
     return statistics.median(numbers)

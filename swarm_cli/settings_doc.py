@@ -22,6 +22,11 @@ Written by `{COMMAND}` from the code, do not edit. Every setting of a node, with
 variable, else from the TOML file (`--config` or `SWARM_CONFIG`), else it is the default; `swarm up` and the other commands read the
 demo's file where none is named. Lists and tables in an environment variable are JSON.
 
+    SWARM_TRAINER__LEARNING_RATE=1e-5 SWARM_TRAINER__VESPO_POSITIVE='[1.5, 3.0]' swarm up
+
+NATS is named twice: `nats.node_url` for a node's own streams and `nats.swarm_url` for the shared
+ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node is alone.
+
 `swarm config show` prints the values in force as such a file, and `swarm config check` finds mistakes before anything starts. An
 unknown setting or a value out of bounds is refused with the setting's name.
 """

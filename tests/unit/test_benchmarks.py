@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measuring import Result, in_turns, quotients
-from benchmarks.table import markdown, ratio_text, sides_text, verdict
+from benchmarks.table import NOTES, markdown, ratio_text, sides_text, verdict, with_notes_of
 from benchmarks.waiting import result_of, wait_share
 
 RESULT = Result(
@@ -99,3 +99,9 @@ def test_the_share_waited_is_that_of_all_seconds() -> None:
     result = result_of(phases * 5, cores=2)
     assert result.ratio == 0.25 and result.met
     assert not result_of([{"wait": 3.0, "forward_backward": 1.0}] * 5, cores=2).met
+
+
+def test_notes_by_hand_outlive_the_table_that_they_were_written_below() -> None:
+    notes = f"\n{NOTES}\n\nOn a busier machine it was slower.\n"
+    assert with_notes_of(written(RESULT) + notes, written(replace(RESULT, product=1.0))) == written(replace(RESULT, product=1.0)) + notes
+    assert with_notes_of(written(RESULT), "new") == with_notes_of("", "new") == "new"
