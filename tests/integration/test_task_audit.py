@@ -71,12 +71,13 @@ async def test_no_wrong_answer_earns_full_marks_under_configurations_that_a_send
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("level", [0, 1])
-async def test_no_wrong_answer_earns_full_marks_at_the_levels_of_the_curricula(level: int) -> None:
+async def test_no_wrong_answer_earns_full_marks_at_the_levels_of_the_curricula(level: int, count: int) -> None:
     # Levels of these are no configuration: below a limit of their own, or with objects as settings.
     left_out = {"arc_agi", "knight_swap", "modulo_grid", "rearc"}
     configs = {name: curriculum_config(name, level) for name in dataset_names() if name in CURRICULA.keys() - left_out}
-    check(await audited(configs, 2))
+    check(await audited(configs, count))
 
 
 async def audited(configs: dict[str, dict[str, Any]], count: int) -> dict[str, Finding]:

@@ -157,6 +157,14 @@ def test_the_shipped_policy_is_right_now_and_then_and_prefers_its_slip() -> None
 
 
 @pytest.mark.slow
+def test_a_fortieth_of_the_recipe_already_teaches_the_form_of_the_answers(tmp_path: Path) -> None:
+    begun = build_base_policy(tmp_path / "begun", DEMO_TASKS, replace(BasePolicyRecipe(), steps=30), show_progress=False)
+    start = build_base_policy(tmp_path / "start", DEMO_TASKS, replace(BasePolicyRecipe(), steps=1), show_progress=False)
+    assert _mean_probability(begun, habit=False) > 100 * _mean_probability(start, habit=False)
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_makes_a_policy_as_good_as_the_shipped_one(tmp_path: Path) -> None:
     folder = build_base_policy(tmp_path / "rebuilt", DEMO_TASKS, show_progress=False)
     assert _mean_probability(folder, habit=False) == pytest.approx(_mean_probability(SHIPPED, habit=False), abs=0.04)
