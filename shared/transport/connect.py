@@ -5,9 +5,10 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from shared.transport.base import Transport
-from shared.transport.connection import Connection, Options
+from shared.transport.connection import Connection
 from shared.transport.memory import MemoryTransport, shared_server
 from shared.transport.nats import NatsTransport
+from shared.transport.options import Options
 
 
 async def connect(

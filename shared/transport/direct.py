@@ -17,7 +17,8 @@ from typing import Any
 import nats.errors
 
 from shared.transport.base import NotConnected, StoredMessage, TransportError
-from shared.transport.connection import Connection, Deadline
+from shared.transport.connection import Connection
+from shared.transport.deadline import Deadline
 from shared.transport.headers import OVERSIZED_HEADER
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 

@@ -14,7 +14,8 @@ import structlog
 
 from shared.transport.base import ConsumerSpec, NotConnected, StreamSpec, TransportError
 from shared.transport.blobs import HEADER_ROOM_BYTES
-from shared.transport.connection import Connection, Deadline
+from shared.transport.connection import Connection
+from shared.transport.deadline import Deadline
 
 log = structlog.get_logger(__name__)
 

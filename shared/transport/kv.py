@@ -17,7 +17,8 @@ import structlog
 
 from shared.transport import direct
 from shared.transport.base import KvEntry, StoredMessage, StreamState, TransportError
-from shared.transport.connection import Connection, Deadline
+from shared.transport.connection import Connection
+from shared.transport.deadline import Deadline
 
 log = structlog.get_logger(__name__)
 

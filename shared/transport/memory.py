@@ -20,8 +20,8 @@ from shared.transport.base import (
     StreamState,
     TransportError,
 )
-from shared.transport.connection import Deadline
 from shared.transport.counters import Counters
+from shared.transport.deadline import Deadline
 from shared.transport.memory_server import MemoryBucket, MemoryServer, MemoryStream
 from shared.transport.pull import LONGEST_PULL_S
 

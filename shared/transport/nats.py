@@ -30,8 +30,9 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
 )
-from shared.transport.connection import Connection, Deadline
+from shared.transport.connection import Connection
 from shared.transport.counters import Counters
+from shared.transport.deadline import Deadline
 from shared.transport.reference import BLOB_HEADER, Reference, reference_of
 
 READ_TIMEOUT_S = 5.0

@@ -16,7 +16,8 @@ import nats.errors
 import structlog
 
 from shared.transport.base import Delivery, NotConnected, StoredMessage
-from shared.transport.connection import Connection, Deadline
+from shared.transport.connection import Connection
+from shared.transport.deadline import Deadline
 from shared.transport.direct import stored_message
 from shared.transport.jetstream_api import NANOSECONDS
 

@@ -21,7 +21,7 @@ from shared.contracts.streams import ensure_node_streams
 from shared.transport import blobs, direct
 from shared.transport.base import AccessDenied, ConsumerSpec, NotConnected, Retention, StreamSpec, Transport
 from shared.transport.connect import connect
-from shared.transport.connection import Deadline
+from shared.transport.deadline import Deadline
 from swarm_cli.local.shipped import NATS_CONFIG
 from tests.nats_server import NatsServer, find_binary, free_port
 
