@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.transport.base import ConsumerSpec, NotConnected, Retention, StreamSpec, Transport, TransportError
+from shared.transport.keys import bucket_stream
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -177,7 +178,7 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
         await ensure_node_streams(transport, node, replicas=replicas)
         return
     names = [spec.name for spec in node_streams(node, NodeLimits())]
-    await look_for_streams(transport, [*names, f"KV_{subjects.node_bucket(node)}"], "swarm nats init --plane node")
+    await look_for_streams(transport, [*names, bucket_stream(subjects.node_bucket(node))], "swarm nats init --plane node")
     try:
         await transport.consumer_state(subjects.node_rollouts_stream(node), subjects.VERIFIER_CONSUMER)
     except NotConnected:
@@ -192,7 +193,7 @@ async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas:
         await ensure_swarm_streams(transport, replicas=replicas)
         return
     names = [spec.name for spec in swarm_streams(SwarmLimits())]
-    await look_for_streams(transport, [*names, f"KV_{subjects.SWARM_NODES_BUCKET}"], "swarm nats init --plane swarm")
+    await look_for_streams(transport, [*names, bucket_stream(subjects.SWARM_NODES_BUCKET)], "swarm nats init --plane swarm")
 
 
 async def look_for_streams(transport: Transport, streams: list[str], command: str) -> None:
@@ -221,7 +222,7 @@ async def ensure_node_streams(transport: Transport, node: str, limits: NodeLimit
         await transport.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)
     except TransportError:
         await transport.ensure_consumer(rollouts, verifier_consumer(bounds))
-    await transport.ensure_bucket(subjects.node_bucket(node), history=bounds.state_history, replicas=replicas)
+    await transport.kv.ensure(subjects.node_bucket(node), history=bounds.state_history, replicas=replicas)
 
 
 async def update_swarm_streams(transport: Transport, limits: SwarmLimits | None = None, *, replicas: int = 1) -> None:
@@ -230,7 +231,7 @@ async def update_swarm_streams(transport: Transport, limits: SwarmLimits | None 
     bounds = limits or SwarmLimits()
     for spec in swarm_streams(bounds, replicas=replicas):
         await transport.ensure_stream(spec)
-    await transport.ensure_bucket(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)
+    await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)
 
 
 async def ensure_swarm_streams(transport: Transport, limits: SwarmLimits | None = None, *, replicas: int = 1) -> None:
@@ -243,6 +244,6 @@ async def ensure_swarm_streams(transport: Transport, limits: SwarmLimits | None 
         except TransportError:
             await transport.ensure_stream(spec)
     try:
-        await transport.stream_state(f"KV_{subjects.SWARM_NODES_BUCKET}")
+        await transport.stream_state(bucket_stream(subjects.SWARM_NODES_BUCKET))
     except TransportError:
-        await transport.ensure_bucket(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)
+        await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=bounds.node_ttl_s, replicas=replicas)

@@ -449,7 +449,7 @@ async def test_a_pointer_that_could_not_be_written_is_tried_again_without_storin
         stored = []
         for _ in range(4):
             with monkeypatch.context() as broken:
-                broken.setattr(transport, "kv_put", away)
+                broken.setattr(transport.kv, "put", away)
                 with pytest.raises(TransportError):
                     await alpha.publish(4)
             await alpha.publisher.prune()

@@ -39,7 +39,7 @@ async def test_a_batch_that_the_log_does_not_take_is_made_smaller_and_the_sample
             async def unknown(stream: str) -> object:
                 return type("Bounds", (), {"max_msg_bytes": -1, "work_queue": False, "read_at": 0.0})()
 
-            monkeypatch.setattr(node.transport, "_bounds_of", unknown)
+            monkeypatch.setattr(node.transport._bounds, "of", unknown)  # type: ignore[attr-defined]
         node.start()
         await node.publish(0, 1, text_chars=10_000)
         await node.publish_external(2, text_chars=10_000)

@@ -15,19 +15,21 @@ import nats.errors
 import structlog
 
 from shared.cancelling import cancel_and_wait, heeded_cancellation
-from shared.transport import credentials
 from shared.transport.base import AccessDenied, NotConnected
-from shared.transport.client import Client
-from shared.transport.complaints import Complaints
 from shared.transport.counters import Counters
 from shared.transport.deadline import Deadline
-from shared.transport.options import Options
+from shared.transport.nats import credentials
+from shared.transport.nats.client import Client
+from shared.transport.nats.complaints import Complaints
+from shared.transport.nats.options import Options
 
 log = structlog.get_logger(__name__)
 
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 _ATTEMPT_S = 1.0
+_HEADERS_BYTES = 16 * 1024
+"""Kept free below the server's `max_payload` for headers."""
 _SLOW_LINE_BYTES_PER_S = 1_000_000
 
 
@@ -62,6 +64,11 @@ class Connection:
     def max_payload_bytes(self) -> int:
         """Largest message the server takes, headers included."""
         return int(self._client.max_payload)
+
+    @property
+    def inline_limit_bytes(self) -> int:
+        """Largest payload of one message, with room left for its headers."""
+        return self.max_payload_bytes - _HEADERS_BYTES
 
     async def open(self, timeout_s: float) -> None:
         """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server refuses."""

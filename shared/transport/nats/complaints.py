@@ -5,10 +5,10 @@ from __future__ import annotations
 import nats.errors
 import structlog
 
-from shared.transport import credentials
 from shared.transport.base import AccessDenied
 from shared.transport.counters import Counters, ErrorKind
-from shared.transport.options import Options
+from shared.transport.nats import credentials
+from shared.transport.nats.options import Options
 
 log = structlog.get_logger(__name__)
 

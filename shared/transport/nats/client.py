@@ -10,7 +10,7 @@ import nats
 import nats.errors
 import structlog
 
-from shared.transport import credentials, headers
+from shared.transport.nats import credentials, headers
 
 log = structlog.get_logger(__name__)
 
