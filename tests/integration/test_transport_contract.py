@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.contracts.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, node_streams
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams, node_streams
 from shared.transport.base import (
     Conflict,
     ConsumerSpec,
@@ -709,9 +709,9 @@ async def test_all_processes_of_two_nodes_can_set_up_their_streams_at_once(over)
         await asyncio.gather(*(ensure_node_streams(t, node) for t, node in zip(transports, nodes, strict=True)))
         await asyncio.gather(*(ensure_swarm_streams(t) for t in transports))
         await ensure_swarm_streams(transports[0])
-        for spec in node_streams(nodes[0], NodeLimits()):
+        for spec in node_streams(nodes[0]):
             assert (await transports[0].stream_state(spec.name)).messages == 0
-        assert (await transports[0].consumer_state(node_streams(nodes[0], NodeLimits())[0].name, "verifier")).pending == 0
+        assert (await transports[0].consumer_state(node_streams(nodes[0])[0].name, "verifier")).pending == 0
 
     await over(body)
 
@@ -719,7 +719,7 @@ async def test_all_processes_of_two_nodes_can_set_up_their_streams_at_once(over)
 async def test_setting_up_a_node_leaves_the_verifier_s_own_consumer_settings_alone(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
-        stream = node_streams(plane.tag, NodeLimits())[0].name
+        stream = node_streams(plane.tag)[0].name
         await ensure_node_streams(transport, plane.tag)
         await transport.ensure_consumer(stream, replace(WORKER, name="verifier", max_ack_pending=1))
         await ensure_node_streams(transport, plane.tag)
