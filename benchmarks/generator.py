@@ -50,7 +50,7 @@ class ServiceSide:
         await self._start()
         # The draws that admission gives a node before its first batch count as made, so that every turn is released here.
         ledger = TaskLedger(next_draw=FREE_DRAWS)
-        await self._transport.kv_put(node_bucket(self._node), LEDGER_KEY, encode(ledger))
+        await self._transport.kv.put(node_bucket(self._node), LEDGER_KEY, encode(ledger))
 
         async def leave() -> None: ...
 
@@ -73,7 +73,7 @@ class ServiceSide:
             before = (await self._transport.stream_state(stream)).last_seq
             self._released += groups
             position = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=self._released)
-            await self._transport.kv_put(bucket, SAMPLER_KEY, encode(position))
+            await self._transport.kv.put(bucket, SAMPLER_KEY, encode(position))
             while await self._next_draw() == first:  # noqa: ASYNC110 (another service's key)
                 await asyncio.sleep(0.001)
             started = time.perf_counter()
@@ -93,7 +93,7 @@ class ServiceSide:
         return tokens / seconds
 
     async def _next_draw(self) -> int:
-        entry = await self._transport.kv_get(node_bucket(self._node), LEDGER_KEY)
+        entry = await self._transport.kv.get(node_bucket(self._node), LEDGER_KEY)
         return 0 if entry is None else decode(entry.value, TaskLedger).next_draw
 
     async def _tokens(self, stream: str, first_seq: int, count: int) -> int:

@@ -106,7 +106,7 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
     for each in bans.in_force(now_s).bans:
         term = "for good" if each.until is None else f"for {each.until - now_s:.0f} s more"
         lines.append(f"banned {each.sender} {term}{': ' if each.reason else ''}{each.reason}")
-    for entry in await plane.kv_all(bucket, SENDERS_PREFIX):
+    for entry in await plane.kv.all(bucket, SENDERS_PREFIX):
         try:
             report = decode(entry.value, SendersReport)
         except MessageError:
@@ -126,7 +126,7 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
     for _ in range(TRIES):
         bans, revision = await _read(plane, bucket)
         try:
-            await plane.kv_update(bucket, BANS_KEY, encode(change(bans)), last_revision=revision)
+            await plane.kv.update(bucket, BANS_KEY, encode(change(bans)), last_revision=revision)
         except Conflict:
             continue
         return
@@ -134,7 +134,7 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
 
 
 async def _read(plane: Transport, bucket: str) -> tuple[BanList, int]:
-    entry = await plane.kv_get(bucket, BANS_KEY)
+    entry = await plane.kv.get(bucket, BANS_KEY)
     if entry is None:
         return BanList(), 0
     try:

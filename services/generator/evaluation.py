@@ -93,7 +93,7 @@ class Evaluator:
         self._figures.base_pass_ratio(self._written_pass_ratio_of_base())
         while self._tasks:
             try:
-                entry = await self._context.node.kv_get(self._bucket, EVAL_KEY)
+                entry = await self._context.node.kv.get(self._bucket, EVAL_KEY)
                 if entry is not None:
                     self._figures.evaluated(decode(entry.value, EvalReport))
             except (TransportError, MessageError) as error:
@@ -109,7 +109,7 @@ class Evaluator:
 
     async def _last_turn(self) -> int | None:
         """The version that was evaluated last, or is being evaluated by another replica."""
-        turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
+        turn = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
         if turn is None:
             return None
         version, replica = turn.value.decode().split()
@@ -120,17 +120,17 @@ class Evaluator:
 
     async def _take_turn(self, version: int) -> bool:
         """Compare-and-set; False when another replica was faster."""
-        turn = await self._context.node.kv_get(self._bucket, EVAL_TURN_KEY)
+        turn = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
         mine = f"{version} {self._context.replica}".encode()
         try:
-            await self._context.node.kv_update(self._bucket, EVAL_TURN_KEY, mine, last_revision=turn.revision if turn else 0)
+            await self._context.node.kv.update(self._bucket, EVAL_TURN_KEY, mine, last_revision=turn.revision if turn else 0)
         except Conflict:
             return False
         self._resuming = False
         return True
 
     async def _last_report(self) -> int | None:
-        entry = await self._context.node.kv_get(self._bucket, EVAL_KEY)
+        entry = await self._context.node.kv.get(self._bucket, EVAL_KEY)
         return None if entry is None else decode(entry.value, EvalReport).policy_version
 
     async def _answers(self) -> list[Sample]:
@@ -150,12 +150,12 @@ class Evaluator:
             seconds=round(time.monotonic() - started, 3),
         )
         self._write(report)
-        await self._context.node.kv_put(self._bucket, EVAL_KEY, encode(report))
+        await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._figures.evaluated(report)
         self._context.log.info("evaluated", policy_version=report.policy_version, pass_rate=round(report.pass_rate, 4), n=report.n)
 
     async def _trainer_position(self) -> TrainerPosition | None:
-        entry = await self._context.node.kv_get(self._bucket, TRAINER_KEY)
+        entry = await self._context.node.kv.get(self._bucket, TRAINER_KEY)
         if entry is None:
             return None
         try:

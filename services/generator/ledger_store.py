@@ -76,14 +76,14 @@ class DrawLedger:
     async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> TaskLedger:
         deadline = time.monotonic() + timeout_s
         while True:
-            entry = await self._transport.kv_get(self._bucket, LEDGER_KEY)
+            entry = await self._transport.kv.get(self._bucket, LEDGER_KEY)
             ledger = TaskLedger() if entry is None else decode(entry.value, TaskLedger)
             changed = step(ledger)
             if changed is None or changed == ledger:
                 return ledger
             try:
                 revision = 0 if entry is None else entry.revision
-                await self._transport.kv_update(self._bucket, LEDGER_KEY, encode(changed), last_revision=revision)
+                await self._transport.kv.update(self._bucket, LEDGER_KEY, encode(changed), last_revision=revision)
             except Conflict:
                 if time.monotonic() > deadline:
                     raise NotConnected(f"ledger of task draws: lost every compare-and-set for {timeout_s:.0f} s") from None

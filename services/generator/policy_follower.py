@@ -48,7 +48,7 @@ class PolicyFollower:
 
         async def watch() -> None:
             nonlocal newest
-            async for entry in self._context.node.kv_watch(node_bucket(self._context.config.node.id), POLICY_KEY):
+            async for entry in self._context.node.kv.watch(node_bucket(self._context.config.node.id), POLICY_KEY):
                 try:
                     newest = decode(entry.value, PolicyPointer)
                 except MessageError as error:
@@ -125,7 +125,7 @@ class PolicyFollower:
             version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()
         )
         try:
-            await self._context.node.kv_put(node_bucket(self._context.config.node.id), POLICY_REFUSED_KEY, encode(refusal))
+            await self._context.node.kv.put(node_bucket(self._context.config.node.id), POLICY_REFUSED_KEY, encode(refusal))
         except TransportError as error:
             self._context.log.warning("policy_refusal_not_told", reason=str(error), consequence="tried again")
 

@@ -137,7 +137,7 @@ class GeneratorService:
 
     async def _follow_sampler(self) -> None:
         bucket = node_bucket(self._config.node.id)
-        async for entry in self._context.node.kv_watch(bucket, SAMPLER_KEY, poll_s=_SAMPLER_POLL_S):
+        async for entry in self._context.node.kv.watch(bucket, SAMPLER_KEY, poll_s=_SAMPLER_POLL_S):
             try:
                 self._sampler = decode(entry.value, SamplerPosition)
             except MessageError as error:

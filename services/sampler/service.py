@@ -95,7 +95,7 @@ class SamplerService:
         await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _follow_trainer(self) -> None:
-        async for entry in self._context.node.kv_watch(node_bucket(self._node), TRAINER_KEY, poll_s=0.5):
+        async for entry in self._context.node.kv.watch(node_bucket(self._node), TRAINER_KEY, poll_s=0.5):
             try:
                 self._position = decode(entry.value, TrainerPosition)
             except MessageError as error:
@@ -104,7 +104,7 @@ class SamplerService:
             self._news.set()
 
     async def _follow_evaluations(self) -> None:
-        async for entry in self._context.node.kv_watch(node_bucket(self._node), EVAL_KEY, poll_s=0.5):
+        async for entry in self._context.node.kv.watch(node_bucket(self._node), EVAL_KEY, poll_s=0.5):
             self._note_evaluation(entry.value)
 
     def _note_evaluation(self, payload: bytes) -> None:
@@ -144,7 +144,7 @@ class SamplerService:
             raise FatalError(
                 f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it"
             ) from None
-        if self._steers and (evaluation := await self._context.node.kv_get(node_bucket(self._node), EVAL_KEY)) is not None:
+        if self._steers and (evaluation := await self._context.node.kv.get(node_bucket(self._node), EVAL_KEY)) is not None:
             self._note_evaluation(evaluation.value)
         first_held, last_used = await self._scored.bounds()
         state = newest.batch.state if newest.batch is not None else SamplerState()
@@ -337,7 +337,7 @@ class SamplerService:
             local=in_force(self._steering_rules, loaded.steering).local if moves else None,
         )
         if position != self._reported:
-            await self._context.node.kv_put(node_bucket(self._node), SAMPLER_KEY, encode(position))
+            await self._context.node.kv.put(node_bucket(self._node), SAMPLER_KEY, encode(position))
             self._reported = position
 
     async def _pause(self, waiting: Wait) -> None:

@@ -52,5 +52,5 @@ class Findings:
         if not self._untold:
             return
         message = TrainerFindings(node=self._node, updated_at=now_s, found=list(self._found))
-        await plane.kv_put(node_bucket(self._node), FINDINGS_KEY, encode(message))
+        await plane.kv.put(node_bucket(self._node), FINDINGS_KEY, encode(message))
         self._untold = False

@@ -176,5 +176,5 @@ class Upkeep:
             finished=finished,
         )
         if position != self._announced:
-            await self._context.node.kv_put(self._bucket, TRAINER_KEY, encode(position))
+            await self._context.node.kv.put(self._bucket, TRAINER_KEY, encode(position))
             self._announced = position

@@ -182,7 +182,7 @@ class Intake:
         if plan.mode == "idle":
             return False
         try:
-            await self._node.kv_update(
+            await self._node.kv.update(
                 subjects.node_bucket(self._id), subjects.INTAKE_KEY, msgpack.packb(plan.next_cursor), last_revision=revision
             )
         except Conflict:
@@ -220,7 +220,7 @@ class Intake:
             self._refused.refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
 
     async def _cursor(self) -> tuple[int, int]:
-        entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
         if entry is None:
             return 0, 0
         cursor = msgpack.unpackb(entry.value)

@@ -56,7 +56,7 @@ class Reports:
 
     async def _forward_eval(self) -> None:
         swarm = self._link.transport
-        entry = await self._node.kv_get(subjects.node_bucket(self._id), subjects.EVAL_KEY)
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.EVAL_KEY)
         if swarm is None or entry is None or entry.revision == self._forwarded_revision:
             return
         payload = encode(decode(entry.value, EvalReport))
@@ -69,7 +69,7 @@ class Reports:
             await self._learn_from_log()
         if swarm is None or self._own.identity is None:
             return False
-        pointer = await self._node.kv_get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
+        pointer = await self._node.kv.get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
         version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
         record = NodeRecord(
             node=self._id,
@@ -80,7 +80,7 @@ class Reports:
             software=f"swarm {VERSION}",
             updated_at=time.time(),
         )
-        await swarm.kv_put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
+        await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
         return True
 
     async def _learn_from_log(self) -> None:

@@ -70,7 +70,7 @@ class SenderWatch:
             TransportError: the node plane does not answer.
         """
         self._read_roster()
-        entry = await self._node.kv_get(subjects.node_bucket(self._id), BANS_KEY)
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), BANS_KEY)
         if entry is not None and entry.revision != self._revision:
             self._revision = entry.revision
             try:
@@ -107,7 +107,7 @@ class SenderWatch:
         ]
         if worst != self._reported:
             report = SendersReport(node=self._id, updated_at=now_s, worst=worst)
-            await self._node.kv_put(subjects.node_bucket(self._id), self._report_key, encode(report))
+            await self._node.kv.put(subjects.node_bucket(self._id), self._report_key, encode(report))
             self._reported = worst
 
     def _read_roster(self) -> None:

@@ -19,6 +19,7 @@ from services.verifier.swarm_link import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.config import NodeConfig
 from shared.contracts import subjects
+from shared.contracts.streams import verifier_consumer
 from shared.identity.keys import KeyFileError, load, load_or_create
 from shared.identity.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
@@ -27,9 +28,8 @@ from shared.tasks.file_source import config_with_rows
 from shared.tasks.held_out import HeldOut, held_out_tasks
 from shared.tasks.sandbox import SandboxError, ScorerPool
 from shared.tasks.specs import check_specs
-from shared.transport.base import ConsumerSpec, TransportError
+from shared.transport.base import TransportError
 
-MAX_ACK_PENDING = 256
 QUEUES_PERIOD_S = 5.0
 MAX_REPLAY_MEMORY = 2_000_000
 REPLAY_MARGIN_S = 300.0
@@ -66,7 +66,8 @@ class VerifierService:
         """Score, share and take in until told to stop."""
         config, log = self._config, context.log
         if config.nats.create_streams:
-            await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), self._consumer())
+            consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
+            await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
         pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=config.nats.swarm_url is not None)
         link = SwarmLink(config, context.swarm, figures, log)
@@ -119,15 +120,6 @@ class VerifierService:
             except TransportError as error:
                 context.log.debug("queues_not_read", reason=str(error))
             await asyncio.sleep(QUEUES_PERIOD_S)
-
-    def _consumer(self) -> ConsumerSpec:
-        verifier = self._config.verifier
-        return ConsumerSpec(
-            name=subjects.VERIFIER_CONSUMER,
-            ack_wait_s=verifier.ack_wait_s,
-            max_deliver=verifier.max_deliver,
-            max_ack_pending=MAX_ACK_PENDING,
-        )
 
     def _rules(self) -> BorderRules:
         verifier = self._config.verifier

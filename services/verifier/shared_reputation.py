@@ -68,7 +68,7 @@ class SharedReputation:
         if after == state:
             return
         try:
-            await self._node.kv_update(self._bucket, REPUTATION_KEY, encode(after), last_revision=revision)
+            await self._node.kv.update(self._bucket, REPUTATION_KEY, encode(after), last_revision=revision)
         except Conflict:
             self._reputation.keep_events(events)
         except TransportError:
@@ -76,7 +76,7 @@ class SharedReputation:
             raise
 
     async def _read(self) -> tuple[ReputationState, int]:
-        entry = await self._node.kv_get(self._bucket, REPUTATION_KEY)
+        entry = await self._node.kv.get(self._bucket, REPUTATION_KEY)
         if entry is None:
             return ReputationState(), 0
         try:
@@ -86,7 +86,7 @@ class SharedReputation:
             return ReputationState(), entry.revision
 
     async def _findings(self) -> TrainerFindings | None:
-        entry = await self._node.kv_get(self._bucket, FINDINGS_KEY)
+        entry = await self._node.kv.get(self._bucket, FINDINGS_KEY)
         if entry is None or entry.revision == self._unreadable_revision:
             return None
         try:

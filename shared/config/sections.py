@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from shared.config.sampler_section import SamplerSection
 from shared.config.section import Section
 from shared.config.trainer_section import LoraSection, TrainerSection
+from shared.contracts.limits import VERIFIER_ACK_WAIT_S, VERIFIER_MAX_DELIVER
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin
 from shared.registry import ENGINES, POLICY_STORES
@@ -299,8 +300,10 @@ class VerifierSection(Section):
     )
     answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one own answer; after it the worker is killed.")
     worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process.")
-    max_deliver: int = Field(5, ge=1, le=100, description="Tries to score a group before it goes to the dead letters.")
-    ack_wait_s: float = Field(60.0, ge=5, description="A group in work this long goes to another replica.")
+    max_deliver: int = Field(
+        VERIFIER_MAX_DELIVER, ge=1, le=100, description="Tries to score a group before it goes to the dead letters."
+    )
+    ack_wait_s: float = Field(VERIFIER_ACK_WAIT_S, ge=5, description="A group in work this long goes to another replica.")
     intake_groups_per_s: float = Field(20.0, gt=0, description="Foreign groups looked at per second, whatever the swarm's size.")
     intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
     accept: Literal["auto", "same", "dataset", "any"] = Field(

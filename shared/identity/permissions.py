@@ -14,6 +14,7 @@ from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.roles import ROLES
 from shared.transport.blobs import companion_name, companion_subject
+from shared.transport.keys import bucket_stream
 
 OPERATOR = "operator"
 """A person's user: makes streams, looks at everything, requeues dead letters."""
@@ -44,7 +45,7 @@ def swarm_node(node: str) -> Permissions:
     streams = (
         *_with_chunks(subjects.SWARM_ROLLOUTS),
         subjects.SWARM_EVALS,
-        _bucket_stream(subjects.SWARM_NODES_BUCKET),
+        bucket_stream(subjects.SWARM_NODES_BUCKET),
     )
     return Permissions(
         publish=(
@@ -65,7 +66,7 @@ def node_role(node: str, role: str) -> Permissions:
     publish = (
         *needs.publish,
         *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"))),
-        *_reading((*needs.reads, _bucket_stream(bucket))),
+        *_reading((*needs.reads, bucket_stream(bucket))),
         *_looking(node, needs.reads),
     )
     return Permissions(
@@ -192,10 +193,6 @@ def _with_chunks(stream: str) -> tuple[str, str]:
 
 def _with_chunk_subject(subject: str) -> tuple[str, str]:
     return subject, companion_subject(subject)
-
-
-def _bucket_stream(bucket: str) -> str:
-    return f"KV_{bucket}"
 
 
 def _key(bucket: str, key: str) -> str:

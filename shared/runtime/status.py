@@ -80,6 +80,6 @@ class StatusBoard:
     async def report_once(self, transport: Transport) -> None:
         """Write the status now; failures are ignored."""
         try:
-            await transport.kv_put(node_bucket(self._node), status_key(self._role, self._replica), encode(self.snapshot()))
+            await transport.kv.put(node_bucket(self._node), status_key(self._role, self._replica), encode(self.snapshot()))
         except TransportError:
             return

@@ -1,7 +1,7 @@
 """The interface every service is written against: streams, work queues, direct reads and small shared state.
 
 Two implementations keep the same promises and pass the same tests (`tests/integration/test_transport_*.py`):
-`shared.transport.nats.NatsTransport` and `shared.transport.memory.MemoryTransport`.
+`shared.transport.nats.transport.NatsTransport` and `shared.transport.memory.transport.MemoryTransport`.
 
 Large payloads: a payload above the server's message limit is stored in chunks in a companion stream (`<stream>_BLOBS`) and
 the message carries a reference (a claim check). On read, `StoredMessage.size_bytes` is known at once and `Transport.payload`
@@ -17,6 +17,9 @@ from typing import Protocol
 
 from shared.transport.counters import Counters
 
+LONGEST_FETCH_S = 5.0
+"""A `Transport.fetch` waits no longer, whatever its `timeout_s`."""
+
 
 class TransportError(Exception):
     """Something went wrong between this process and the server; the message names cause and remedy."""
@@ -31,7 +34,7 @@ class AccessDenied(TransportError):
 
 
 class Conflict(TransportError):
-    """A compare-and-set (`kv_update`, `expected_last_seq`) lost against another writer."""
+    """A compare-and-set (`KeyValue.update`, `expected_last_seq`) lost against another writer."""
 
 
 class StreamFull(TransportError):
@@ -131,7 +134,7 @@ class StoredMessage:
 
 
 class Delivery(Protocol):
-    """A message handed to one reader of a work queue. The first of `ack`, `nak`, `term` takes effect, later calls do nothing."""
+    """A message handed to one reader of a work queue. The first of `ack` and `nak` takes effect, later calls do nothing."""
 
     @property
     def message(self) -> StoredMessage:
@@ -158,11 +161,51 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """A value with the revision that a later `kv_update` must name."""
+    """A value with the revision that a later `KeyValue.update` must name."""
 
     key: str
     value: bytes
     revision: int
+
+
+class KeyValue(Protocol):
+    """Small shared state: the newest value of each key of a bucket, with compare-and-set and watches."""
+
+    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+        """Create the bucket, or update it where it differs."""
+        ...
+
+    async def buckets(self) -> Sequence[str]:
+        """Names of all buckets, sorted. For people who look, not for services."""
+        ...
+
+    async def get(self, bucket: str, key: str) -> KvEntry | None:
+        """The newest value of `key`."""
+        ...
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        """Write, last writer wins. Returns the new revision."""
+        ...
+
+    async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
+        """Write if the newest revision is still `last_revision` (0: the key must not exist). Raises Conflict otherwise."""
+        ...
+
+    async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
+        """Newest value of every key that starts with `prefix`."""
+        ...
+
+    async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
+        """The keys written last, newest first, at most `limit` of them, and how many others there are.
+
+        For a bucket in which strangers write: what it costs does not grow with the bucket.
+        """
+        ...
+
+    def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
+        """Each new value of `key`, the present one first. Pushes when the server does and polls every `poll_s` besides, because a
+        watch can die without a word. Values may be skipped; the newest is never missed. Ends only by cancellation."""
+        ...
 
 
 class Transport(Protocol):
@@ -182,6 +225,11 @@ class Transport(Protocol):
         """Connections and errors since it was opened."""
         ...
 
+    @property
+    def kv(self) -> KeyValue:
+        """The server's key-value buckets."""
+        ...
+
     async def close(self) -> None:
         """Flush what was published, then disconnect. Safe to call twice."""
         ...
@@ -192,10 +240,6 @@ class Transport(Protocol):
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
         """Create the durable consumer, or update it where it differs from `spec`."""
-        ...
-
-    async def ensure_bucket(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
-        """Create the key-value bucket, or update it where it differs."""
         ...
 
     async def publish(
@@ -223,7 +267,7 @@ class Transport(Protocol):
         ...
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer. Empty when there are none within `timeout_s` (at most 5 s)."""
+        """Up to `max_messages` from a durable consumer. Empty when none come in `timeout_s` (`LONGEST_FETCH_S` at most)."""
         ...
 
     async def payload(self, message: StoredMessage) -> bytes:
@@ -236,12 +280,10 @@ class Transport(Protocol):
         """
         ...
 
-    async def read(
-        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
-    ) -> list[StoredMessage]:
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
         """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made. Empty when there are none.
 
-        Ends early with the message by which `max_bytes` are reached, and with what has come when `timeout_s` is over.
+        Ends early with what has come when `timeout_s` is over.
         """
         ...
 
@@ -267,36 +309,4 @@ class Transport(Protocol):
 
     async def delete(self, stream: str, seq: int) -> None:
         """Forget one message (a work-queue message that nobody will take any more)."""
-        ...
-
-    async def buckets(self) -> Sequence[str]:
-        """Names of all key-value buckets, sorted. For people who look, not for services."""
-        ...
-
-    async def kv_get(self, bucket: str, key: str) -> KvEntry | None:
-        """The newest value of `key`."""
-        ...
-
-    async def kv_put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write, last writer wins. Returns the new revision."""
-        ...
-
-    async def kv_update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
-        """Write if the newest revision is still `last_revision` (0: the key must not exist). Raises Conflict otherwise."""
-        ...
-
-    async def kv_all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
-        """Newest value of every key that starts with `prefix`."""
-        ...
-
-    async def kv_newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, at most `limit` of them, and how many others there are.
-
-        For a bucket in which strangers write: what it costs does not grow with the bucket.
-        """
-        ...
-
-    def kv_watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, the present one first. Pushes when the server does and polls every `poll_s` besides, because a
-        watch can die without a word. Values may be skipped; the newest is never missed. Ends only by cancellation."""
         ...

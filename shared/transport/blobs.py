@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from shared.transport.base import BadReference, NotConnected, Retention, StoredMessage, StreamSpec, TransportError
-from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
+from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference, reference_of
 from shared.transport.seal import opened, sealed
 
 HEADER_ROOM_BYTES = 4096
@@ -27,6 +28,9 @@ ORPHAN_AGE_S = 600.0
 """A chunk this much older than the oldest message of its stream belongs to no message that is kept."""
 _NO_COMPANION_BYTES = 512 * 1024
 _PARALLEL = 8
+_SHORTEST_FETCH_S = 5.0
+_LONGEST_FETCH_S = 120.0
+_SLOW_LINE_BYTES_PER_S = 1_000_000
 
 
 def companion_name(stream: str) -> str:
@@ -56,16 +60,17 @@ def companion(spec: StreamSpec) -> StreamSpec | None:
 
 
 class ChunkStore(Protocol):
-    """What storing and fetching blobs needs of a transport."""
+    """The streams of chunks, as storing and fetching blobs needs them."""
 
     async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
         """Store one chunk, return its sequence."""
         ...
 
     async def read(
-        self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0, *, max_bytes: int | None = None
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Messages in order, as in `Transport.read`."""
+        """Chunks at or after `start_seq` in order. Ends early with the one by which `max_bytes` are reached, and with what has
+        come when `timeout_s` is over."""
         ...
 
     async def drop(self, stream: str, seq: int) -> None:
@@ -96,6 +101,18 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
         await drop(store, stream, sequences)
         raise failures[0]
     return Reference(len(payload), sha256, tuple(sequences), seal)
+
+
+async def payload(store: ChunkStore, message: StoredMessage) -> bytes:
+    """The payload of `message`: its own bytes, or the blob that it refers to. Raises what `fetch` raises, within a deadline that
+    grows with the stated size."""
+    if message.inline is not None:
+        return message.inline
+    reference = reference_of(message)
+    if reference is None:
+        raise TransportError(f"message {message.seq} of {message.stream} has neither a payload nor a reference to one")
+    timeout_s = min(_SHORTEST_FETCH_S + reference.size_bytes / _SLOW_LINE_BYTES_PER_S, _LONGEST_FETCH_S)
+    return await fetch(store, message, reference, timeout_s=timeout_s)
 
 
 async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference, *, timeout_s: float) -> bytes:
@@ -165,6 +182,14 @@ def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: i
 async def drop(store: ChunkStore, stream: str, chunks: Sequence[int]) -> None:
     """Forget chunks, as far as the server lets us: what remains is bounded by the companion stream's limits."""
     await asyncio.gather(*(store.drop(companion_name(stream), seq) for seq in chunks), return_exceptions=True)
+
+
+async def drop_of(store: ChunkStore, message: StoredMessage) -> None:
+    """Forget the chunks of a message that is gone, if it had any."""
+    if message.inline is None:
+        with suppress(TransportError):
+            reference = reference_of(message)
+            await drop(store, message.stream, reference.chunks if reference else ())
 
 
 def sweep_before(oldest_message_at: float | None, now: float) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from shared.transport.base import Transport
-from shared.transport.connection import Connection, Options
-from shared.transport.memory import MemoryTransport, shared_server
-from shared.transport.nats import NatsTransport
+from shared.transport.memory.transport import MemoryTransport, shared_server
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.options import Options
+from shared.transport.nats.transport import NatsTransport
 
 
 async def connect(

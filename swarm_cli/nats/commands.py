@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.streams import NodeLimits, ensure_node_streams, update_swarm_streams, verifier_consumer
+from shared.contracts.streams import ensure_node_streams, update_swarm_streams, verifier_consumer
 from shared.contracts.subjects import node_rollouts_stream
 from shared.identity import keys
 from shared.identity.permissions import OPERATOR, WATCH
@@ -21,7 +21,7 @@ from shared.runtime.errors import FatalError
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import TransportError
-from shared.transport.connection import Options
+from shared.transport.nats.options import Options
 from swarm_cli.config_commands import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
@@ -226,9 +226,9 @@ async def _init_node(config: NodeConfig) -> None:
     transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
     try:
         verifier = config.verifier
-        limits = NodeLimits(verifier_ack_wait_s=verifier.ack_wait_s, verifier_max_deliver=verifier.max_deliver)
-        await ensure_node_streams(transport, config.node.id, limits, replicas=config.nats.replicas)
-        await transport.ensure_consumer(node_rollouts_stream(config.node.id), verifier_consumer(limits))
+        await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas)
+        consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
+        await transport.ensure_consumer(node_rollouts_stream(config.node.id), consumer)
         # Empty where policies travel by a shared volume. The trainer has no right to make it.
         await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas)
     finally:

@@ -20,7 +20,8 @@ from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.metrics import service_registry
 from shared.runtime.tasks import sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
-from shared.transport.connection import Connection, Options
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.options import Options
 
 log = structlog.get_logger(__name__)
 

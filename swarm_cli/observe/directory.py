@@ -43,10 +43,10 @@ async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> 
     """The newest entries, and those of the nodes that are `wanted`. Empty where there is no directory yet or it cannot be read."""
     bucket = subjects.SWARM_NODES_BUCKET
     try:
-        entries, left_out = await swarm_plane.kv_newest(bucket, ENTRIES_READ)
+        entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)
         known = {entry.key for entry in entries}
         missing = [name for name in wanted if name not in known] if left_out else []
-        found = [await swarm_plane.kv_get(bucket, name) for name in missing]
+        found = [await swarm_plane.kv.get(bucket, name) for name in missing]
     except TransportError:
         return Directory()
     asked = [entry for entry in found if entry is not None]

@@ -131,7 +131,7 @@ async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) ->
 
 
 async def _nodes_here(node_plane: Transport) -> frozenset[str]:
-    return frozenset(node for bucket in await node_plane.buckets() if (node := subjects.node_of_bucket(bucket)))
+    return frozenset(node for bucket in await node_plane.kv.buckets() if (node := subjects.node_of_bucket(bucket)))
 
 
 async def _node_streams(plane: Transport, node: str) -> tuple[StreamFill, ...]:

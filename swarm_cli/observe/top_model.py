@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, ServiceStatus
-from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.contracts.streams import node_streams, swarm_streams
 from shared.roles import ROLES
 from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
@@ -128,7 +128,7 @@ class TopHistory:
             rate = self._rates.setdefault(node.node, StepRate()).update(snapshot.at, node.view.step)
             held_out = held_out_history(node.view, by_node.get(node.node, ()), in_files.get(node.node, ()))
             nodes.append(_node_model(node, rate, held_out, snapshot.at))
-        specs = {spec.name: spec for spec in swarm_streams(SwarmLimits())}
+        specs = {spec.name: spec for spec in swarm_streams()}
         fills = tuple(_fill(fill, specs) for fill in snapshot.swarm_streams)
         return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable, snapshot.left_out, snapshot.unreadable)
 
@@ -159,7 +159,7 @@ def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
 
 def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
     view = node.view
-    specs = {spec.name: spec for spec in node_streams(view.node, NodeLimits())}
+    specs = {spec.name: spec for spec in node_streams(view.node)}
     by_stream = {fill.stream: fill for fill in node.streams}
     queue = by_stream.get(subjects.node_rollouts_stream(view.node))
     dead = by_stream.get(subjects.node_dead_letters_stream(view.node))

@@ -104,7 +104,7 @@ async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
     views = []
     for node in nodes:
         try:
-            entries = await transport.kv_all(subjects.node_bucket(node))
+            entries = await transport.kv.all(subjects.node_bucket(node))
         except NotConnected:
             raise
         except TransportError:

@@ -68,14 +68,14 @@ class Observer:
     def status(self, role: str) -> ServiceStatus | None:
         """What the newest process of a role last said of itself; None while nobody answers."""
         try:
-            entries = self.call(self.transport.kv_all(subjects.node_bucket(self._node), f"status.{role}."), 10.0)
+            entries = self.call(self.transport.kv.all(subjects.node_bucket(self._node), f"status.{role}."), 10.0)
         except (TransportError, TimeoutError):
             return None
         return max((decode(each.value, ServiceStatus) for each in entries), key=lambda each: each.updated_at, default=None)
 
     def ledger(self) -> TaskLedger:
         """The generator's ledger of draws."""
-        entry = self.call(self.transport.kv_get(subjects.node_bucket(self._node), subjects.LEDGER_KEY))
+        entry = self.call(self.transport.kv.get(subjects.node_bucket(self._node), subjects.LEDGER_KEY))
         return TaskLedger() if entry is None else decode(entry.value, TaskLedger)
 
     def queued(self) -> int:

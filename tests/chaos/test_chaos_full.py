@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shared.contracts import subjects
-from shared.contracts.streams import NodeLimits, ensure_node_streams
+from shared.contracts.streams import ensure_node_streams, node_streams
 from shared.transport.base import StreamFull, StreamSpec, TooLarge, Transport, TransportError
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
@@ -160,9 +161,10 @@ def test_a_full_disk_is_a_clear_error_and_takes_nothing_that_was_acknowledged(sm
 
 async def test_a_full_queue_pushes_back_and_every_group_gets_through_in_the_end(nats_url: str) -> None:
     transport = await connect(nats_url, name="full")
-    limits = NodeLimits(rollouts_max_msgs=10)
-    await ensure_node_streams(transport, "full-queue", limits)
+    await ensure_node_streams(transport, "full-queue")
     stream, subject = subjects.node_rollouts_stream("full-queue"), subjects.node_rollouts("full-queue")
+    (spec,) = (each for each in node_streams("full-queue") if each.name == stream)
+    await transport.ensure_stream(replace(spec, max_msgs=10))
     refused, wanted = 0, 60
     taken: list[bytes] = []
 

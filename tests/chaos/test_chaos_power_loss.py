@@ -156,10 +156,10 @@ async def publish_until_the_cut(server: NatsServer) -> tuple[list[str], bytes, b
     kept, written, ends = b"", b"", time.monotonic() + PUBLISH_S
     while time.monotonic() < ends:
         written = f"position {len(loads[0].acknowledged)}".encode()
-        await transport.kv_put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written)
+        await transport.kv.put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written)
         kept = written
     written = b"the one under way"
-    last = asyncio.create_task(transport.kv_put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written))
+    last = asyncio.create_task(transport.kv.put(subjects.node_bucket("alpha"), subjects.POLICY_KEY, written))
     await asyncio.sleep(0)
     server.kill()
     await cancel_and_wait(*running, last)
@@ -190,7 +190,7 @@ def power_cut(server: NatsServer, log: Path) -> Outcome:
         transport = await connect(server.url, name="power")
         try:
             lost, duplicated = lost_and_duplicated(acknowledged, await stored_ids(transport))
-            entry = await transport.kv_get(subjects.node_bucket("alpha"), subjects.POLICY_KEY)
+            entry = await transport.kv.get(subjects.node_bucket("alpha"), subjects.POLICY_KEY)
             pointer_kept = entry is not None and entry.value in (kept, written)
             return Outcome(len(acknowledged), lost, duplicated, pointer_kept, cut_bytes)
         finally:

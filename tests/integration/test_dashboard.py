@@ -76,7 +76,7 @@ async def _say(url: str, processes: dict[tuple[str, str], int]) -> None:
             updated_at=now,
             figures={"http_port": port},
         )
-        await transport.kv_put(subjects.node_bucket(node), subjects.status_key(role, "0"), encode(status))
+        await transport.kv.put(subjects.node_bucket(node), subjects.status_key(role, "0"), encode(status))
     await transport.close()
 
 

@@ -20,7 +20,7 @@ from services.verifier.sharing import Outbox
 from services.verifier.swarm_link import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
-from shared.contracts.streams import NodeLimits, ensure_node_streams
+from shared.contracts.streams import ensure_node_streams
 from shared.dead_letters import read_letters, requeue, spent_seq
 from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.status import StatusBoard
@@ -41,7 +41,7 @@ async def node_plane(url: str, *, max_deliver: int, ack_wait_s: float = 1.0) -> 
     """A node's plane whose consumer gives up soon."""
     plane = await connect(url, name="test")
     try:
-        await ensure_node_streams(plane, "alpha", NodeLimits())
+        await ensure_node_streams(plane, "alpha")
         spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=ack_wait_s, max_deliver=max_deliver, max_ack_pending=256)
         await plane.ensure_consumer(QUEUE, spec)
         yield plane

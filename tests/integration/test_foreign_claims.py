@@ -37,7 +37,9 @@ async def store_chunks(transport: Any, stream: str, subject: str, chunks: list[b
 
     async def one(chunk: bytes) -> int:
         async with slots:
-            return int(await transport.put_chunk(companion_subject(subject), chunk, stream=companion_name(stream), timeout_s=20))
+            return int(
+                await transport._chunks.put_chunk(companion_subject(subject), chunk, stream=companion_name(stream), timeout_s=20)
+            )
 
     return await asyncio.gather(*(one(chunk) for chunk in chunks))
 
@@ -53,13 +55,13 @@ async def refer(
 
 
 class Counting:
-    """Counts the bytes that a transport's reads bring, by putting itself before its `read`."""
+    """Counts the bytes that a transport's reads of chunks bring, by putting itself before them."""
 
     def __init__(self, transport: Any) -> None:
         self.read_bytes = 0
         self.reads = 0
-        self._read = transport.read
-        transport.read = self.read
+        self._read = transport._chunks.read
+        transport._chunks.read = self.read
 
     async def read(self, *arguments: Any, **options: Any) -> list[StoredMessage]:
         messages: list[StoredMessage] = await self._read(*arguments, **options)
@@ -148,7 +150,7 @@ async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: C
                 await transport.delete(companion_name(spec.name), stored[3])
             return await plain(*arguments, **options)
 
-        transport.read = read  # type: ignore[method-assign]
+        transport._chunks.read = read  # type: ignore[attr-defined]
         with pytest.raises(TransportError, match="is gone"):
             await transport.payload(message)
 

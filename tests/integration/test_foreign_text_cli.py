@@ -83,16 +83,16 @@ async def hostile_swarm(url: str) -> None:
     transport = await connect(url, name="test", timeout_s=10)
     await ensure_swarm_streams(transport)
     await ensure_node_streams(transport, "alpha")
-    await transport.kv_put(subjects.SWARM_NODES_BUCKET, "alpha", record("alpha"))
+    await transport.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", record("alpha"))
     figures = {"step": 7.0, "wait_share": 1e30, "step_seconds": 5e-324, f"refused_{ESCAPES}": 9.0}
     bucket = subjects.node_bucket("alpha")
-    await transport.kv_put(bucket, subjects.status_key("trainer", "0"), encode(status("alpha", f"training {ESCAPES}", figures)))
+    await transport.kv.put(bucket, subjects.status_key("trainer", "0"), encode(status("alpha", f"training {ESCAPES}", figures)))
     standing = SenderStanding(
         public_key=ESCAPES, name=f"eve{ESCAPES}", suspicion=0.9, accepted=0, refused={ESCAPES: 3}, quarantined_s=60.0
     )
     report = SendersReport(node="alpha", updated_at=time.time(), worst=[standing])
-    await transport.kv_put(bucket, f"{SENDERS_PREFIX}0", encode(report))
-    await transport.kv_put(bucket, BANS_KEY, encode(BanList(bans=[Ban(sender="eve", reason=f"spam\nbanned mallory {ESCAPES}")])))
+    await transport.kv.put(bucket, f"{SENDERS_PREFIX}0", encode(report))
+    await transport.kv.put(bucket, BANS_KEY, encode(BanList(bans=[Ban(sender="eve", reason=f"spam\nbanned mallory {ESCAPES}")])))
     await transport.close()
     await _raw(url)
 
@@ -188,8 +188,8 @@ def test_a_directory_of_thousands_is_looked_at_in_part_and_said_so(server: NatsS
         transport = await connect(server.url, name="test", timeout_s=10)
         await ensure_swarm_streams(transport)
         await ensure_node_streams(transport, "alpha")
-        await transport.kv_put(subjects.SWARM_NODES_BUCKET, "alpha", record("alpha"))
-        await transport.kv_put(
+        await transport.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", record("alpha"))
+        await transport.kv.put(
             subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(status("alpha", "training", {}))
         )
         await transport.close()

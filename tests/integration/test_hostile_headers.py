@@ -11,8 +11,8 @@ import pytest
 
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
-from shared.transport import headers
 from shared.transport.connect import connect
+from shared.transport.nats import headers
 from shared.transport.reference import UNKNOWN_SIZE
 from tests.integration.test_transport_nats import LOG, opened
 from tests.integration.test_verifier_service import configured, until, verifier

@@ -67,8 +67,8 @@ async def test_a_site_shares_through_its_leaf_and_works_on_without_the_hub(nats_
     assert await _shared(swarm) == [b"first", b"second"], "and what others share is read through the leaf"
     with pytest.raises(TransportError):
         await own.stream_state(subjects.SWARM_ROLLOUTS)
-    await swarm.kv_put(subjects.SWARM_NODES_BUCKET, node, b"here")
-    assert [entry.key for entry in await elsewhere.kv_all(subjects.SWARM_NODES_BUCKET)] == [node]
+    await swarm.kv.put(subjects.SWARM_NODES_BUCKET, node, b"here")
+    assert [entry.key for entry in await elsewhere.kv.all(subjects.SWARM_NODES_BUCKET)] == [node]
 
     hub.kill()
     with pytest.raises(TransportError):

@@ -75,11 +75,11 @@ async def test_a_node_does_its_whole_work_on_the_swarm_through_its_leaf_without_
                 subjects.rollouts("alpha"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=name, timeout_s=60.0
             )
         await swarm.publish(subjects.evals("alpha"), b"scores", stream=subjects.SWARM_EVALS, message_id="scores")
-        await swarm.kv_put(subjects.SWARM_NODES_BUCKET, "alpha", b"here")
+        await swarm.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", b"here")
         read = await swarm.read(subjects.SWARM_ROLLOUTS, 1, 10)
         assert [await swarm.payload(message) for message in read] == [b"1", large]
         assert (await swarm.stream_state(subjects.SWARM_ROLLOUTS)).messages == 2
-        assert [entry.key for entry in await swarm.kv_all(subjects.SWARM_NODES_BUCKET)] == ["alpha"]
+        assert [entry.key for entry in await swarm.kv.all(subjects.SWARM_NODES_BUCKET)] == ["alpha"]
         assert await swarm.get(subjects.SWARM_ROLLOUTS, 1) is not None
         assert await swarm.last(subjects.SWARM_EVALS, subjects.evals("alpha")) is not None
     finally:

@@ -17,7 +17,7 @@ import nats.errors
 import pytest
 
 from shared.contracts import subjects
-from shared.contracts.streams import HOUR_S, SwarmLimits
+from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
@@ -147,7 +147,7 @@ async def test_a_member_has_one_subject_and_makes_up_no_others(hub: SecuredServe
 
 async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):
     """As many reports as fill the stream several times over if nothing bounded one node's."""
-    size, bound = SwarmLimits().eval_max_bytes, SwarmLimits().evals_max_per_node
+    size, bound = SWARM_LIMITS.eval_max_bytes, SWARM_LIMITS.evals_max_per_node
     async with user(hub, "alpha") as alpha, user(hub, "mallory") as mallory, user(hub, "operator") as operator:
         await alpha.request(subjects.evals("alpha"), b"score", timeout=ANSWER_S)
         config = (await state_of(operator, subjects.SWARM_EVALS))["config"]
@@ -165,7 +165,7 @@ async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):
 
 
 async def test_init_gives_streams_of_before_the_bounds_of_now_and_keeps_their_messages(hub: SecuredServer, tmp_path: Path):
-    bounds = SwarmLimits()
+    bounds = SWARM_LIMITS
     async with user(hub, "alpha") as alpha, user(hub, "operator") as operator:
         before = (await state_of(operator, subjects.SWARM_EVALS))["config"]
         before |= {

@@ -139,16 +139,16 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         for role in ROLES:
             await prepare_node_streams(planes[role], node, create=False)
             await StatusBoard(node, role, "pod-0").report_once(planes[role])
-        assert {entry.key for entry in await planes["operator"].kv_all(bucket, "status.")} == {f"status.{r}.pod-0" for r in ROLES}
+        assert {entry.key for entry in await planes["operator"].kv.all(bucket, "status.")} == {f"status.{r}.pod-0" for r in ROLES}
 
         for name, payload in (("small", b"1"), ("large", LARGE)):
             await generator.publish(subjects.node_rollouts(node), payload, stream=rollouts, message_id=name)
         await generator.publish(subjects.node_rollouts(node), LARGE, stream=rollouts, message_id="large")  # drops its own chunks
-        await generator.kv_update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
+        await generator.kv.update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
         with pytest.raises(Conflict):
-            await generator.kv_update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
+            await generator.kv.update(bucket, subjects.LEDGER_KEY, b"l", last_revision=0)
         for key in (subjects.EVAL_KEY, subjects.EVAL_TURN_KEY):
-            await generator.kv_put(bucket, key, b"e")
+            await generator.kv.put(bucket, key, b"e")
 
         deliveries = await reader.fetch(rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
         assert [len(await reader.payload(each.message)) for each in deliveries] == [1, len(LARGE)]
@@ -162,8 +162,8 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         await deliveries[1].ack()
         assert (await reader.stream_state(rollouts)).messages == 0
         assert (await reader.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)).ack_pending == 0
-        await reader.kv_update(bucket, subjects.INTAKE_KEY, b"i", last_revision=0)
-        await reader.kv_put(bucket, "senders.pod-0", b"s")
+        await reader.kv.update(bucket, subjects.INTAKE_KEY, b"i", last_revision=0)
+        await reader.kv.put(bucket, "senders.pod-0", b"s")
         assert await reader.read(subjects.node_spent_stream(node), 1, 10) == []
         await reader.purge(subjects.node_spent_stream(node), 1)
         assert (await reader.last(scored, subjects.node_scored(node))) is not None
@@ -175,13 +175,13 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         with pytest.raises(Conflict):
             await sampler.publish(subjects.node_batches(node), LARGE, stream=batches, message_id="batch-9", expected_last_seq=0)
         await sampler.purge(scored, 1)
-        await sampler.kv_put(bucket, subjects.SAMPLER_KEY, b"s")
+        await sampler.kv.put(bucket, subjects.SAMPLER_KEY, b"s")
 
         read = await trainer.read(batches, 1, 10)
         assert len(await trainer.payload(read[1])) == len(LARGE)
         await trainer.purge(batches, 1)
-        await trainer.kv_put(bucket, subjects.TRAINER_KEY, b"t")
-        watch = generator.kv_watch(bucket, subjects.POLICY_KEY, poll_s=30.0)
+        await trainer.kv.put(bucket, subjects.TRAINER_KEY, b"t")
+        watch = generator.kv.watch(bucket, subjects.POLICY_KEY, poll_s=30.0)
         announced = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0.3)
         weights = tmp_path / "weights.safetensors"
@@ -198,13 +198,13 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
             consumed_local=8,
             created_at=1.0,
         )
-        await trainer.kv_put(bucket, subjects.POLICY_KEY, encode(pointer))
+        await trainer.kv.put(bucket, subjects.POLICY_KEY, encode(pointer))
         found = decode((await asyncio.wait_for(announced, 5.0)).value, PolicyPointer)
         fetched = await JetStreamStore(generator, node).fetch(found, tmp_path / "fetched")
         assert fetched.read_bytes() == weights.read_bytes()
         await store.prune([2])
         await watch.aclose()
-        assert (await reader.kv_get(bucket, subjects.POLICY_KEY)) is not None
+        assert (await reader.kv.get(bucket, subjects.POLICY_KEY)) is not None
     finally:
         for plane in planes.values():
             await plane.close()
@@ -227,7 +227,7 @@ async def test_two_nodes_share_through_the_secured_swarm_plane_without_one_refus
 
 
 async def entry_of(context: Any, node: str) -> bool:
-    return await context.swarm.kv_get(subjects.SWARM_NODES_BUCKET, node) is not None
+    return await context.swarm.kv.get(subjects.SWARM_NODES_BUCKET, node) is not None
 
 
 async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer(secured: SecuredServer, tmp_path: Path):
@@ -381,5 +381,5 @@ async def test_the_demo_needs_no_key(nats_url: str, tmp_path: Path):
     config = load_config(None, {"nats": {"node_url": nats_url}, "tasks": [{"dataset": "gcd"}], "node": {"var_dir": str(tmp_path)}})
     assert (config.nats.node_key_file, config.nats.swarm_key_file, config.nats.create_streams) == ("", "", True)
     plane = await connect_node_plane(config, "trainer")
-    assert await plane.buckets() is not None
+    assert await plane.kv.buckets() is not None
     await plane.close()

@@ -29,18 +29,18 @@ async def test_a_user_whose_key_is_taken_out_is_disconnected_and_says_so_until_i
     plane = await connect_node_plane(config, "trainer")
     whole = server._text
     try:
-        await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"1")
+        await plane.kv.put("node_alpha", subjects.TRAINER_KEY, b"1")
         server._text = whole.replace(SigningKey((server.keys / "alpha/trainer.nk").read_bytes().strip()).public_key, stranger())
         server.configure()
         server.reload()
         await until(lambda: not plane.connected, 10.0)
         with pytest.raises(NotConnected):
-            await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"2")
+            await plane.kv.put("node_alpha", subjects.TRAINER_KEY, b"2")
         server._text = whole
         server.configure()
         server.reload()
         await until(lambda: plane.connected, 30.0)
-        assert await plane.kv_put("node_alpha", subjects.TRAINER_KEY, b"3") > 0
+        assert await plane.kv.put("node_alpha", subjects.TRAINER_KEY, b"3") > 0
     finally:
         await plane.close()
         server.stop()

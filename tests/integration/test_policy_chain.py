@@ -20,7 +20,7 @@ from services.trainer.durable.publish import Publisher
 from services.trainer.state import TrainedPosition
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer
-from shared.contracts.streams import NodeLimits, ensure_node_streams
+from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import sha256_of
@@ -417,7 +417,7 @@ class Announcing:
 async def announcing(folder: Path, nats_url: str) -> AsyncIterator[Announcing]:
     async with swarm("memory", folder, nats_url, anchor_every=100) as alpha:
         assert alpha.transport is not None
-        await ensure_node_streams(alpha.transport, alpha.node, NodeLimits())
+        await ensure_node_streams(alpha.transport, alpha.node)
         yield Announcing(alpha)
 
 
@@ -449,7 +449,7 @@ async def test_a_pointer_that_could_not_be_written_is_tried_again_without_storin
         stored = []
         for _ in range(4):
             with monkeypatch.context() as broken:
-                broken.setattr(transport, "kv_put", away)
+                broken.setattr(transport.kv, "put", away)
                 with pytest.raises(TransportError):
                     await alpha.publish(4)
             await alpha.publisher.prune()

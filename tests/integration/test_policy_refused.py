@@ -33,7 +33,8 @@ from shared.policy_store import open_policy_store
 from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
-from shared.transport.memory import MemoryServer, MemoryTransport
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport
 from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up, tiny_policy
 
 
@@ -210,7 +211,7 @@ async def test_other_weights_under_the_same_version_are_loaded(
         changed.write_bytes(bytes(contents))
         stored = await open_policy_store("nats://", transport, NODE).publish(changed, 3)
         again = structs.replace(first, sha256=stored.sha256, uri=stored.uri, anchor=None, deltas=[])
-        await transport.kv_put(node_bucket(NODE), POLICY_KEY, encode(again))
+        await transport.kv.put(node_bucket(NODE), POLICY_KEY, encode(again))
         loaded = generator.follower
         await life.until(lambda: loaded.loaded is not None and loaded.loaded.sha256 == again.sha256)
         assert sha256_of(other) == first.sha256 != again.sha256

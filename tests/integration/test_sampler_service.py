@@ -95,7 +95,7 @@ class Node:
 
     async def train_to(self, number: int) -> None:
         position = TrainerPosition(batch_number=number, step=number, policy_version=number, consumed_local=0)
-        await self.transport.kv_put(node_bucket(self.id), TRAINER_KEY, encode(position))
+        await self.transport.kv.put(node_bucket(self.id), TRAINER_KEY, encode(position))
 
     async def evaluate(self, version: int, **datasets: float) -> None:
         """A held-out result, known to the sampler before anything that is published afterwards is used.
@@ -113,7 +113,7 @@ class Node:
             per_task={name: TaskScore(n=50, pass_rate=passed, mean_reward=passed) for name, passed in datasets.items()},
             seconds=1.0,
         )
-        await self.transport.kv_put(node_bucket(self.id), EVAL_KEY, encode(report))
+        await self.transport.kv.put(node_bucket(self.id), EVAL_KEY, encode(report))
         await asyncio.sleep(0.7)  # longer than the poll behind the watch
 
     async def settle(self, groups: int) -> None:
@@ -141,7 +141,7 @@ class Node:
         return found
 
     async def reported(self) -> SamplerPosition | None:
-        entry = await self.transport.kv_get(node_bucket(self.id), SAMPLER_KEY)
+        entry = await self.transport.kv.get(node_bucket(self.id), SAMPLER_KEY)
         return None if entry is None else decode(entry.value, SamplerPosition)
 
 

@@ -14,7 +14,7 @@ from services.sampler.fitting import fitted
 from services.sampler.pool import pool_entry
 from services.sampler.settings import rules_of
 from shared.contracts.control import TrainerPosition
-from shared.contracts.streams import NodeLimits, node_streams
+from shared.contracts.streams import node_streams
 from shared.contracts.subjects import node_batches_stream
 from tests.integration.test_sampler_service import a_node, configured
 from tests.unit.sampler_groups import scored_group
@@ -23,7 +23,7 @@ LIMIT_BYTES = 50_000
 
 
 async def small_log(node: object, limit_bytes: int) -> None:
-    (spec,) = (each for each in node_streams(node.id, NodeLimits()) if each.name == node_batches_stream(node.id))  # type: ignore[attr-defined]
+    (spec,) = (each for each in node_streams(node.id) if each.name == node_batches_stream(node.id))  # type: ignore[attr-defined]
     await node.transport.ensure_stream(replace(spec, max_msg_bytes=limit_bytes))  # type: ignore[attr-defined]
 
 
@@ -39,7 +39,7 @@ async def test_a_batch_that_the_log_does_not_take_is_made_smaller_and_the_sample
             async def unknown(stream: str) -> object:
                 return type("Bounds", (), {"max_msg_bytes": -1, "work_queue": False, "read_at": 0.0})()
 
-            monkeypatch.setattr(node.transport, "_bounds_of", unknown)
+            monkeypatch.setattr(node.transport._bounds, "of", unknown)  # type: ignore[attr-defined]
         node.start()
         await node.publish(0, 1, text_chars=10_000)
         await node.publish_external(2, text_chars=10_000)

@@ -27,7 +27,7 @@ class Waits:
             await asyncio.sleep(0.05)
         if {asked}:
             await context.stopping.wait()
-        await context.node.kv_get("node_alpha", "nothing")
+        await context.node.kv.get("node_alpha", "nothing")
 
 main("sampler", lambda config: Waits())
 """

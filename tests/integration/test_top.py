@@ -44,7 +44,7 @@ async def _two_nodes_speak(url: str) -> None:
             node=node, role="trainer", replica="0", pid=1, host="h", state="training", started_at=now - 60, updated_at=now,
             figures={"step": 41, "step_seconds": 0.5, "wait_share": 0.9, "forward_backward_share": 0.1},
         )  # fmt: skip
-        await transport.kv_put(subjects.node_bucket(node), subjects.status_key("trainer", "0"), encode(trainer))
+        await transport.kv.put(subjects.node_bucket(node), subjects.status_key("trainer", "0"), encode(trainer))
         for version, pass_rate in ((0, 0.125), (25, 0.625)):
             report = EvalReport(
                 node=node, policy_version=version, created_at=now + version, n=8, pass_rate=pass_rate, mean_reward=0.5, per_task={},

@@ -36,8 +36,8 @@ from shared.policy_store import open_policy_store
 from shared.runtime import FatalError
 from shared.transport.base import NotConnected
 from shared.transport.connect import connect
-from shared.transport.memory import MemoryTransport
-from shared.transport.memory_server import MemoryServer
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import Dtype, export, export_node
 from tests.integration.trainer_life import (
@@ -331,7 +331,7 @@ async def test_the_checkpoint_of_the_best_evaluation_is_kept(
         report = EvalReport(
             node=NODE, policy_version=step, created_at=1.0, n=10, pass_rate=pass_rate, mean_reward=0.5, per_task={}, seconds=1.0
         )
-        await transport.kv_put(node_bucket(NODE), EVAL_KEY, encode(report))
+        await transport.kv.put(node_bucket(NODE), EVAL_KEY, encode(report))
         await put_batches(transport, [mixed_batch(tokenizer, step)])
         await life.until(lambda step=step: checkpoints(config).steps()[-1:] == [step])
     await life.stop()
@@ -378,7 +378,7 @@ async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_
     lost = PolicyPointer(
         version=5, sha256="0" * 64, size_bytes=1, uri="file:///x", batch_number=5, consumed_local=10, created_at=1.0
     )
-    await transport.kv_put(node_bucket(NODE), POLICY_KEY, encode(lost))
+    await transport.kv.put(node_bucket(NODE), POLICY_KEY, encode(lost))
     life = Life(config, transport)
 
     async def back() -> bool:
@@ -597,7 +597,7 @@ async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
     await set_up(transport, some_batches(tokenizer, 2))
     life = Life(config, transport)
     await life.until_finished()
-    entry = await transport.kv_get(node_bucket(NODE), FINDINGS_KEY)
+    entry = await transport.kv.get(node_bucket(NODE), FINDINGS_KEY)
     assert entry is not None
     found = decode(entry.value, TrainerFindings).found
     assert [(each.batch, each.sender, each.absurd, each.answers) for each in found] == [(1, "beta", 2, 2), (2, "beta", 2, 2)]

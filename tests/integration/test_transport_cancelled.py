@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shared.transport.base import ConsumerSpec, Delivery, KvEntry, StreamSpec, Transport
+from shared.transport.base import ConsumerSpec, Delivery, KeyValue, KvEntry, StreamSpec, Transport
 from shared.transport.connect import connect
 from tests.integration.cancel_at import CancelledAt, Moment
 from tests.integration.test_transport_contract import LOG, QUEUE, Body, Plane, over
@@ -48,7 +48,7 @@ class Scene:
         await transport.ensure_stream(scene.log)
         await transport.ensure_stream(queue)
         await transport.ensure_consumer(queue.name, WORKER)
-        await transport.ensure_bucket(scene.bucket)
+        await transport.kv.ensure(scene.bucket)
         await scene.works()
         scene.tasks = asyncio.all_tasks()
         return scene
@@ -79,10 +79,10 @@ class Scene:
         while (delivery := await self.take()).message.inline != value:
             await delivery.ack()
         await delivery.ack()
-        await transport.kv_put(self.bucket, "works", value)
-        found = await transport.kv_get(self.bucket, "works")
+        await transport.kv.put(self.bucket, "works", value)
+        found = await transport.kv.get(self.bucket, "works")
         assert found is not None and found.value == value
-        async with aclosing(transport.kv_watch(self.bucket, "works")) as watch:  # type: ignore[type-var]
+        async with aclosing(transport.kv.watch(self.bucket, "works")) as watch:  # type: ignore[type-var]
             assert await anext(watch) == found
 
     async def left_nothing(self) -> None:
@@ -101,7 +101,7 @@ class Scene:
             assert len(connection.client._subs) == 1, "the one for replies"
             assert not connection.client._resp_map
         else:
-            assert not self.transport._server._waiting  # type: ignore[attr-defined]
+            assert not self.transport._link.server._waiting  # type: ignore[attr-defined]
 
 
 Call = Callable[[Scene], Awaitable[Coroutine[Any, Any, object]]]
@@ -116,8 +116,8 @@ async def _ensure_consumer(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.ensure_consumer(scene.queue.name, WORKER)
 
 
-async def _ensure_bucket(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.ensure_bucket(scene.bucket)
+async def _kv_ensure(scene: Scene) -> Coroutine[Any, Any, object]:
+    return scene.transport.kv.ensure(scene.bucket)
 
 
 async def _publish(scene: Scene) -> Coroutine[Any, Any, object]:
@@ -192,29 +192,29 @@ async def _delete(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.delete(scene.log.name, await scene.publish(LARGE))
 
 
-async def _buckets(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.buckets()  # type: ignore[return-value]
+async def _kv_buckets(scene: Scene) -> Coroutine[Any, Any, object]:
+    return scene.transport.kv.buckets()  # type: ignore[return-value]
 
 
 async def _kv_get(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.kv_get(scene.bucket, "works")
+    return scene.transport.kv.get(scene.bucket, "works")
 
 
 async def _kv_put(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.kv_put(scene.bucket, "k", b"1")
+    return scene.transport.kv.put(scene.bucket, "k", b"1")
 
 
 async def _kv_update(scene: Scene) -> Coroutine[Any, Any, object]:
-    revision = await scene.transport.kv_put(scene.bucket, "k", b"1")
-    return scene.transport.kv_update(scene.bucket, "k", b"2", last_revision=revision)
+    revision = await scene.transport.kv.put(scene.bucket, "k", b"1")
+    return scene.transport.kv.update(scene.bucket, "k", b"2", last_revision=revision)
 
 
 async def _kv_all(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.kv_all(scene.bucket)
+    return scene.transport.kv.all(scene.bucket)
 
 
 async def _kv_newest(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.kv_newest(scene.bucket, 5)
+    return scene.transport.kv.newest(scene.bucket, 5)
 
 
 async def _kv_watch(scene: Scene) -> Coroutine[Any, Any, object]:
@@ -222,12 +222,12 @@ async def _kv_watch(scene: Scene) -> Coroutine[Any, Any, object]:
 
     async def two() -> list[KvEntry]:
         seen: list[KvEntry] = []
-        async with aclosing(scene.transport.kv_watch(scene.bucket, "works", poll_s=0.05)) as watch:  # type: ignore[type-var]
+        async with aclosing(scene.transport.kv.watch(scene.bucket, "works", poll_s=0.05)) as watch:  # type: ignore[type-var]
             async for entry in watch:
                 seen.append(entry)
                 if len(seen) == 2:
                     break
-                await scene.transport.kv_put(scene.bucket, "works", b"another")
+                await scene.transport.kv.put(scene.bucket, "works", b"another")
         return seen
 
     return two()
@@ -274,7 +274,8 @@ CALLS: dict[str, Call] = {
 
 
 def test_each_call_of_the_interface_is_tried() -> None:
-    calls = {name for name in vars(Transport) if not name.startswith("_")} - {"connected", "counters"}
+    calls = {name for name in vars(Transport) if not name.startswith("_")} - {"connected", "counters", "kv"}
+    calls |= {f"kv_{name}" for name in vars(KeyValue) if not name.startswith("_")}
     assert {call for call in calls if not any(name.startswith(f"_{call}") for name in CALLS)} == set()
 
 

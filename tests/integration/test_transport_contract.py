@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.contracts.streams import NodeLimits, ensure_node_streams, ensure_swarm_streams, node_streams
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams, node_streams
 from shared.transport.base import (
     Conflict,
     ConsumerSpec,
@@ -511,13 +511,13 @@ async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_store
         spec = await plane.log(transport)
         payload = b"what nobody is to know before its time; " * 75_000
         early: list[bytes] = []
-        put_chunk = transport.put_chunk
+        put_chunk = transport._chunks.put_chunk
 
         async def watched(subject, chunk, **options):
             early.append(chunk)
             return int(await put_chunk(subject, chunk, **options))
 
-        transport.put_chunk = watched
+        transport._chunks.put_chunk = watched
         await transport.publish(f"{plane.tag}.log.a", payload, stream=spec.name, message_id="1")
         assert sum(map(len, early)) == len(payload)
         assert not any(b"nobody" in chunk or b"time" in chunk for chunk in early)
@@ -569,27 +569,27 @@ async def test_key_values_are_put_compared_and_listed(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await transport.ensure_bucket(bucket, history=4)
-        await transport.ensure_bucket(bucket, history=8)
-        assert bucket in await transport.buckets()
-        assert await transport.kv_get(bucket, "policy") is None
-        first = await transport.kv_update(bucket, "policy", b"1", last_revision=0)
+        await transport.kv.ensure(bucket, history=4)
+        await transport.kv.ensure(bucket, history=8)
+        assert bucket in await transport.kv.buckets()
+        assert await transport.kv.get(bucket, "policy") is None
+        first = await transport.kv.update(bucket, "policy", b"1", last_revision=0)
         with pytest.raises(Conflict):
-            await transport.kv_update(bucket, "policy", b"x", last_revision=0)
-        second = await transport.kv_update(bucket, "policy", b"2", last_revision=first)
+            await transport.kv.update(bucket, "policy", b"x", last_revision=0)
+        second = await transport.kv.update(bucket, "policy", b"2", last_revision=first)
         with pytest.raises(Conflict):
-            await transport.kv_update(bucket, "policy", b"x", last_revision=first)
-        third = await transport.kv_put(bucket, "policy", b"3")
+            await transport.kv.update(bucket, "policy", b"x", last_revision=first)
+        third = await transport.kv.put(bucket, "policy", b"3")
         assert first < second < third
-        assert await transport.kv_get(bucket, "policy") == KvEntry("policy", b"3", third)
-        await transport.kv_put(bucket, "status.trainer.0", b"t")
-        await transport.kv_put(bucket, "status.verifier.0", b"v")
-        assert [entry.key for entry in await transport.kv_all(bucket)] == ["policy", "status.trainer.0", "status.verifier.0"]
-        assert [entry.value for entry in await transport.kv_all(bucket, "status.")] == [b"t", b"v"]
-        assert [entry.value for entry in await transport.kv_all(bucket, "status.tr")] == [b"t"]
-        assert await transport.kv_all(bucket, "none.") == []
+        assert await transport.kv.get(bucket, "policy") == KvEntry("policy", b"3", third)
+        await transport.kv.put(bucket, "status.trainer.0", b"t")
+        await transport.kv.put(bucket, "status.verifier.0", b"v")
+        assert [entry.key for entry in await transport.kv.all(bucket)] == ["policy", "status.trainer.0", "status.verifier.0"]
+        assert [entry.value for entry in await transport.kv.all(bucket, "status.")] == [b"t", b"v"]
+        assert [entry.value for entry in await transport.kv.all(bucket, "status.tr")] == [b"t"]
+        assert await transport.kv.all(bucket, "none.") == []
         with pytest.raises(TransportError, match="valid key"):
-            await transport.kv_put(bucket, "policy.>", b"x")
+            await transport.kv.put(bucket, "policy.>", b"x")
 
     await over(body)
 
@@ -598,17 +598,17 @@ async def test_the_newest_keys_of_a_bucket_come_first_and_how_many_others_there_
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await transport.ensure_bucket(bucket)
-        assert await transport.kv_newest(bucket, 10) == ([], 0)
+        await transport.kv.ensure(bucket)
+        assert await transport.kv.newest(bucket, 10) == ([], 0)
         for number in range(20):
-            await transport.kv_put(bucket, f"n{number}", b"1")
-        newest, others = await transport.kv_newest(bucket, 5)
+            await transport.kv.put(bucket, f"n{number}", b"1")
+        newest, others = await transport.kv.newest(bucket, 5)
         assert [entry.key for entry in newest] == ["n19", "n18", "n17", "n16", "n15"] and others == 15
-        await transport.kv_put(bucket, "n3", b"2")
-        whole, others = await transport.kv_newest(bucket, 20)
+        await transport.kv.put(bucket, "n3", b"2")
+        whole, others = await transport.kv.newest(bucket, 20)
         assert whole[0].key == "n3" and whole[0].value == b"2" and len(whole) == 20 and others == 0
         with pytest.raises(TransportError):
-            await transport.kv_newest(f"none_{plane.tag}", 5)
+            await transport.kv.newest(f"none_{plane.tag}", 5)
 
     await over(body)
 
@@ -617,12 +617,12 @@ async def test_values_expire_after_the_time_to_live(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await transport.ensure_bucket(bucket, ttl_s=0.5)
-        await transport.kv_put(bucket, "node", b"here")
-        assert await transport.kv_all(bucket) != []
+        await transport.kv.ensure(bucket, ttl_s=0.5)
+        await transport.kv.put(bucket, "node", b"here")
+        assert await transport.kv.all(bucket) != []
 
         async def gone() -> bool:
-            return await transport.kv_get(bucket, "node") is None and not await transport.kv_all(bucket)
+            return await transport.kv.get(bucket, "node") is None and not await transport.kv.all(bucket)
 
         await until(gone)
 
@@ -633,9 +633,9 @@ async def test_more_keys_than_one_request_lists_are_listed(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await transport.ensure_bucket(bucket, history=2)
-        await asyncio.gather(*(transport.kv_put(bucket, f"n.k{n}", b"%d" % n) for n in range(1100)))
-        entries = await transport.kv_all(bucket, "n.")
+        await transport.kv.ensure(bucket, history=2)
+        await asyncio.gather(*(transport.kv.put(bucket, f"n.k{n}", b"%d" % n) for n in range(1100)))
+        entries = await transport.kv.all(bucket, "n.")
         assert {entry.key: entry.value for entry in entries} == {f"n.k{n}": b"%d" % n for n in range(1100)}
 
     await over(body)
@@ -645,19 +645,19 @@ async def test_a_watch_gives_the_present_value_first_and_then_each_newest(over):
     async def body(plane: Plane) -> None:
         reader, writer = await plane.open(), await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await reader.ensure_bucket(bucket, history=8)
-        await writer.kv_put(bucket, "policy", b"1")
-        watch = reader.kv_watch(bucket, "policy", poll_s=30.0)
+        await reader.kv.ensure(bucket, history=8)
+        await writer.kv.put(bucket, "policy", b"1")
+        watch = reader.kv.watch(bucket, "policy", poll_s=30.0)
         assert (await next_of(watch)).value == b"1"
         following = asyncio.create_task(next_of(watch))
         await asyncio.sleep(0.1)
         started = asyncio.get_running_loop().time()
-        await writer.kv_put(bucket, "other", b"no")
-        await writer.kv_put(bucket, "policy", b"2")
+        await writer.kv.put(bucket, "other", b"no")
+        await writer.kv.put(bucket, "policy", b"2")
         assert (await following).value == b"2"
         assert asyncio.get_running_loop().time() - started < 2.0
-        await writer.kv_put(bucket, "policy", b"3")
-        await writer.kv_put(bucket, "policy", b"4")
+        await writer.kv.put(bucket, "policy", b"3")
+        await writer.kv.put(bucket, "policy", b"4")
         newest = await next_of(watch)
         while newest.value != b"4":
             newest = await next_of(watch)
@@ -670,10 +670,10 @@ async def test_a_watch_waits_for_a_key_that_is_not_there_yet(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
-        await transport.ensure_bucket(bucket)
-        waiting = asyncio.create_task(next_of(transport.kv_watch(bucket, "late", poll_s=0.2)))
+        await transport.kv.ensure(bucket)
+        waiting = asyncio.create_task(next_of(transport.kv.watch(bucket, "late", poll_s=0.2)))
         await asyncio.sleep(0.3)
-        await transport.kv_put(bucket, "late", b"here")
+        await transport.kv.put(bucket, "late", b"here")
         assert (await waiting).value == b"here"
 
     await over(body)
@@ -709,9 +709,9 @@ async def test_all_processes_of_two_nodes_can_set_up_their_streams_at_once(over)
         await asyncio.gather(*(ensure_node_streams(t, node) for t, node in zip(transports, nodes, strict=True)))
         await asyncio.gather(*(ensure_swarm_streams(t) for t in transports))
         await ensure_swarm_streams(transports[0])
-        for spec in node_streams(nodes[0], NodeLimits()):
+        for spec in node_streams(nodes[0]):
             assert (await transports[0].stream_state(spec.name)).messages == 0
-        assert (await transports[0].consumer_state(node_streams(nodes[0], NodeLimits())[0].name, "verifier")).pending == 0
+        assert (await transports[0].consumer_state(node_streams(nodes[0])[0].name, "verifier")).pending == 0
 
     await over(body)
 
@@ -719,7 +719,7 @@ async def test_all_processes_of_two_nodes_can_set_up_their_streams_at_once(over)
 async def test_setting_up_a_node_leaves_the_verifier_s_own_consumer_settings_alone(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
-        stream = node_streams(plane.tag, NodeLimits())[0].name
+        stream = node_streams(plane.tag)[0].name
         await ensure_node_streams(transport, plane.tag)
         await transport.ensure_consumer(stream, replace(WORKER, name="verifier", max_ack_pending=1))
         await ensure_node_streams(transport, plane.tag)

@@ -18,10 +18,11 @@ import pytest
 
 from shared.cancelling import cancel_and_wait
 from shared.contracts.streams import ensure_node_streams
-from shared.transport import blobs, direct
+from shared.transport import blobs
 from shared.transport.base import AccessDenied, ConsumerSpec, NotConnected, Retention, StreamSpec, Transport
 from shared.transport.connect import connect
-from shared.transport.connection import Deadline
+from shared.transport.deadline import Deadline
+from shared.transport.nats import direct
 from swarm_cli.local.shipped import NATS_CONFIG
 from tests.nats_server import NatsServer, find_binary, free_port
 
@@ -137,7 +138,7 @@ async def test_fetching_while_the_server_is_away_gives_nothing_in_time_and_publi
 async def test_an_ack_that_nobody_confirms_is_logged_and_the_message_comes_again(
     nats_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("shared.transport.pull.ACK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("shared.transport.nats.pull.ACK_TIMEOUT_S", 0.5)
     server = nats_server()
     async with opened(server.url) as transport:
         await transport.ensure_stream(QUEUE)
@@ -245,9 +246,9 @@ async def test_a_connection_that_the_client_gave_up_on_is_opened_anew(nats_serve
     server = nats_server()
     async with opened(server.url) as transport:
         await transport.ensure_stream(QUEUE)
-        watch = transport.kv_watch("state", "k", poll_s=0.3)
-        await transport.ensure_bucket("state")
-        await transport.kv_put("state", "k", b"1")
+        watch = transport.kv.watch("state", "k", poll_s=0.3)
+        await transport.kv.ensure("state")
+        await transport.kv.put("state", "k", b"1")
         assert (await anext(watch)).value == b"1"
         given_up = transport._connection.client  # type: ignore[attr-defined]
         server.configure('authorization { user: a, password: "b" }')
@@ -258,7 +259,7 @@ async def test_a_connection_that_the_client_gave_up_on_is_opened_anew(nats_serve
         server.configure()
         server.reload()
         assert (await published(transport, b"x", "1", timeout_s=20)).seq == 1
-        await transport.kv_put("state", "k", b"2")
+        await transport.kv.put("state", "k", b"2")
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"2"
 
 
@@ -409,7 +410,7 @@ async def test_chunks_whose_message_never_came_are_swept(nats_server: MakeServer
     async with opened(server.url) as transport:
         await transport.ensure_stream(QUEUE)
         for number in range(3):
-            await transport.put_chunk("blob.queue", b"%d" % number, stream="QUEUE_BLOBS", timeout_s=5.0)  # type: ignore[attr-defined]
+            await transport._chunks.put_chunk("blob.queue", b"%d" % number, stream="QUEUE_BLOBS", timeout_s=5.0)  # type: ignore[attr-defined]
         await asyncio.sleep(0.5)
         await published(transport, bytes(3_000_000), "1")
         await transport.ensure_stream(QUEUE)
@@ -422,14 +423,14 @@ async def test_chunks_whose_message_never_came_are_swept(nats_server: MakeServer
 async def test_a_watch_keeps_no_consumer_on_the_server_that_could_be_lost_and_outlives_a_restart(nats_server: MakeServer):
     server = nats_server()
     async with opened(server.url) as transport, opened(server.url) as writer:
-        await transport.ensure_bucket("state", history=4)
-        await writer.kv_put("state", "policy", b"1")
-        watch = transport.kv_watch("state", "policy", poll_s=1.0)
+        await transport.kv.ensure("state", history=4)
+        await writer.kv.put("state", "policy", b"1")
+        watch = transport.kv.watch("state", "policy", poll_s=1.0)
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"1"
         assert (await asked(server, "CONSUMER.LIST.KV_state"))["total"] == 0
         for round_number in (2, 3):
             await asyncio.to_thread(server.restart)
-            await writer.kv_put("state", "policy", b"%d" % round_number)
+            await writer.kv.put("state", "policy", b"%d" % round_number)
             assert (await asyncio.wait_for(anext(watch), 10)).value == b"%d" % round_number
 
 
@@ -438,28 +439,28 @@ async def test_a_watch_whose_pushes_never_arrive_still_polls(nats_server: MakeSe
     server = nats_server(config=f"authorization {{ users: [ {users} ] }}")
     watcher, writer = (f"nats://{user}:w@127.0.0.1:{server.port}" for user in ("watcher", "writer"))
     async with opened(watcher) as reading, opened(writer) as writing:
-        await writing.ensure_bucket("state")
-        await writing.kv_put("state", "policy", b"1")
-        watch = reading.kv_watch("state", "policy", poll_s=0.3)
+        await writing.kv.ensure("state")
+        await writing.kv.put("state", "policy", b"1")
+        watch = reading.kv.watch("state", "policy", poll_s=0.3)
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"1"
         following = asyncio.create_task(anext(watch))
         await asyncio.sleep(0.1)
-        await writing.kv_put("state", "policy", b"2")
+        await writing.kv.put("state", "policy", b"2")
         assert (await asyncio.wait_for(following, 3)).value == b"2"
 
 
 async def test_a_message_that_breaks_the_client_s_parser_does_not_end_a_watch(nats_server: MakeServer):
     server = nats_server()
     async with opened(server.url) as transport:
-        await transport.ensure_bucket("state")
-        await transport.kv_put("state", "policy", b"1")
-        watch = transport.kv_watch("state", "policy", poll_s=0.2)
+        await transport.kv.ensure("state")
+        await transport.kv.put("state", "policy", b"1")
+        watch = transport.kv.watch("state", "policy", poll_s=0.2)
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"1"
         following = asyncio.create_task(anext(watch))
         await asyncio.sleep(0.1)
         await sent_raw(server, "$KV.state.policy", b"NATS/1.0 204 \xff\r\n\r\n")
         assert (await asyncio.wait_for(following, 5)).value == b""
-        await transport.kv_put("state", "policy", b"2")
+        await transport.kv.put("state", "policy", b"2")
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"2"
         assert transport.counters.errors["malformed"] == sum(transport.counters.errors.values()) == 1
 
@@ -467,28 +468,28 @@ async def test_a_message_that_breaks_the_client_s_parser_does_not_end_a_watch(na
 async def test_a_watch_follows_a_bucket_that_was_made_anew(nats_server: MakeServer):
     server = nats_server()
     async with opened(server.url) as transport:
-        await transport.ensure_bucket("state")
+        await transport.kv.ensure("state")
         for value in (b"1", b"2", b"3"):
-            await transport.kv_put("state", "policy", value)
-        watch = transport.kv_watch("state", "policy", poll_s=0.2)
+            await transport.kv.put("state", "policy", value)
+        watch = transport.kv.watch("state", "policy", poll_s=0.2)
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"3"
         await asked(server, "STREAM.DELETE.KV_state")
-        await transport.ensure_bucket("state")
-        await transport.kv_put("state", "policy", b"new")
+        await transport.kv.ensure("state")
+        await transport.kv.put("state", "policy", b"new")
         assert (await asyncio.wait_for(anext(watch), 5)).value == b"new"
 
 
 async def test_a_bucket_cannot_be_wiped_with_a_rollup(nats_server: MakeServer):
     server = nats_server()
     async with opened(server.url) as transport:
-        await transport.ensure_bucket("state")
+        await transport.kv.ensure("state")
         for key in ("a", "b"):
-            await transport.kv_put("state", key, b"1")
+            await transport.kv.put("state", key, b"1")
         client = await nats.connect(server.url)
         answer = await client.request("$KV.state.a", b"2", headers={"Nats-Rollup": "all"}, timeout=5)
         await client.close()
         assert "rollup" in json.loads(answer.data)["error"]["description"]
-        assert len(await transport.kv_all("state")) == 2
+        assert len(await transport.kv.all("state")) == 2
 
 
 async def test_drift_is_corrected_and_what_an_operator_set_besides_is_kept(nats_server: MakeServer):

@@ -165,7 +165,7 @@ async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(n
         report = EvalReport(
             node="alpha", policy_version=1, created_at=1.0, n=1, pass_rate=1.0, mean_reward=1.0, per_task={}, seconds=1.0
         )
-        await alpha.node.kv_put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(report))
+        await alpha.node.kv.put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(report))
         await generate(alpha.node, *(group("alpha", index) for index in range(12)), group("alpha", 20, ["no", "none"]))
         await until(lambda: beta.status.get("accepted") == 13 and alpha.status.get("accepted") == 1)
         mine = [each for each in await scored(alpha.node, "alpha") if each.origin == "local"]
@@ -181,11 +181,11 @@ async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(n
         async def reported() -> bool:
             assert alpha.swarm is not None
             return bool(await alpha.swarm.read(subjects.SWARM_EVALS, 1, 10)) and (
-                await alpha.swarm.kv_get(subjects.SWARM_NODES_BUCKET, "alpha") is not None
+                await alpha.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "alpha") is not None
             )
 
         await until(reported)
-        entry = await beta.swarm.kv_get(subjects.SWARM_NODES_BUCKET, "alpha")
+        entry = await beta.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
         assert entry is not None
         assert decode(entry.value, NodeRecord).model.name == "tiny"
     assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600

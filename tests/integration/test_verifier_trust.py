@@ -135,11 +135,11 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_malformed") == 1)
 
         async def reported() -> bool:
-            entries = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+            entries = await alpha.node.kv.all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
             return bool(entries) and bool(decode(entries[0].value, SendersReport).worst)
 
         await until(reported)
-        (entry,) = await alpha.node.kv_all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+        (entry,) = await alpha.node.kv.all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
         (worst,) = decode(entry.value, SendersReport).worst
         assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"malformed": 1})
 
@@ -298,7 +298,7 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
     lying, absurd = SigningKey(new_seed()), SigningKey(new_seed())
 
     async def known(plane: Transport) -> dict[str, KeyReputation]:
-        entry = await plane.kv_get(subjects.node_bucket("alpha"), REPUTATION_KEY)
+        entry = await plane.kv.get(subjects.node_bucket("alpha"), REPUTATION_KEY)
         return {each.name: each for each in decode(entry.value, ReputationState).keys} if entry is not None else {}
 
     async with verifier(config) as alpha:
@@ -320,7 +320,7 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
         found = TrainerFindings(
             node="alpha", updated_at=time.time(), found=[AbsurdText(batch=1, sender="gamma", absurd=2, answers=2)]
         )
-        await alpha.node.kv_put(subjects.node_bucket("alpha"), FINDINGS_KEY, encode(found))
+        await alpha.node.kv.put(subjects.node_bucket("alpha"), FINDINGS_KEY, encode(found))
 
         async def blamed() -> bool:
             return (await known(alpha.node))["gamma"].refused == {"absurd": 1}

@@ -242,12 +242,12 @@ class Life:
 
 
 async def trainer_position(transport: Transport, node: str = NODE) -> TrainerPosition | None:
-    entry = await transport.kv_get(node_bucket(node), TRAINER_KEY)
+    entry = await transport.kv.get(node_bucket(node), TRAINER_KEY)
     return decode(entry.value, TrainerPosition) if entry else None
 
 
 async def policy_pointer(transport: Transport, node: str = NODE) -> PolicyPointer | None:
-    entry = await transport.kv_get(node_bucket(node), POLICY_KEY)
+    entry = await transport.kv.get(node_bucket(node), POLICY_KEY)
     return decode(entry.value, PolicyPointer) if entry else None
 
 

@@ -23,7 +23,7 @@ forks.set_forkserver_preload(
         "services.trainer.torchrun.follow",
         "torch.utils.tensorboard",
         "torch._dynamo",
-        "shared.transport.nats",
+        "shared.transport.nats.transport",
     ]
 )
 

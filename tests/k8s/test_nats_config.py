@@ -200,7 +200,7 @@ async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds
     operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
     await make_streams(operator, cluster)
     rollouts, bucket = node_rollouts_stream("alpha"), "node_alpha"
-    await operator.kv_put(bucket, POLICY_KEY, b"the trainer's")
+    await operator.kv.put(bucket, POLICY_KEY, b"the trainer's")
     for index, server in enumerate(cluster):
         generator = await as_user([server], keys, "alpha", "generator", "alpha/generator.nk")
         stored = await generator.publish(node_rollouts("alpha"), b"forged", stream=rollouts, message_id=f"forged-{index}")
@@ -212,7 +212,7 @@ async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds
         await asyncio.sleep(0.3)
         assert await generator.get(rollouts, stored.seq) is not None
         await generator.close()
-    pointer = await operator.kv_get(bucket, POLICY_KEY)
+    pointer = await operator.kv.get(bucket, POLICY_KEY)
     assert pointer is not None and pointer.value == b"the trainer's"
     await operator.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
-from shared.contracts.streams import NodeLimits, SwarmLimits, node_streams, swarm_streams
+from shared.contracts.streams import node_streams, swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
 from swarm_cli.nats.accounts import node_account
@@ -264,7 +264,7 @@ def test_what_streams_reserve_fits_what_a_server_may_store_and_its_volume(varian
     allowed = amount(str(told["NATS_MAX_FILE_STORE"]).removesuffix("B").replace("G", "Gi"))
     volume = amount(nats["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"])
     nodes = {str(node_of(workload)) for workload, _ in services(objects)}
-    streams = [spec for node in nodes for spec in node_streams(node, NodeLimits())] + list(swarm_streams(SwarmLimits()))
+    streams = [spec for node in nodes for spec in node_streams(node)] + list(swarm_streams())
     # Each has a companion for its large payloads, with the same limit.
     reserved = sum(2 * spec.max_bytes for spec in streams if spec.max_bytes)
     assert reserved < allowed < volume, (reserved / 2**30, allowed / 2**30, volume / 2**30)

@@ -74,9 +74,9 @@ async def test_no_process_is_silent_for_the_time_that_the_rest_of_a_snapshot_tak
     monkeypatch.setattr(snapshot, "_node_streams", slowly)
     monkeypatch.setattr(snapshot.time, "time", lambda: now)
     plane = await connect("memory://a-slow-snapshot", name="test")
-    await plane.ensure_bucket(subjects.node_bucket("alpha"))
+    await plane.kv.ensure(subjects.node_bucket("alpha"))
     found = status(0.0)
-    await plane.kv_put(subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(found))
+    await plane.kv.put(subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(found))
     taken = await snapshot.take_snapshot(
         NodeConfig(tasks=[{"dataset": "gcd"}]),  # type: ignore[list-item]
         "memory://a-slow-snapshot",

@@ -20,7 +20,7 @@ from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetri
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
 from shared.transport.counters import ERROR_KINDS
-from shared.transport.memory import MemoryTransport, shared_server
+from shared.transport.memory.transport import MemoryTransport, shared_server
 
 REPO = Path(__file__).resolve().parents[2]
 OTHER_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|mb|mib|gib|kilobytes|percent|pct|fraction)(_|$)")

@@ -53,7 +53,7 @@ class Replica:
 def on_a_plane(test: Callable[[Transport], Awaitable[None]]) -> None:
     async def run() -> None:
         plane = await connect(f"memory://{uuid4()}", name="test")
-        await plane.ensure_bucket(BUCKET)
+        await plane.kv.ensure(BUCKET)
         try:
             await test(plane)
         finally:
@@ -105,15 +105,16 @@ class Interrupted:
     """A plane on which another replica writes between a read and the write after it, as often as it is told."""
 
     def __init__(self, plane: Transport, others: Callable[[], Awaitable[None]]) -> None:
+        self.kv = self
         self._plane = plane
         self._others = others
 
-    async def kv_get(self, bucket: str, key: str):  # type: ignore[no-untyped-def]
-        return await self._plane.kv_get(bucket, key)
+    async def get(self, bucket: str, key: str):  # type: ignore[no-untyped-def]
+        return await self._plane.kv.get(bucket, key)
 
-    async def kv_update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
+    async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
         await self._others()
-        return await self._plane.kv_update(bucket, key, value, last_revision=last_revision)
+        return await self._plane.kv.update(bucket, key, value, last_revision=last_revision)
 
 
 def test_a_write_that_another_replica_came_before_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
@@ -139,12 +140,12 @@ def test_a_write_that_another_replica_came_before_loses_nothing_and_counts_nothi
 @pytest.mark.parametrize("broken", [b"", b"\xc1", b"x" * 5000, encode(TrainerFindings(node="alpha", updated_at=0.0, found=[]))])
 def test_state_that_cannot_be_read_is_made_anew_and_findings_that_cannot_are_passed_over(broken: bytes, tmp_path: Path) -> None:
     async def test(plane: Transport) -> None:
-        await plane.kv_put(BUCKET, REPUTATION_KEY, broken)
-        await plane.kv_put(BUCKET, FINDINGS_KEY, encode(ReputationState()) if broken else b"")
+        await plane.kv.put(BUCKET, REPUTATION_KEY, broken)
+        await plane.kv.put(BUCKET, FINDINGS_KEY, encode(ReputationState()) if broken else b"")
         replica = Replica(plane, tmp_path)
         replica.known.credit("UK", "beta", NOW_S)
         await replica.shared.exchange(NOW_S)
-        entry = await plane.kv_get(BUCKET, REPUTATION_KEY)
+        entry = await plane.kv.get(BUCKET, REPUTATION_KEY)
         assert entry is not None
         assert [each.public_key for each in decode(entry.value, ReputationState).keys] == ["UK"]
 
@@ -160,7 +161,7 @@ def test_the_common_state_is_bounded_and_keeps_the_worst_and_the_best(tmp_path: 
         for _ in range(2):
             replica.known.credit("UGOOD", "beta", NOW_S)
         await replica.shared.exchange(NOW_S)
-        entry = await plane.kv_get(BUCKET, REPUTATION_KEY)
+        entry = await plane.kv.get(BUCKET, REPUTATION_KEY)
         assert entry is not None
         kept = {each.public_key for each in decode(entry.value, ReputationState).keys}
         assert len(kept) <= MAX_REPUTATIONS
@@ -192,7 +193,7 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
         restarted = Replica(plane, tmp_path)
         await restarted.shared.exchange(NOW_S)
         assert restarted.known.suspicion("UGAMMA", NOW_S) == pytest.approx(suspicion, rel=1e-4), "each finding counts once"
-        entry = await plane.kv_get(BUCKET, FINDINGS_KEY)
+        entry = await plane.kv.get(BUCKET, FINDINGS_KEY)
         assert entry is not None
         assert len(decode(entry.value, TrainerFindings).found) <= MAX_FINDINGS
 

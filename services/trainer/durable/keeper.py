@@ -89,7 +89,7 @@ class CheckpointKeeper:
 
     async def _newest_evaluation(self) -> EvalReport | None:
         try:
-            entry = await self._context.node.kv_get(node_bucket(self._config.node.id), EVAL_KEY)
+            entry = await self._context.node.kv.get(node_bucket(self._config.node.id), EVAL_KEY)
             return decode(entry.value, EvalReport) if entry is not None else None
         except (TransportError, MessageError) as error:
             self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint stays as it is")

@@ -61,7 +61,7 @@ class Publisher:
 
     async def read_pointer(self) -> None:
         """Learn which policy is out there. Raises MessageError when the pointer is of another schema version."""
-        entry = await self._transport.kv_get(self._bucket, POLICY_KEY)
+        entry = await self._transport.kv.get(self._bucket, POLICY_KEY)
         self.pointer = decode(entry.value, PolicyPointer) if entry is not None else None
 
     async def publish(self, write: Callable[[Path], Awaitable[None]], position: TrainedPosition) -> bool:
@@ -90,7 +90,7 @@ class Publisher:
         self.sent_bytes, self.sent_kind = stored.sent_bytes, "delta" if stored.deltas else "full"
         old = self.pointer
         if old is None or structs.replace(old, created_at=0.0) != structs.replace(pointer, created_at=0.0):
-            await self._transport.kv_put(self._bucket, POLICY_KEY, encode(pointer))
+            await self._transport.kv.put(self._bucket, POLICY_KEY, encode(pointer))
             self.pointer = pointer
         self._unannounced = None
         return self.pointer is pointer
@@ -103,7 +103,7 @@ class Publisher:
         """
         if self.pointer is None or self.pointer.version != position.batch_number:
             return None
-        entry = await self._transport.kv_get(self._bucket, POLICY_REFUSED_KEY)
+        entry = await self._transport.kv.get(self._bucket, POLICY_REFUSED_KEY)
         if entry is None or entry.value == self._answered:
             return None
         refusal = decode(entry.value, PolicyRefusal)

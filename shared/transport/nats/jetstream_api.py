@@ -1,4 +1,4 @@
-"""JetStream's JSON API: requests, typed errors, and making streams and consumers as their owner wants them.
+"""JetStream's JSON API: requests, typed errors, making streams and consumers as their owner wants them, and asking how they are.
 
 Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's `errors.json` for the error codes.
 Since 2.12 the server refuses unknown fields, so requests hold only fields that it told us or that we know.
@@ -12,19 +12,20 @@ from typing import Any
 
 import structlog
 
-from shared.transport.base import ConsumerSpec, NotConnected, StreamSpec, TransportError
+from shared.transport.base import ConsumerSpec, ConsumerState, NotConnected, StreamSpec, StreamState, TransportError
 from shared.transport.blobs import HEADER_ROOM_BYTES
-from shared.transport.connection import Connection, Deadline
+from shared.transport.deadline import Deadline
+from shared.transport.keys import bucket_stream
+from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
 
 SETUP_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 5.0
 NANOSECONDS = 1_000_000_000
 
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
-CONSUMER_NOT_FOUND = 10014
-EXPECTED_STREAM_DIFFERS = 10060
 MESSAGE_TOO_LARGE = 10054
 STORE_FAILED = 10077
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
@@ -88,7 +89,7 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
 def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int) -> dict[str, Any]:
     """A key-value bucket as a stream (ADR-8), without rollups: nobody needs to purge a key here."""
     return {
-        "name": f"KV_{bucket}",
+        "name": bucket_stream(bucket),
         "subjects": [f"$KV.{bucket}.>"],
         "retention": "limits",
         "storage": "file",
@@ -173,3 +174,32 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
             f"{what}: {error.description}: if it exists with settings that cannot be changed, remove it with "
             f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are handed out again)"
         ) from None
+
+
+async def stream_state(connection: Connection, stream: str) -> StreamState:
+    """Fill of a stream."""
+    answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), f"stream {stream}")
+    state = answer["state"]
+    return StreamState(state["first_seq"], state["last_seq"], state["messages"], state["bytes"])
+
+
+async def consumer_state(connection: Connection, stream: str, consumer: str) -> ConsumerState:
+    """Lag of a consumer."""
+    subject, what = f"CONSUMER.INFO.{stream}.{consumer}", f"consumer {consumer} of stream {stream}"
+    state = await call(connection, subject, None, Deadline(READ_TIMEOUT_S), what)
+    return ConsumerState(state["num_pending"], state["num_ack_pending"], state["num_redelivered"])
+
+
+async def purge(connection: Connection, stream: str, first_kept: int) -> None:
+    """Forget the messages before sequence `first_kept`."""
+    await call(connection, f"STREAM.PURGE.{stream}", {"seq": first_kept}, Deadline(READ_TIMEOUT_S), f"purge of stream {stream}")
+
+
+async def delete_message(connection: Connection, stream: str, seq: int) -> None:
+    """Forget one message. One that is not there is no error."""
+    subject, what = f"STREAM.MSG.DELETE.{stream}", f"delete of {seq} in stream {stream}"
+    try:
+        await call(connection, subject, {"seq": seq}, Deadline(READ_TIMEOUT_S), what)
+    except ApiError as error:
+        if error.err_code not in NO_MESSAGE_FOUND:
+            raise

@@ -17,8 +17,9 @@ from typing import Any
 import nats.errors
 
 from shared.transport.base import NotConnected, StoredMessage, TransportError
-from shared.transport.connection import Connection, Deadline
-from shared.transport.headers import OVERSIZED_HEADER
+from shared.transport.deadline import Deadline
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 
 REPLY_BYTES = 16 * 1024 * 1024

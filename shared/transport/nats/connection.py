@@ -9,106 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
-import nats
 import nats.errors
 import structlog
 
 from shared.cancelling import cancel_and_wait, heeded_cancellation
-from shared.transport import credentials, headers
 from shared.transport.base import AccessDenied, NotConnected
-from shared.transport.counters import Counters, ErrorKind
+from shared.transport.counters import Counters
+from shared.transport.deadline import Deadline
+from shared.transport.nats import credentials
+from shared.transport.nats.client import Client
+from shared.transport.nats.complaints import Complaints
+from shared.transport.nats.options import Options
 
 log = structlog.get_logger(__name__)
 
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 _ATTEMPT_S = 1.0
+_HEADERS_BYTES = 16 * 1024
+"""Kept free below the server's `max_payload` for headers."""
 _SLOW_LINE_BYTES_PER_S = 1_000_000
-_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
-
-
-class Deadline:
-    """A point in time by which an operation must have ended."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left, never negative."""
-        return max(0.0, self._end - self._loop.time())
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is over."""
-        return self.left_s <= 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to reach a server. Secrets are files, never values."""
-
-    url: str
-    name: str
-    key_file: str | None = None
-    """An nkey seed (`SU...`) or NATS credentials (`.creds`)."""
-    ca_file: str | None = None
-    inbox_prefix: str = "_INBOX"
-    domain: str = ""
-    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the server's own."""
-
-    @property
-    def api_prefix(self) -> str:
-        """First tokens of JetStream's API subjects."""
-        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
-
-    @property
-    def demands_tls(self) -> bool:
-        """Whether this connection must be encrypted: it was given an authority or a `tls://` url."""
-        return self.ca_file is not None or any(url.startswith(("tls://", "wss://")) for url in self.url.split(","))
-
-
-class _Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
-    parses headers of any size, it goes on in the clear when a server, or somebody between, says that it has no TLS, and closing
-    can raise what belongs to a task of its own."""
-
-    def __init__(self, *, demands_tls: bool) -> None:
-        super().__init__()
-        self._demands_tls = demands_tls
-
-    async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
-        if initial_connection and self._demands_tls and not info.get("tls_required"):
-            raise nats.errors.Error(credentials.NO_TLS)
-        await super()._process_info(info, initial_connection=initial_connection)
-
-    async def end(self, timeout_s: float) -> None:
-        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as the reconnecting task that it
-        cancels, and with it the future: where the server went away just before, that raises CancelledError though nobody
-        cancelled the caller."""
-        with suppress(asyncio.CancelledError):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self.close()
-            except Exception as error:
-                log.debug("nats_close_failed", error=repr(error))
-
-    async def _process_headers(self, block: Any) -> Any:
-        if not block or headers.is_oversized(block):
-            return headers.of_server(block) if block else None
-        try:
-            parsed = await super()._process_headers(block)
-        except (UnicodeDecodeError, IndexError) as error:
-            await self._error_cb(error)
-            parsed = None
-        if not parsed:
-            return headers.of_server(block) if headers.is_stored(block) else None
-        parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
-        return parsed
 
 
 class Connection:
@@ -117,12 +39,10 @@ class Connection:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.counters = Counters()
+        self._complaints = Complaints(options, self.counters)
         self._client: Any = None
         self._closing = False
         self._opening = False
-        self._last_error = ""
-        self._forbidden = ""
-        self._refused = False
         self._reopening: asyncio.Task[None] | None = None
 
     @property
@@ -145,9 +65,14 @@ class Connection:
         """Largest message the server takes, headers included."""
         return int(self._client.max_payload)
 
+    @property
+    def inline_limit_bytes(self) -> int:
+        """Largest payload of one message, with room left for its headers."""
+        return self.max_payload_bytes - _HEADERS_BYTES
+
     async def open(self, timeout_s: float) -> None:
         """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server refuses."""
-        client = _Client(demands_tls=self.options.demands_tls)
+        client = Client(demands_tls=self.options.demands_tls)
         settings = self._settings()
         self._opening = True
         try:
@@ -156,7 +81,7 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = str(error) or self._last_error
+            reason = str(error) or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
@@ -222,7 +147,7 @@ class Connection:
                 reason = "nobody answers: the stream or consumer does not exist there, or JetStream is still starting"
                 await asyncio.sleep(min(0.1, deadline.left_s))
             except (TimeoutError, nats.errors.TimeoutError):
-                forbidden = f'"{subject}"'.lower() in self._forbidden
+                forbidden = self._complaints.forbids(subject)
                 reason = "the server's permissions forbid this user to ask" if forbidden else "no answer in time"
                 attempt_s *= 2
             except nats.errors.Error as error:
@@ -271,27 +196,8 @@ class Connection:
         return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
-        denied = credentials.denial(error, self.options.url, self.options.key_file, self.options.ca_file)
-        kind = _kind_of(error, denied=denied is not None)
-        self.counters.errors[kind] += 1
-        if kind == "permissions":
-            self._forbidden = str(error).lower()
-        described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if described != self._last_error:
-            log.warning("nats_error", url=self.options.url, error=described)
-        self._last_error = described
-        if denied is not None and self._opening:
-            # nats-py would try again for ever; what its error callback raises ends `connect`.
-            raise AccessDenied(denied)
-        if credentials.is_key_refusal(error) and not self._refused:
-            self._refused = True
-            log.error(
-                "key_refused",
-                url=self.options.url,
-                key_file=self.options.key_file,
-                remedy="the key was replaced or removed at the server while this process ran: restart this service with the new "
-                "key, or put the key's public half back into the server's configuration and reload; it is tried again until then",
-            )
+        # nats-py would try a first connection again for ever; what its error callback raises ends `connect`.
+        self._complaints.hear(error, opening=self._opening)
 
     async def _on_disconnected(self) -> None:
         if self._client is not None and not self._closing:
@@ -300,7 +206,7 @@ class Connection:
 
     async def _on_reconnected(self) -> None:
         self.counters.reconnects += 1
-        self._last_error, self._refused = "", False
+        self._complaints.settle()
         log.info("nats_reconnected", url=self.options.url)
 
     async def _on_lame_duck(self) -> None:
@@ -309,7 +215,7 @@ class Connection:
     async def _on_closed(self) -> None:
         if self._client is None or self._closing:
             return
-        log.error("nats_gave_up", url=self.options.url, error=self._last_error, remedy="opening a new connection")
+        log.error("nats_gave_up", url=self.options.url, error=self._complaints.newest, remedy="opening a new connection")
         self._reopening = asyncio.create_task(self._reopen())
 
     async def _reopen(self) -> None:
@@ -324,7 +230,7 @@ class Connection:
                 continue
             except NotConnected:
                 continue
-            self._last_error, self._refused = "", False
+            self._complaints.settle()
             log.info("nats_reopened", url=self.options.url)
             return
 
@@ -340,15 +246,3 @@ async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> No
         task.result()
     finally:
         await cancel_and_wait(task)
-
-
-def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
-    if "permissions violation" in str(error).lower():
-        return "permissions"
-    if denied:
-        return "access_denied"
-    if isinstance(error, nats.errors.SlowConsumerError):
-        return "slow_consumer"
-    if isinstance(error, (UnicodeDecodeError, IndexError)):
-        return "malformed"
-    return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"

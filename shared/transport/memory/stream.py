@@ -1,21 +1,16 @@
-"""JetStream's rules as plain state, for `memory`: what is stored, refused, handed out and forgotten. No I/O.
+"""JetStream's rules as plain state, for `memory`: what is stored, refused and forgotten. No I/O.
 
 Time is an argument of the constructor, so that a test can move it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 from shared.transport.base import (
     Conflict,
     ConsumerSpec,
     ConsumerState,
-    KvEntry,
     NotConnected,
     PubAck,
     Retention,
@@ -26,6 +21,7 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
 )
+from shared.transport.memory.consumer import MemoryConsumer
 from shared.transport.reference import BLOB_HEADER, size_of
 
 
@@ -40,21 +36,6 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens)
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A message handed out: when it is handed out again, and how often it was."""
-
-    due_at: float
-    deliveries: int
-
-
-@dataclass(slots=True)
-class _Consumer:
-    spec: ConsumerSpec
-    next_seq: int = 1
-    pending: dict[int, _Pending] = field(default_factory=dict)
-
-
 class MemoryStream:
     """One stream and its consumers."""
 
@@ -65,7 +46,7 @@ class MemoryStream:
         self._sizes: dict[int, int] = {}
         self._last_seq = 0
         self._ids: dict[str, tuple[int, float]] = {}
-        self.consumers: dict[str, _Consumer] = {}
+        self._consumers: dict[str, MemoryConsumer] = {}
 
     def update(self, spec: StreamSpec) -> None:
         """Take other settings, where the server would."""
@@ -92,7 +73,7 @@ class MemoryStream:
 
     def ensure_consumer(self, spec: ConsumerSpec) -> None:
         """Create or update a consumer."""
-        self.consumers.setdefault(spec.name, _Consumer(spec)).spec = spec
+        self._consumers.setdefault(spec.name, MemoryConsumer(spec, self._now)).spec = spec
 
     def store(self, subject: str, body: bytes, headers: Mapping[str, str], expected_last_seq: int | None) -> PubAck:
         """What the server does with a publish, in its order: sequence, duplicate, room."""
@@ -164,52 +145,24 @@ class MemoryStream:
     def hand_out(self, consumer: str, max_messages: int) -> list[tuple[StoredMessage, int]]:
         """Next messages of a consumer with their delivery counts: those due again first, then new ones."""
         self._expire()
-        state, now = self.consumer(consumer), self._now()
-        handed: list[tuple[StoredMessage, int]] = []
-        for seq, pending in sorted(state.pending.items()):
-            if pending.due_at > now or len(handed) >= max_messages:
-                continue
-            if 0 < state.spec.max_deliver <= pending.deliveries or seq not in self._messages:
-                del state.pending[seq]
-                continue
-            pending.deliveries += 1
-            pending.due_at = now + state.spec.ack_wait_s
-            handed.append((self._messages[seq], pending.deliveries))
-        for seq, message in self._messages.items():
-            if len(handed) >= max_messages or 0 < state.spec.max_ack_pending <= len(state.pending):
-                break
-            if seq < state.next_seq:
-                continue
-            state.next_seq = seq + 1
-            state.pending[seq] = _Pending(now + state.spec.ack_wait_s, 1)
-            handed.append((message, 1))
-        return handed
+        return self.consumer(consumer).hand_out(self._messages, max_messages)
 
     def settle(self, consumer: str, seq: int) -> None:
         """An acknowledgement."""
-        self.consumer(consumer).pending.pop(seq, None)
+        self.consumer(consumer).forget(seq)
         if self.spec.retention is Retention.WORK_QUEUE:
             self._forget(seq)
 
-    def due_in(self, consumer: str, seq: int, delay_s: float) -> None:
-        """Hand `seq` out again after `delay_s`."""
-        pending = self.consumer(consumer).pending.get(seq)
-        if pending is not None:
-            pending.due_at = self._now() + delay_s
-
-    def consumer(self, name: str) -> _Consumer:
+    def consumer(self, name: str) -> MemoryConsumer:
         """A consumer. Raises NotConnected like a server on which nobody answers for it."""
-        if name not in self.consumers:
+        if name not in self._consumers:
             raise NotConnected(f"consumer {name} of stream {self.spec.name}: nobody answers: call ensure_consumer first")
-        return self.consumers[name]
+        return self._consumers[name]
 
     def consumer_state(self, name: str) -> ConsumerState:
         """Lag of a consumer."""
         self._expire()
-        state = self.consumer(name)
-        waiting = sum(1 for seq in self._messages if seq >= state.next_seq)
-        redelivered = sum(1 for pending in state.pending.values() if pending.deliveries > 1)
-        return ConsumerState(waiting, len(state.pending), redelivered)
+        return self.consumer(name).state(self._messages)
 
     def _is_over(self, messages: int, size_bytes: int) -> bool:
         return 0 <= self.spec.max_msgs < messages or 0 <= self.spec.max_bytes < size_bytes
@@ -235,81 +188,5 @@ class MemoryStream:
     def _forget(self, seq: int) -> None:
         self._messages.pop(seq, None)
         self._sizes.pop(seq, None)
-        for consumer in self.consumers.values():
-            consumer.pending.pop(seq, None)
-
-
-class MemoryBucket:
-    """One key-value bucket. Revisions count the writes to the whole bucket, as on a server."""
-
-    def __init__(self, ttl_s: float, now: Callable[[], float]) -> None:
-        self.ttl_s = ttl_s
-        self._now = now
-        self._newest: dict[str, tuple[KvEntry, float]] = {}
-        self._revision = 0
-
-    def put(self, key: str, value: bytes, last_revision: int | None) -> int:
-        """Write; with `last_revision` only if it is the newest."""
-        current = self.get(key)
-        revision = 0 if current is None else current.revision
-        if last_revision is not None and last_revision != revision:
-            raise Conflict(f"key {key}: its newest revision is {revision}, not {last_revision}: read it and decide again")
-        self._revision += 1
-        self._newest[key] = (KvEntry(key, value, self._revision), self._now())
-        return self._revision
-
-    def get(self, key: str) -> KvEntry | None:
-        """Newest value."""
-        entry, written_at = self._newest.get(key, (None, 0.0))
-        return None if entry is None or 0 < self.ttl_s <= self._now() - written_at else entry
-
-    def all(self, prefix: str) -> list[KvEntry]:
-        """Newest values of the keys that start with `prefix`."""
-        found = (self.get(key) for key in sorted(self._newest) if key.startswith(prefix))
-        return [entry for entry in found if entry is not None]
-
-
-class MemoryServer:
-    """Streams and buckets that several `MemoryTransport`s of one process share."""
-
-    def __init__(self, *, max_payload_bytes: int = 1024 * 1024, now: Callable[[], float] = time.time) -> None:
-        self.max_payload_bytes = max_payload_bytes
-        self.now = now
-        self.streams: dict[str, MemoryStream] = {}
-        self.buckets: dict[str, MemoryBucket] = {}
-        self._waiting: set[asyncio.Event] = set()
-
-    def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create or update."""
-        if spec.name in self.streams:
-            self.streams[spec.name].update(spec)
-            return
-        self.streams[spec.name] = MemoryStream(spec, self.now)
-
-    def stream(self, name: str) -> MemoryStream:
-        """A stream. Raises NotConnected like a server on which no stream answers."""
-        if name not in self.streams:
-            raise NotConnected(f"stream {name}: no stream answers: call ensure_stream first")
-        return self.streams[name]
-
-    def bucket(self, name: str) -> MemoryBucket:
-        """A bucket. Raises NotConnected like a server on which no stream answers."""
-        if name not in self.buckets:
-            raise NotConnected(f"bucket {name}: no stream answers: call ensure_bucket first")
-        return self.buckets[name]
-
-    def changed(self) -> None:
-        """Wake all who wait for a change."""
-        for event in self._waiting:
-            event.set()
-
-    async def change(self, timeout_s: float) -> None:
-        """Wait until something is written, at most `timeout_s`."""
-        event = asyncio.Event()
-        self._waiting.add(event)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await event.wait()
-        finally:
-            self._waiting.discard(event)
+        for consumer in self._consumers.values():
+            consumer.forget(seq)

@@ -15,14 +15,14 @@ from typing import Any
 import nats.errors
 import structlog
 
-from shared.transport.base import Delivery, NotConnected, StoredMessage
-from shared.transport.connection import Connection, Deadline
-from shared.transport.direct import stored_message
-from shared.transport.jetstream_api import NANOSECONDS
+from shared.transport.base import LONGEST_FETCH_S, Delivery, NotConnected, StoredMessage
+from shared.transport.deadline import Deadline
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.direct import stored_message
+from shared.transport.nats.jetstream_api import NANOSECONDS
 
 log = structlog.get_logger(__name__)
 
-LONGEST_PULL_S = 5.0
 ACK_TIMEOUT_S = 5.0
 _SLICE_S = 0.25
 
@@ -92,7 +92,7 @@ async def fetch(
     on_settled: Callable[[StoredMessage], None],
 ) -> list[Delivery]:
     """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does not exist."""
-    deadline = Deadline(min(timeout_s, LONGEST_PULL_S))
+    deadline = Deadline(min(timeout_s, LONGEST_FETCH_S))
     missing = False
     while not deadline.passed and await connection.until_connected(deadline):
         try:

@@ -1,0 +1,54 @@
+"""What a publisher must know of a stream before it stores a message there, asked once a minute."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from shared.transport import blobs
+from shared.transport.base import Retention, TransportError
+from shared.transport.deadline import Deadline
+from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.connection import Connection
+
+_ASKED_AGAIN_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Largest payload that a stream takes (-1: any), and whether messages vanish once they are acknowledged."""
+
+    max_msg_bytes: int
+    work_queue: bool
+    read_at: float
+
+
+class StreamBounds:
+    """The bounds of the streams that this process publishes to."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[str, Bounds] = {}
+
+    def forget(self, stream: str) -> None:
+        """The stream's settings were changed."""
+        self._known.pop(stream, None)
+
+    async def of(self, stream: str) -> Bounds:
+        """The stream's bounds, none where the server does not tell: it decides itself about the message that follows."""
+        known = self._known.get(stream)
+        now = time.monotonic()
+        if known is not None and now - known.read_at < _ASKED_AGAIN_AFTER_S:
+            return known
+        try:
+            answer = await api.call(self._connection, f"STREAM.INFO.{stream}", None, Deadline(1.0), f"stream {stream}")
+        except TransportError:
+            if known is not None or not self._connection.connected:
+                return known or Bounds(-1, False, now)
+            bounds = Bounds(-1, False, now)
+        else:
+            size = int(answer["config"].get("max_msg_size", -1))
+            work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value
+            bounds = Bounds(size - blobs.HEADER_ROOM_BYTES if size >= blobs.HEADER_ROOM_BYTES else size, work_queue, now)
+        self._known[stream] = bounds
+        return bounds

@@ -1,0 +1,54 @@
+"""nats-py, mended where a server or a foreign publisher could do it harm."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import nats
+import nats.errors
+import structlog
+
+from shared.transport.nats import credentials, headers
+
+log = structlog.get_logger(__name__)
+
+
+class Client(nats.NATS):  # type: ignore[misc]
+    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
+    parses headers of any size, it goes on in the clear when a server, or somebody between, says that it has no TLS, and closing
+    can raise what belongs to a task of its own."""
+
+    def __init__(self, *, demands_tls: bool) -> None:
+        super().__init__()
+        self._demands_tls = demands_tls
+
+    async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
+        if initial_connection and self._demands_tls and not info.get("tls_required"):
+            raise nats.errors.Error(credentials.NO_TLS)
+        await super()._process_info(info, initial_connection=initial_connection)
+
+    async def end(self, timeout_s: float) -> None:
+        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as the reconnecting task that it
+        cancels, and with it the future: where the server went away just before, that raises CancelledError though nobody
+        cancelled the caller."""
+        with suppress(asyncio.CancelledError):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.close()
+            except Exception as error:
+                log.debug("nats_close_failed", error=repr(error))
+
+    async def _process_headers(self, block: Any) -> Any:
+        if not block or headers.is_oversized(block):
+            return headers.of_server(block) if block else None
+        try:
+            parsed = await super()._process_headers(block)
+        except (UnicodeDecodeError, IndexError) as error:
+            await self._error_cb(error)
+            parsed = None
+        if not parsed:
+            return headers.of_server(block) if headers.is_stored(block) else None
+        parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
+        return parsed

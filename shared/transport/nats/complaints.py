@@ -1,0 +1,75 @@
+"""What the client of a connection complains of: counted by kind, and logged once for as long as it repeats itself."""
+
+from __future__ import annotations
+
+import nats.errors
+import structlog
+
+from shared.transport.base import AccessDenied
+from shared.transport.counters import Counters, ErrorKind
+from shared.transport.nats import credentials
+from shared.transport.nats.options import Options
+
+log = structlog.get_logger(__name__)
+
+_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
+
+
+class Complaints:
+    """The complaints about one server."""
+
+    def __init__(self, options: Options, counters: Counters) -> None:
+        self._options = options
+        self._counters = counters
+        self._forbidden = ""
+        self._refused = False
+        self.newest = ""
+        """The complaint heard last, described; empty when all is well since the last `settle`."""
+
+    def hear(self, error: Exception, *, opening: bool) -> None:
+        """Take note of one. `opening`: the first connection is being made.
+
+        Raises:
+            AccessDenied: the server will not let this process in, while `opening`: nothing else would end nats-py's attempts.
+        """
+        options = self._options
+        denied = credentials.denial(error, options.url, options.key_file, options.ca_file)
+        kind = _kind_of(error, denied=denied is not None)
+        self._counters.errors[kind] += 1
+        if kind == "permissions":
+            self._forbidden = str(error).lower()
+        described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if described != self.newest:
+            log.warning("nats_error", url=options.url, error=described)
+        self.newest = described
+        if denied is not None and opening:
+            raise AccessDenied(denied)
+        if credentials.is_key_refusal(error) and not self._refused:
+            self._refused = True
+            log.error(
+                "key_refused",
+                url=options.url,
+                key_file=options.key_file,
+                remedy="the key was replaced or removed at the server while this process ran: restart this service with the new "
+                "key, or put the key's public half back into the server's configuration and reload; it is tried again until then",
+            )
+
+    def forbids(self, subject: str) -> bool:
+        """Whether the last violation of permissions was about `subject`."""
+        return f'"{subject}"'.lower() in self._forbidden
+
+    def settle(self) -> None:
+        """There is a connection again: what comes now is news."""
+        self.newest, self._refused = "", False
+
+
+def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
+    if "permissions violation" in str(error).lower():
+        return "permissions"
+    if denied:
+        return "access_denied"
+    if isinstance(error, nats.errors.SlowConsumerError):
+        return "slow_consumer"
+    if isinstance(error, (UnicodeDecodeError, IndexError)):
+        return "malformed"
+    return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"

@@ -1,0 +1,168 @@
+"""Small shared state in key-value buckets on a server, by direct get and plain publishes.
+
+A watch has no consumer on the server, so none can be lost: it listens to the bucket's own subject as a hint that something
+was written, reads the value by direct get, and reads every few seconds besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+import structlog
+
+from shared.transport import keys
+from shared.transport.base import KvEntry, StreamState, TooLarge, TransportError
+from shared.transport.deadline import Deadline
+from shared.transport.nats import direct, storing
+from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+KV_TIMEOUT_S = 5.0
+_STORED_SOON_S = (0.0, 0.01, 0.05, 0.2)
+"""A hint may arrive before the value is stored: when to look."""
+
+
+class NatsKeyValue:
+    """See `base.KeyValue`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+        """Create or update the bucket."""
+        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas))
+
+    async def buckets(self) -> Sequence[str]:
+        """Names of all buckets, sorted."""
+        names: list[str] = []
+        while True:
+            request = {"subject": "$KV.>", "offset": len(names)}
+            answer = await api.call(self._connection, "STREAM.NAMES", request, Deadline(KV_TIMEOUT_S), "names of the buckets")
+            page = answer.get("streams") or []
+            names += page
+            if not page or len(names) >= int(answer["total"]):
+                return sorted(map(keys.bucket_of_stream, names))
+
+    async def get(self, bucket: str, key: str) -> KvEntry | None:
+        """The newest value of `key`."""
+        request = {"last_by_subj": keys.subject(bucket, key)}
+        found = await direct.get(self._connection, keys.bucket_stream(bucket), request, Deadline(KV_TIMEOUT_S))
+        return keys.entry(bucket, found)
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        """Write, last writer wins."""
+        return await self._write(bucket, key, value, {})
+
+    async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
+        """Write if the newest revision is still `last_revision`."""
+        return await self._write(bucket, key, value, {"Nats-Expected-Last-Subject-Sequence": str(last_revision)})
+
+    async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
+        """Newest value of every key that starts with `prefix`, in one request where the bucket has up to 1024 keys."""
+        stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
+        stem = prefix[: prefix.rfind(".") + 1]
+        request = {"multi_last": [f"$KV.{bucket}.{stem}>"], "batch": 1024}
+        page = await direct.batch(self._connection, stream, request, deadline)
+        newest = {message.subject: message for message in page.messages}
+        if page.too_many_subjects or page.next_seq is not None:
+            newest, position = {}, 1
+            while messages := await direct.read(self._connection, stream, position, direct.MAX_BATCH, deadline):
+                newest |= {message.subject: message for message in messages}
+                position = messages[-1].seq + 1
+        found = (keys.entry(bucket, message) for message in newest.values())
+        return sorted((entry for entry in found if entry and entry.key.startswith(prefix)), key=lambda entry: entry.key)
+
+    async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
+        """The keys written last, newest first, and how many others the bucket holds.
+
+        Reads a window of `limit` sequences at the end, or everything where that is no more. A bucket that also holds older
+        values of its keys, or whose keys were mostly rewritten, gives fewer entries than `limit`.
+        """
+        stream, fill = keys.bucket_stream(bucket), await self._fill(bucket)
+        first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
+        messages = await direct.read(self._connection, stream, first, limit, Deadline(KV_TIMEOUT_S)) if fill.messages else []
+        last = {message.subject: message for message in messages}
+        entries = [found for message in last.values() if (found := keys.entry(bucket, message))]
+        return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
+
+    async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
+        """Each new value of `key`, the present one first."""
+        revision, hinted = 0, asyncio.Event()
+        hints = _Hints(self._connection, keys.subject(bucket, key), hinted)
+        try:
+            while True:
+                await hints.listen()
+                by_hint = hinted.is_set()
+                hinted.clear()
+                for wait_s in _STORED_SOON_S if by_hint else (0.0,):
+                    await asyncio.sleep(wait_s)
+                    found = await self._look(bucket, key, revision)
+                    if found is not None:
+                        revision = found.revision
+                        yield found
+                        break
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(poll_s):
+                        await hinted.wait()
+        finally:
+            await hints.stop()
+
+    async def _look(self, bucket: str, key: str, revision: int) -> KvEntry | None:
+        """The value if it is new. An older revision is a replica that lags, unless the bucket was made anew."""
+        try:
+            found = await self.get(bucket, key)
+            if found is None or found.revision == revision:
+                return None
+            if found.revision < revision and (await self._fill(bucket)).last_seq >= revision:
+                return None
+            return found
+        except TransportError as error:
+            log.warning("watch_could_not_read", bucket=bucket, key=key, error=str(error), effect="tried again")
+            return None
+
+    async def _fill(self, bucket: str) -> StreamState:
+        return await api.stream_state(self._connection, keys.bucket_stream(bucket))
+
+    async def _write(self, bucket: str, key: str, value: bytes, headers: dict[str, str]) -> int:
+        limit = self._connection.inline_limit_bytes
+        if len(value) > limit:
+            raise TooLarge(f"bucket {bucket}: values up to {limit} bytes, {key} has {len(value)}: use a stream")
+        headers["Nats-Msg-Id"] = uuid.uuid4().hex
+        # A leaf server keeps plain `$KV.` subjects to itself: into another domain they go by way of its API.
+        options = self._connection.options
+        subject = f"{options.api_prefix}.{keys.subject(bucket, key)}" if options.domain else keys.subject(bucket, key)
+        deadline = Deadline(KV_TIMEOUT_S)
+        return (await storing.store(self._connection, subject, value, keys.bucket_stream(bucket), headers, deadline)).seq
+
+
+class _Hints:
+    """A subscription that sets an event, renewed when the connection's client was replaced."""
+
+    def __init__(self, connection: Connection, subject: str, hinted: asyncio.Event) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._hinted = hinted
+        self._client: Any = None
+        self._subscription: Any = None
+
+    async def listen(self) -> None:
+        if self._client is self._connection.client:
+            return
+        with suppress(nats.errors.Error):
+            self._subscription = await self._connection.client.subscribe(self._subject, cb=self._hint)
+            self._client = self._connection.client
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            with suppress(nats.errors.Error):
+                await self._subscription.unsubscribe()
+
+    async def _hint(self, message: Any) -> None:
+        self._hinted.set()

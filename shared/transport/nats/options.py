@@ -1,0 +1,29 @@
+"""Where a NATS server is and how this process is let in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach a server. Secrets are files, never values."""
+
+    url: str
+    name: str
+    key_file: str | None = None
+    """An nkey seed (`SU...`) or NATS credentials (`.creds`)."""
+    ca_file: str | None = None
+    inbox_prefix: str = "_INBOX"
+    domain: str = ""
+    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the server's own."""
+
+    @property
+    def api_prefix(self) -> str:
+        """First tokens of JetStream's API subjects."""
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+    @property
+    def demands_tls(self) -> bool:
+        """Whether this connection must be encrypted: it was given an authority or a `tls://` url."""
+        return self.ca_file is not None or any(url.startswith(("tls://", "wss://")) for url in self.url.split(","))

@@ -1,0 +1,160 @@
+"""The transport over NATS JetStream. What it promises stands in `base`; how it keeps it, in the modules it puts together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shared.transport import blobs
+from shared.transport.base import (
+    ConsumerSpec,
+    ConsumerState,
+    Delivery,
+    KeyValue,
+    NotConnected,
+    PubAck,
+    StoredMessage,
+    StreamSpec,
+    StreamState,
+    TooLarge,
+    TransportError,
+)
+from shared.transport.counters import Counters
+from shared.transport.deadline import Deadline
+from shared.transport.nats import direct, pull, storing
+from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.bounds import StreamBounds
+from shared.transport.nats.chunks import NatsChunks
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.key_value import NatsKeyValue
+from shared.transport.reference import BLOB_HEADER, Reference
+
+
+class NatsTransport:
+    """See `base.Transport`. Made by `connect.connect`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._bounds = StreamBounds(connection)
+        self._chunks = NatsChunks(connection, self._bounds)
+        self._kv = NatsKeyValue(connection)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached now."""
+        return self._connection.connected
+
+    @property
+    def counters(self) -> Counters:
+        """Reconnects, errors and the like since the connection was opened."""
+        return self._connection.counters
+
+    @property
+    def kv(self) -> KeyValue:
+        """The server's key-value buckets."""
+        return self._kv
+
+    async def close(self) -> None:
+        """Flush, then disconnect."""
+        await self._chunks.close()
+        await self._connection.close()
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Create or update the stream and its companion for blobs; sweep chunks that no message refers to."""
+        await api.ensure_stream(self._connection, api.stream_config(spec))
+        self._bounds.forget(spec.name)
+        companion = blobs.companion(spec)
+        if companion is not None:
+            await api.ensure_stream(self._connection, api.stream_config(companion))
+            if not spec.deny_purge:
+                await self._chunks.sweep(spec.name)
+
+    async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
+        """Create or update the durable consumer."""
+        await api.ensure_consumer(self._connection, stream, spec)
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        stream: str,
+        message_id: str,
+        expected_last_seq: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 5.0,
+    ) -> PubAck:
+        """Store a message in `stream`; see `base.Transport.publish`."""
+        deadline = Deadline(timeout_s)
+        limit = (await self._bounds.of(stream)).max_msg_bytes
+        if 0 <= limit < len(payload):
+            raise TooLarge(f"stream {stream} takes payloads up to {limit} bytes, this one has {len(payload)}: not published", limit)
+        extra = {**(headers or {}), "Nats-Msg-Id": message_id}
+        if expected_last_seq is not None:
+            extra["Nats-Expected-Last-Sequence"] = str(expected_last_seq)
+        inline_limit = self._connection.inline_limit_bytes
+        if len(payload) <= inline_limit:
+            return await storing.store(self._connection, subject, payload, stream, extra, deadline)
+        reference = await blobs.put(
+            self._chunks, subject, payload, stream=stream, chunk_bytes=inline_limit, timeout_s=deadline.left_s
+        )
+        extra[BLOB_HEADER] = reference.header()
+        try:
+            ack = await storing.store(self._connection, subject, b"", stream, extra, deadline)
+        except NotConnected:
+            raise  # it may have been stored: its chunks stay
+        except TransportError:
+            self._chunks.drop_later(stream, reference.chunks)
+            raise
+        if ack.duplicate:
+            await self._drop_unless_ours(stream, ack.seq, reference)
+        return ack
+
+    async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
+        """Up to `max_messages` from a durable consumer."""
+        return await pull.fetch(self._connection, stream, consumer, max_messages, timeout_s, self._chunks.settled)
+
+    async def payload(self, message: StoredMessage) -> bytes:
+        """The payload, assembled and checked if it is a blob."""
+        return await blobs.payload(self._chunks, message)
+
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        """Messages at or after `start_seq`, by batched direct get; at most 64 MiB at once."""
+        return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s))
+
+    async def get(self, stream: str, seq: int) -> StoredMessage | None:
+        """The message at exactly `seq`."""
+        if seq < 1:
+            return None
+        return await direct.get(self._connection, stream, {"seq": seq}, Deadline(api.READ_TIMEOUT_S))
+
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+        """The newest message on `subject`."""
+        return await direct.get(self._connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
+
+    async def stream_state(self, stream: str) -> StreamState:
+        """Fill of a stream."""
+        return await api.stream_state(self._connection, stream)
+
+    async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
+        """Lag of a consumer."""
+        return await api.consumer_state(self._connection, stream, consumer)
+
+    async def purge(self, stream: str, up_to_seq: int) -> None:
+        """Forget messages up to `up_to_seq`, and chunks that belonged to them."""
+        if up_to_seq < 1:
+            return
+        await api.purge(self._connection, stream, up_to_seq + 1)
+        await self._chunks.sweep_if_any(stream)
+
+    async def delete(self, stream: str, seq: int) -> None:
+        """Forget one message and its chunks."""
+        message = await self.get(stream, seq)
+        await api.delete_message(self._connection, stream, seq)
+        if message is not None:
+            await blobs.drop_of(self._chunks, message)
+
+    async def _drop_unless_ours(self, stream: str, seq: int, reference: Reference) -> None:
+        """Of a message that was there already, the chunks stored again are dropped."""
+        stored = await self.get(stream, seq)
+        if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
+            self._chunks.drop_later(stream, reference.chunks)
