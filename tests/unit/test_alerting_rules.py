@@ -110,7 +110,7 @@ def test_every_alert_has_a_runbook_page_and_every_page_an_alert() -> None:
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
 def test_every_command_and_setting_of_a_runbook_exists(page: Path) -> None:
-    text = page.read_text()
+    text = " ".join(page.read_text().split())
     code = re.findall(r"`+([^`]+)`+", text)
     for line in (span for span in code if span.startswith("swarm ")):
         command = _program()
@@ -133,8 +133,9 @@ def test_every_log_event_that_a_runbook_names_is_written_somewhere() -> None:
     code = "\n".join(file.read_text() for folder in ("services", "shared", "swarm_cli") for file in (REPO / folder).rglob("*.py"))
     logged = set(re.findall(r'\.(?:debug|info|warning|error|exception)\(\s*"([a-z_]+)"', code))
     for page in RUNBOOKS.glob("*.md"):
-        for line in (line for line in page.read_text().splitlines() if re.search(r"\blogs?\b", line, re.IGNORECASE)):
-            for event in re.findall(r"`([a-z]+_[a-z_]+)`", line):
+        sentences = re.split(r"(?<=[.:;]) |\n\n|\n- ", page.read_text())
+        for sentence in (each for each in sentences if re.search(r"\blogs?\b", each, re.IGNORECASE)):
+            for event in re.findall(r"`([a-z]+_[a-z_]+)`", sentence):
                 reasons = {"slow_consumer", *(refusal.value for refusal in Refusal)}
                 assert event in logged | reasons, f"{page.name}: nothing logs {event}"
 

@@ -34,6 +34,21 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_section_that_are_there(page:
 @pytest.mark.parametrize("arm", ["4-0-reuse", "likelihood_far"])
 def test_the_page_on_sampling_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
     sampling = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
-    line = next(line for line in sampling.splitlines() if arm in line and "result" in line)
-    pages = [ROOT / "docs" / name for name in re.findall(r"\]\((results[\w-]*\.md)", line)]
+    paragraph = next(text for text in sampling.split("\n\n") if arm in text and "](results" in text)
+    pages = [ROOT / "docs" / name for name in re.findall(r"\]\((results[\w-]*\.md)", paragraph)]
     assert any(arm in page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_prose_of_the_pages_wraps_at_a_hundred_columns() -> None:
+    written_by_commands = {"settings.md", "metrics.md", "benchmarks.md", "reliability-figures.md"}
+    for page in PAGES:
+        if page.name in written_by_commands:
+            continue
+        prose = re.sub(r"^ *(```+).*?^ *\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for line in prose.splitlines():
+            free = line.lstrip()
+            if line.startswith("    ") or free.startswith(("|", "#", "![", "<")):
+                continue
+            assert len(line) <= 100 or " " not in re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "_", free).strip("-* "), (
+                f"{page.name}: {line}"
+            )
