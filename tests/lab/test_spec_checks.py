@@ -48,7 +48,7 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
         ({"trainer": {"learning_rat": 1}}, "  trainer.learning_rat: unknown key"),
         (
             {"tasks": [{"dataset": "gcd"}, {"dataset": "gdc"}]},
-            "  tasks.1: gdc: reasoning-gym has no such dataset; did you mean gcd",
+            "  tasks.1: gdc: reasoning-gym has no such dataset, and no package brings it; did you mean gcd",
         ),
         ({"tasks": [{"dataset": "gcd", "config": {"size_": 3}}]}, "  tasks.0: gcd: config key 'size_' is unknown"),
         ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  nodes.0.tasks.0: gdc: "),
