@@ -62,7 +62,7 @@ Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderRules:
-    """What this node takes in; the fields are those of the configuration's `verifier` section."""
+    """What this node takes in, and what of that needs no memory; the fields are those of the configuration's `verifier` section."""
 
     node: str
     accept: Literal["same", "dataset", "any"]
@@ -78,6 +78,30 @@ class BorderRules:
     swarm_id: str = DEFAULT_SWARM_ID
     """`nats.swarm_id`: groups signed for another swarm stay outside."""
 
+    def age_problem(self, group: RolloutGroup, now_s: float) -> _Problem | None:
+        """What is wrong with when the group says it was made."""
+        age_s = now_s - group.created_at
+        if age_s > self.max_age_s:
+            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
+        if age_s < -self.max_clock_skew_s:
+            return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
+        return None
+
+    def task_problem(self, group: RolloutGroup) -> _Problem | None:
+        """What is wrong with the task it says it answers."""
+        ref = group.task.ref
+        allowed = (
+            (self.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
+            or (self.accept == "dataset" and ref.dataset in {dataset for dataset, _ in self.own_tasks})
+            or (ref.dataset, ref.config) in self.own_tasks
+        )
+        if not allowed:
+            return (
+                Refusal.TASK_NOT_ALLOWED,
+                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self.accept})",
+            )
+        return None
+
 
 class Border:
     """The checks and their memories: which key a name belongs to, which groups were seen, what each key's groups were worth."""
@@ -90,7 +114,6 @@ class Border:
         self._replay = replay
         self._held_out = held_out
         self._judged = ReplayMemory(JUDGED_BODIES)
-        self._datasets = frozenset(dataset for dataset, _ in rules.own_tasks)
         self.bans = Bans(trust)
         self.reputation = Reputation()
         self._cost = ScoringCost()
@@ -153,9 +176,9 @@ class Border:
             else:
                 problem = (
                     self._author_problem(sender, envelope, group, now_s)
-                    or self._age_problem(group, now_s)
+                    or self._rules.age_problem(group, now_s)
                     or self._replay_problem(envelope.public_key, body_id)
-                    or self._task_problem(group)
+                    or self._rules.task_problem(group)
                 )
                 if problem is None:
                     made = yield from _apart(lambda: self._print_or_problem(group))
@@ -253,31 +276,9 @@ class Border:
             return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
 
-    def _age_problem(self, group: RolloutGroup, now_s: float) -> _Problem | None:
-        age_s = now_s - group.created_at
-        if age_s > self._rules.max_age_s:
-            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self._rules.max_age_s:.0f} (verifier.max_age_s)"
-        if age_s < -self._rules.max_clock_skew_s:
-            return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
-        return None
-
     def _replay_problem(self, public_key: str, group_id: str) -> _Problem | None:
         seen = self._replay.contains(group_id) or self._judged.contains(_judged_id(public_key, group_id))
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
-
-    def _task_problem(self, group: RolloutGroup) -> _Problem | None:
-        ref = group.task.ref
-        allowed = (
-            (self._rules.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
-            or (self._rules.accept == "dataset" and ref.dataset in self._datasets)
-            or (ref.dataset, ref.config) in self._rules.own_tasks
-        )
-        if not allowed:
-            return (
-                Refusal.TASK_NOT_ALLOWED,
-                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self._rules.accept})",
-            )
-        return None
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | _Problem:
         """The group's print, if its texts and tokens are what is let in. Reads what no event changes."""
