@@ -6,10 +6,11 @@ policy store, server) changes what is trained: it is counted, said, and tried ag
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,15 +24,17 @@ from services.trainer.records import MetricsLog, StepRecord
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
 from services.trainer.upkeep import Upkeep
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
 from shared.device_turns import TurnError, device_turns
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
-from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
+from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped
 from shared.transport.base import NotConnected, TransportError
 
+T = TypeVar("T")
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
@@ -159,7 +162,7 @@ class _Training:
         next_upkeep = 0.0
         while not self._context.stopping.is_set():
             try:
-                found = await unless_stopped(self._context.stopping, self._batches.after(self._upkeep.position))
+                found = await self._unless_stopped(self._batches.after(self._upkeep.position))
                 failures = 0
             except TransportError as error:
                 failures += not isinstance(error, NotConnected)
@@ -172,7 +175,7 @@ class _Training:
                 return found
             if time.monotonic() >= next_upkeep:
                 next_upkeep = time.monotonic() + _RETRY_S
-                await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=True))
+                await self._unless_stopped(self._upkeep.run(log_exhausted=True))
             await sleep_unless_stopped(self._context.stopping, _POLL_S[min(polls // 20, len(_POLL_S) - 1)])
             polls += 1
         return None
@@ -193,7 +196,7 @@ class _Training:
         self._upkeep.position = position
         self._upkeep.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
-        await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
+        await self._unless_stopped(self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(
             record.phase_seconds,
             wait=wait_s + turn_s,
@@ -211,7 +214,7 @@ class _Training:
         if self._turns is None:
             return await self._torch.run(lambda: self._learner.step(batch)), 0.0
         try:
-            waited = await unless_stopped(self._context.stopping, self._turns.take())
+            waited = await self._unless_stopped(self._turns.take())
         except TurnError as error:
             raise FatalError(str(error)) from None
         if waited is None:
@@ -251,5 +254,17 @@ class _Training:
         self._gauges.finished.set(1)
         self._log.info("finished", steps=self._upkeep.position.batch_number)
         while not self._context.stopping.is_set():
-            await unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
+            await self._unless_stopped(self._upkeep.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
+        """The outcome of `work`, or None when the service is stopped and `grace_s` more did not suffice: a server that is away
+        must not keep the last checkpoint from being written in time."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._context.stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=grace_s)
+            return task.result() if task.done() else None
+        finally:
+            await cancel_and_wait(stop, task)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -34,8 +33,8 @@ class LoraSection(Section):
     )
 
 
-class LossSettings(Section):
-    """Advantages and loss, whoever's groups they are of."""
+class TrainerSection(Section):
+    """Advantages, loss, optimizer, checkpoints."""
 
     objective: str = Field(
         "dapo",
@@ -63,22 +62,15 @@ class LossSettings(Section):
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group", description="What a group-centred reward is divided by: its group's deviation (GRPO), the batch's, or nothing."
     )
-    advantage_std_ddof: Literal[0, 1] = Field(
-        1, description="1: the sample's standard deviation, as TRL has it; 0: the population's."
-    )
+    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample's standard deviation, 0: the population's.")
     advantage_std_floor: float = Field(
         0.0,
         ge=0,
         description="The least standard deviation that is divided by, in units of the reward; 0: none. Partial rewards of 0.01 and "
         "0.05 otherwise become advantages as large as those of 0 and 1.",
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped; 0.2 is PPO's.")
-    clip_high: float = Field(
-        0.28,
-        ge=0,
-        description="Ratios above 1 + clip_high are clipped; wider than clip_low as in DAPO and the paper, so that rare "
-        "tokens can rise.",
-    )
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
+    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
     dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
     cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
     cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
@@ -94,16 +86,6 @@ class LossSettings(Section):
         1e-3, gt=0, description="For objective oapl: what a log ratio is multiplied by to be compared with A."
     )
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
-
-    @field_validator("objective")
-    @classmethod
-    def _objective_is_known(cls, value: str) -> str:
-        return OBJECTIVES.check(value)
-
-
-class TrainerSection(LossSettings):
-    """Advantages, loss, optimizer, checkpoints."""
-
     importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
     unknown_behaviour_logprob: float | None = Field(
         None,
@@ -203,32 +185,22 @@ class TrainerSection(LossSettings):
         "groups. Lower is stricter, and costs two more passes over them in more steps.",
     )
     learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.95), description="Of AdamW; 0.95 rather than 0.999, since what is rewarded changes within tens of steps."
-    )
-    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW, its own default.")
-    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled; none, for a policy should stay near its base.")
-    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm, the field's usual 1; 0: off.")
-    warmup_steps: int = Field(
-        0, ge=0, description="Steps over which the learning rate rises from 0; none, for at 1e-6 no step is large."
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Of the learning rate after warm-up; constant, since a run has no end of its own."
-    )
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled.")
+    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
     schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates on each batch; clipping acts above 1.")
     token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations: less memory, more time; off, for what fits needs it not."
-    )
-    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never, a swarm runs until it is ended.")
-    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints: the most that are taken again after a kill.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept; two, so that a broken one leaves another.")
-    keep_best: bool = Field(
-        True, description="Also keep the checkpoint with the best held-out pass rate, for a run that falls later."
-    )
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice, which is all cores.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
+    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
     collective_timeout_s: float = Field(
         600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
     )
@@ -240,28 +212,26 @@ class TrainerSection(LossSettings):
         "generators with the same model.dtype or float32: others round again. See docs/models.md.",
     )
 
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_known(cls, value: str) -> str:
+        return OBJECTIVES.check(value)
+
     @model_validator(mode="after")
-    def _fits_together(self) -> TrainerSection:
-        problem = next(_misfits(self), None)
-        if problem is not None:
-            raise ValueError(problem)
+    def _bounds(self) -> TrainerSection:
+        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        if self.cispo_min >= self.cispo_max:
+            raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
+        if min(*self.vespo_positive, *self.vespo_negative) <= 0:
+            raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must be two numbers of at least 0 and below 1")
+        if self.sequence_mask and not 0 <= self.sequence_mask[0] < 1 < self.sequence_mask[1]:
+            raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < 1 < high")
+        low, high = self.foreign_capability_bounds
+        if not 0 < low <= 1 <= high < math.inf:
+            raise ValueError(f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high")
+        if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
+            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
         return self
-
-
-def _misfits(trainer: TrainerSection) -> Iterator[str]:
-    """What is wrong with settings that are right each by itself."""
-    if trainer.dual_clip and trainer.dual_clip <= 1 + trainer.clip_high:
-        yield f"dual_clip {trainer.dual_clip} must be above 1 + clip_high = {1 + trainer.clip_high}; 0 turns it off"
-    if trainer.cispo_min >= trainer.cispo_max:
-        yield f"cispo_min {trainer.cispo_min} must be below cispo_max {trainer.cispo_max}"
-    if min(*trainer.vespo_positive, *trainer.vespo_negative) <= 0:
-        yield "vespo_positive and vespo_negative must be two numbers above 0 each"
-    if not all(0 <= beta < 1 for beta in trainer.betas):
-        yield f"betas {list(trainer.betas)} must be two numbers of at least 0 and below 1"
-    if trainer.sequence_mask and not 0 <= trainer.sequence_mask[0] < 1 < trainer.sequence_mask[1]:
-        yield f"sequence_mask {list(trainer.sequence_mask)} must be two bounds, 0 <= low < 1 < high"
-    low, high = trainer.foreign_capability_bounds
-    if not 0 < low <= 1 <= high < math.inf:
-        yield f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high"
-    if trainer.schedule != "constant" and not (trainer.schedule_steps or trainer.max_steps):
-        yield f"schedule {trainer.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps"
