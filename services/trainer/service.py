@@ -162,7 +162,7 @@ class _Training:
         next_upkeep = 0.0
         while not self._context.stopping.is_set():
             try:
-                found = await self._unless_stopped(self._batches.after(self._upkeep.position))
+                found = await _unless_stopped(self._context.stopping, self._batches.after(self._upkeep.position))
                 failures = 0
             except TransportError as error:
                 failures += not isinstance(error, NotConnected)
@@ -175,7 +175,7 @@ class _Training:
                 return found
             if time.monotonic() >= next_upkeep:
                 next_upkeep = time.monotonic() + _RETRY_S
-                await self._unless_stopped(self._upkeep.run(log_exhausted=True))
+                await _unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=True))
             await sleep_unless_stopped(self._context.stopping, _POLL_S[min(polls // 20, len(_POLL_S) - 1)])
             polls += 1
         return None
@@ -196,7 +196,7 @@ class _Training:
         self._upkeep.position = position
         self._upkeep.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
-        await self._unless_stopped(self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
+        await _unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(
             record.phase_seconds,
             wait=wait_s + turn_s,
@@ -214,7 +214,7 @@ class _Training:
         if self._turns is None:
             return await self._torch.run(lambda: self._learner.step(batch)), 0.0
         try:
-            waited = await self._unless_stopped(self._turns.take())
+            waited = await _unless_stopped(self._context.stopping, self._turns.take())
         except TurnError as error:
             raise FatalError(str(error)) from None
         if waited is None:
@@ -254,17 +254,20 @@ class _Training:
         self._gauges.finished.set(1)
         self._log.info("finished", steps=self._upkeep.position.batch_number)
         while not self._context.stopping.is_set():
-            await self._unless_stopped(self._upkeep.run_when_finished())
+            await _unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
-        """The outcome of `work`, or None when the service is stopped and `grace_s` more did not suffice: a server that is away
-        must not keep the last checkpoint from being written in time."""
-        task, stop = asyncio.create_task(work), asyncio.create_task(self._context.stopping.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await asyncio.wait({task}, timeout=grace_s)
-            return task.result() if task.done() else None
-        finally:
-            await cancel_and_wait(stop, task)
+
+async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
+    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not suffice.
+
+    A server that is away must not keep the last checkpoint from being written in time.
+    """
+    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=grace_s)
+        return task.result() if task.done() else None
+    finally:
+        await cancel_and_wait(stop, task)

@@ -1,0 +1,59 @@
+"""The loss that a node's trainer minimises, and its constants."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from shared.config.section import Section
+from shared.registry import OBJECTIVES
+
+
+class ObjectiveSection(Section):
+    """The loss and its constants: the part of `[trainer]` that an objective reads."""
+
+    objective: str = Field(
+        "dapo",
+        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a `swarm.objectives` "
+        "entry point; formulas and sources in docs/objectives.md. dapo: token mean over the whole batch. m2po, gepo, vespo and "
+        "oapl are made for text of other or older policies.",
+    )
+    objective_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Constants of an objective that an installed package brings, by name; its own page lists them.",
+    )
+    aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
+        None, description="What the loss is averaged over. Unset: as the objective's source has it."
+    )
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
+    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
+    dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
+    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
+    cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
+    m2_threshold: float = Field(
+        0.04, gt=0, description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the tokens kept."
+    )
+    vespo_positive: tuple[float, float] = Field(
+        (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages."
+    )
+    vespo_negative: tuple[float, float] = Field((3.0, 2.0), description="The same for negative ones.")
+    oapl_scale: float = Field(
+        1e-3, gt=0, description="For objective oapl: what a log ratio is multiplied by to be compared with A."
+    )
+    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_known(cls, value: str) -> str:
+        return OBJECTIVES.check(value)
+
+    @model_validator(mode="after")
+    def _constants_have_a_meaning(self) -> Self:
+        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        if self.cispo_min >= self.cispo_max:
+            raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
+        if min(*self.vespo_positive, *self.vespo_negative) <= 0:
+            raise ValueError("vespo_positive and vespo_negative must be two numbers above 0 each")
+        return self

@@ -1,0 +1,65 @@
+"""Where a node's tasks come from: one `[[tasks]]` entry of its configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from shared.config.section import Section
+
+
+class TaskSpec(Section):
+    """A source of tasks: one reasoning-gym dataset under one configuration, or a file of the user's own."""
+
+    source: Literal["reasoning_gym", "file"] = Field("reasoning_gym", description="Where its questions come from.")
+    dataset: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9_]{0,62})?$",
+        description="Dataset name, see `swarm task list`. Of a file, its rows name it (file_...): leave it empty, or give the name "
+        "that you expect, and another file is refused.",
+    )
+    path: str = Field("", description="Of source file: a .jsonl or .parquet file, or a folder that `datasets` saved.")
+    question: str = Field("question", min_length=1, description="Of source file: the column with the questions.")
+    answer: str = Field("answer", min_length=1, description="Of source file: the column with the reference answers.")
+    weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
+    config: dict[str, Any] = Field(default_factory=dict, description="The dataset's own settings; not `seed`.")
+    verifier: str = Field(
+        "reasoning_gym",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="Who judges answers: reasoning_gym, exact, final_number, math (with the extra `math`), or a `swarm.verifiers` "
+        "entry point. Of a file, exact by default.",
+    )
+
+    @property
+    def canonical_config(self) -> str:
+        """The configuration as it travels in a task reference: JSON with sorted keys and no spaces."""
+        return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+
+    @field_validator("config")
+    @classmethod
+    def _no_seed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "seed" in value:
+            raise ValueError("`seed` is chosen per task draw; remove it from the dataset's config")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_have_another_verifier(cls, values: Any) -> Any:
+        return {"verifier": "exact", **values} if isinstance(values, dict) and values.get("source") == "file" else values
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> TaskSpec:
+        if self.source == "file":
+            if not self.path:
+                raise ValueError('source = "file" needs path, the file with the questions')
+            if self.config:
+                raise ValueError("a file has no settings: remove `config`")
+            if self.verifier == "reasoning_gym":
+                raise ValueError("verifier reasoning_gym judges its own datasets: use exact, final_number or math with a file")
+        elif not self.dataset:
+            raise ValueError('dataset is missing: name one (`swarm task list`), or set source = "file" and path')
+        elif self.path or (self.question, self.answer) != ("question", "answer"):
+            raise ValueError('path, question and answer are settings of files: set source = "file" too')
+        return self
