@@ -26,6 +26,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # For what builds images or hurts everything for half an hour; those of `make test` are in pyproject.toml.
 LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeout=14400
+# Most of a test's time is waiting, so one process more than two cores. A file's tests stay in one process and share its fixtures.
+TEST_WORKERS ?= 3
+IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
@@ -52,11 +55,11 @@ watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 40 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest --durations=40 --durations-min=2
+	$(IN_PARALLEL) --durations=40 --durations-min=2
 
 test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (ten minutes more)
 	@$(MAKE) --no-print-directory lint
-	SWARM_TEST_FULL=1 $(BIN)/python -m pytest $(LONG_DEADLINES) --durations=40 --durations-min=2
+	SWARM_TEST_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
 
 test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
 	@scripts/container-packages
