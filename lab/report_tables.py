@@ -1,0 +1,188 @@
+"""The Markdown of a report: tables of an experiment's summary. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.comparisons import comparisons_text
+from lab.floors import Floor
+from lab.floors_table import floors_table
+from lab.measures import NUMBERS
+from lab.same_records import same_records_text
+from lab.statistics import Estimate
+
+_MAIN = (
+    "trained_total",
+    "local_total",
+    "gain",
+    "gain_screened",
+    "final_gain",
+    "final",
+    "final_mean_reward",
+    "oscillation",
+    "completions",
+)
+_HOSTILE = ("hostile_share", "hostile_refused", "absurd_answers")
+_RATIOS = (
+    "trained_total",
+    "local_total",
+    "gain",
+    "gain_screened",
+    "gain_matched",
+    "gain_early",
+    "final_gain",
+    "final",
+    "oscillation",
+)
+_DIFFERENCES = ("gain", "gain_screened", "gain_matched", "gain_early", "final", "oscillation")
+_TITLES = {
+    "trained_total": "(a) trained on, total",
+    "local_total": "(b) local, total",
+    "gain": "(c) cumulative gain",
+    "gain_screened": "(c) cumulative gain, screened",
+    "final_gain": "(c) final gain",
+    "final": "(c) final",
+    "final_mean_reward": "(c) final mean reward",
+    "oscillation": "oscillation",
+    "completions": "completions",
+    "hostile_share": "hostile part of the foreign groups trained on",
+    "hostile_refused": "refused at the border, a node and round",
+    "absurd_answers": "answers kept out by the own-policy check, a node and round",
+    "gain_matched": "(c) cumulative gain at equal completions",
+    "gain_early": "(c) the same at half of these",
+}
+
+
+def report_markdown(
+    manifest: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    part: str,
+    floors: Sequence[Floor] | None,
+    plots: Sequence[str],
+) -> str:
+    """report.md of a summary (`lab.report.summarise_runs` and what `write_report` adds to it).
+
+    part: a sentence on what the report leaves out, or empty; floors: None where the datasets were not screened;
+    plots: names of the pictures.
+    """
+    arms = summary["arms"]
+    seeds = sorted({seed for arm in arms.values() for seed in arm["seeds"]})
+    parts = [
+        f"# {manifest['name']}\n",
+        f"{manifest['question']}\n" if manifest["question"] else "",
+        part,
+        f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Means over seeds of means over nodes, "
+        "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
+        + _commits_text(summary["commits"]),
+        same_records_text(summary["same_records"]),
+        "## Results\n",
+        _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
+        *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
+        comparisons_text(summary["comparisons"], manifest["spec"].get("compare", "whole runs")),
+        _hostile_table(arms),
+        _kinds_table(arms),
+        "## Held-out pass rate by dataset\n",
+        _task_table(arms),
+        "## What answers without skill pass\n",
+        _floors_text(floors),
+        *[f"![{name}]({name})\n" for name in plots],
+        "## What the columns mean\n",
+        *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
+        "",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _commits_text(commits: Mapping[str, int]) -> str:
+    made = ", ".join(f"{count} by `{commit}`" for commit, count in sorted(commits.items()))
+    return f"Runs by the commit of the code that made them: {made}.\n"
+
+
+def _floors_text(floors: Sequence[Floor] | None) -> str:
+    if floors is None:
+        return "These datasets were not screened: `swarm experiment screen SPEC --out DIR` does it.\n"
+    asked = min(floor.questions for floor in floors)
+    return (
+        f"Of {asked} questions that no node is trained on or evaluated on; as many others chose the answer. A gain on a dataset "
+        "that is out may be that constant, learned: the columns called screened leave it out.\n\n" + floors_table(floors)
+    )
+
+
+def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> str:
+    """Ratios and differences of the arms that are compared with `baseline`."""
+    compared = {arm: summary for arm, summary in arms.items() if summary["baseline"] == baseline and arm != baseline}
+    if not compared:
+        return ""
+    ratios = [name for name in _RATIOS if _has(compared, "ratios", name)]
+    differences = [name for name in _DIFFERENCES if _has(compared, "differences", name)]
+    parts = [
+        *([f"## Ratio to {baseline}\n", _table(compared, "ratios", ratios)] if ratios else []),
+        *([f"## Difference to {baseline}\n", _table(compared, "differences", differences)] if differences else []),
+        f"Equal completions: the first {completions:,.0f} that all nodes together generated.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _hostile_table(arms: Mapping[str, Any]) -> str:
+    """What of the hostile nodes' text got how far, beside arms without such nodes; empty where no arm has any."""
+    if not _has(arms, "estimates", "hostile_share"):
+        return ""
+    return "## What got through\n\n" + _table(arms, "estimates", _HOSTILE)
+
+
+def _kinds_table(arms: Mapping[str, Any]) -> str:
+    lines = [
+        f"| {arm} | {kind} | {_cell(found['gain'])} | {_cell(found.get('difference'))} |"
+        for arm, summary in arms.items()
+        for kind, found in summary["kinds"].items()
+    ]
+    if not lines:
+        return ""
+    head = ["## Kinds of nodes\n", "| arm | nodes | (c) cumulative gain | difference to the baseline's |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _has(arms: Mapping[str, Any], kind: str, name: str) -> bool:
+    return any(name in arm[kind] for arm in arms.values())
+
+
+def _table(arms: Mapping[str, Any], kind: str, names: Sequence[str]) -> str:
+    head = "| arm | seeds | " + " | ".join(_TITLES.get(name, name) for name in names) + " |"
+    lines = [head, "|" + "---|" * (len(names) + 2)]
+    for arm, summary in arms.items():
+        cells = [_cell(summary[kind].get(name)) for name in names]
+        lines.append(f"| {arm} | {len(summary['seeds'])} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _task_table(arms: Mapping[str, Any]) -> str:
+    datasets = list(dict.fromkeys(name for summary in arms.values() for name in summary["tasks"]))
+    if not datasets:
+        return "No held-out evaluation was made.\n"
+    lines = ["| dataset | base | " + " | ".join(arms) + " |", "|" + "---|" * (len(arms) + 2)]
+    for dataset in datasets:
+        of_arms = [summary["tasks"].get(dataset) for summary in arms.values()]
+        base = next(of_arm["base"] for of_arm in of_arms if of_arm)
+        lines.append(
+            f"| {dataset} | {base.mean:.3f} | "
+            + " | ".join(_cell(of_arm["final"] if of_arm else None) for of_arm in of_arms)
+            + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Estimate | None) -> str:
+    if value is None:
+        return "–"
+    mean = _number(value.mean)
+    return mean if value.half_width is None else f"{mean} ± {_number(value.half_width)}"
+
+
+def _number(value: float) -> str:
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.4f}"
