@@ -11,16 +11,12 @@ here: only values at real points tell them apart, and `Point.branched` says wher
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Callable
 from fractions import Fraction
 from math import prod
-from typing import NamedTuple
 
-import sympy  # type: ignore[import-untyped]
+from shared.tasks.prime_field import Dual, PrimeField
 
-SMALL_PRIMES = 8 * 3 * 5 * 7 * 11 * 13
-"""One below a multiple of it, a prime has square roots of all of them, and roots of every order that divides a power of them."""
 DENOMINATOR = 720_720
 """What denominators of coefficients inside of exponentials and sines must divide: the least multiple of 1 to 16."""
 MAX_COEFFICIENT, MAX_DEGREE, MAX_BITS = 10_000, 12, 400
@@ -32,17 +28,6 @@ PI = -1
 Polynomial = dict[int, Fraction]
 
 
-class Undefined(Exception):
-    """No value at this point: a pole, or a root that this field does not have."""
-
-
-class Dual(NamedTuple):
-    """Value and derivative, both modulo the prime."""
-
-    value: int
-    slope: int
-
-
 class Point:
     """A point of a prime field, both from a hash of `seed`.
 
@@ -52,12 +37,9 @@ class Point:
     """
 
     def __init__(self, variable: str, seed: str) -> None:
-        self.variable, self.seed = variable, seed
-        start = self._hash("prime") >> 120
-        self.prime = (start - start % SMALL_PRIMES) - 1
-        while not sympy.isprime(self.prime):
-            self.prime += SMALL_PRIMES
-        self.at = self._hash("variable") % self.prime
+        self.variable, self.field = variable, PrimeField(seed)
+        self.prime = self.field.prime
+        self.at = self.field.hash("variable") % self.prime
         self.branched: set[tuple[str, int]] = set()
         """Roots, logarithms and inverse functions met so far, each with its argument up to a constant factor."""
 
@@ -66,16 +48,16 @@ class Point:
         match node:
             case ast.Constant(value=value):
                 number = Fraction(repr(value))
-                return self._constant(number.numerator * self._inverse(number.denominator))
+                return self.field.constant(number.numerator * self.field.inverse(number.denominator))
             case ast.Name(id="I"):
                 raise ValueError("complex")
             case ast.Name(id="E"):
                 return self._exponential({0: Fraction(1)})
             case ast.Name(id=name):
-                return Dual(self.at, 1) if name == self.variable else self._constant(self._hash(f"constant {name}"))
+                return Dual(self.at, 1) if name == self.variable else self.field.constant(self.field.hash(f"constant {name}"))
             case ast.UnaryOp(op=sign, operand=operand):
                 inner = self.dual(operand)
-                return inner if isinstance(sign, ast.UAdd) else self._scaled(inner, -1)
+                return inner if isinstance(sign, ast.UAdd) else self.field.scaled(inner, -1)
             case ast.Call(func=ast.Name(id="log" | "ln"), args=[argument]):
                 return self._logarithm(argument)
             case ast.Call(func=ast.Name(id="sqrt"), args=[argument]):
@@ -90,34 +72,13 @@ class Point:
             case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
                 return self._root(base, constant(exponent, self.variable))
             case ast.BinOp(left=left, op=operator, right=right):
-                return self._combined(operator, self.dual(left), self.dual(right))
+                return self.field.combined(operator, self.dual(left), self.dual(right))
         raise ValueError("not a plain expression")
-
-    def _combined(self, operator: ast.operator, a: Dual, b: Dual) -> Dual:
-        match operator:
-            case ast.Add():
-                return Dual((a.value + b.value) % self.prime, (a.slope + b.slope) % self.prime)
-            case ast.Sub():
-                return Dual((a.value - b.value) % self.prime, (a.slope - b.slope) % self.prime)
-            case ast.Mult():
-                return self._product(a, b)
-            case ast.Div():
-                return self._product(a, self._power(b, Fraction(-1)))
-        raise ValueError("not an operator")
-
-    def _product(self, a: Dual, b: Dual) -> Dual:
-        return Dual(a.value * b.value % self.prime, (a.slope * b.value + a.value * b.slope) % self.prime)
-
-    def _scaled(self, a: Dual, factor: int) -> Dual:
-        return Dual(a.value * factor % self.prime, a.slope * factor % self.prime)
-
-    def _constant(self, value: int) -> Dual:
-        return Dual(value % self.prime, 0)
 
     def _root(self, base: ast.expr, exponent: Fraction) -> Dual:
         if exponent.denominator != 1:
             self._meet("root", base)
-        return self._power(self.dual(base), exponent)
+        return self.field.power(self.dual(base), exponent)
 
     def _meet(self, name: str, argument: ast.expr) -> int:
         # The constant factor of the argument; what is constant has no branches.
@@ -129,37 +90,22 @@ class Point:
             if not factors.keys() - {0}:
                 return 1
             leading = abs(factors[max(factors)]) if name == "root" else factors[max(factors)]
-        factor = leading.numerator * self._inverse(leading.denominator) % self.prime
-        self.branched.add((name, self.dual(argument).value * self._inverse(factor) % self.prime))
+        factor = leading.numerator * self.field.inverse(leading.denominator) % self.prime
+        self.branched.add((name, self.dual(argument).value * self.field.inverse(factor) % self.prime))
         return factor
-
-    def _power(self, base: Dual, exponent: Fraction) -> Dual:
-        if exponent == 0:
-            return Dual(1, 0)
-        if base.value == 0:
-            raise Undefined
-        if exponent.denominator == 1:
-            value = pow(base.value, exponent.numerator, self.prime)
-        else:
-            # Among the squares, an odd number of elements, every root is one element, and roots of products are products of roots.
-            squares = (self.prime - 1) // 2
-            if pow(base.value, squares, self.prime) != 1:
-                raise Undefined
-            value = pow(base.value, exponent.numerator * pow(exponent.denominator, -1, squares) % squares, self.prime)
-        factor = exponent.numerator * self._inverse(exponent.denominator) * self._inverse(base.value)
-        return Dual(value, factor * value * base.slope % self.prime)
 
     def _exponential(self, exponent: Polynomial) -> Dual:
         if PI in exponent:
             raise ValueError("pi in an exponent")
         value = prod(
-            pow(self._hash(f"exponential {degree}") % self.prime, _whole(factor), self.prime) for degree, factor in exponent.items()
+            pow(self.field.hash(f"exponential {degree}") % self.prime, _whole(factor), self.prime)
+            for degree, factor in exponent.items()
         )
         return Dual(value % self.prime, value * self._derivative(exponent) % self.prime)
 
     def _derivative(self, of: Polynomial) -> int:
         terms = (
-            degree * factor.numerator * self._inverse(factor.denominator) * pow(self.at, degree - 1, self.prime)
+            degree * factor.numerator * self.field.inverse(factor.denominator) * pow(self.at, degree - 1, self.prime)
             for degree, factor in of.items()
             if degree > 0
         )
@@ -172,8 +118,8 @@ class Point:
             if degree == PI:
                 turn, times = (self._eighth(), self._eighth()), _eighths(factor)
             else:
-                a, b = (self._hash(f"circle {degree} {side}") % self.prime for side in "ab")
-                norm = self._inverse(a * a + b * b)
+                a, b = (self.field.hash(f"circle {degree} {side}") % self.prime for side in "ab")
+                norm = self.field.inverse(a * a + b * b)
                 turn, times = ((a * a - b * b) * norm % self.prime, 2 * a * b * norm % self.prime), _whole(factor)
             if times < 0:
                 times, turn = -times, (turn[0], -turn[1] % self.prime)
@@ -190,16 +136,16 @@ class Point:
 
     def _eighth(self) -> int:
         # Cosine and sine of pi/4.
-        return self._power(Dual(2, 0), Fraction(-1, 2)).value
+        return self.field.power(Dual(2, 0), Fraction(-1, 2)).value
 
     def _elementary(self, name: str, argument: Polynomial) -> Dual:
         if name == "exp":
             return self._exponential(argument)
         if name in _HYPERBOLIC:
             up, down = self._exponential(argument), self._exponential({degree: -factor for degree, factor in argument.items()})
-            half = self._constant(self._inverse(2))
-            cosine = self._product(half, self._combined(ast.Add(), up, down))
-            sine = self._product(half, self._combined(ast.Sub(), up, down))
+            half = self.field.constant(self.field.inverse(2))
+            cosine = self.field.product(half, self.field.combined(ast.Add(), up, down))
+            sine = self.field.product(half, self.field.combined(ast.Sub(), up, down))
             return self._ratio(name.removesuffix("h"), cosine, sine)
         cosine, sine = self._circle(argument)
         return self._ratio(name, cosine, sine)
@@ -216,50 +162,42 @@ class Point:
         }.get(name, (one, None))
         if bottom is None:
             raise ValueError(f"no function of this model: {name}")
-        return self._combined(ast.Div(), top, bottom)
+        return self.field.combined(ast.Div(), top, bottom)
 
     def _inverse_function(self, name: str, argument: Dual) -> Dual:
         if name in ("acos", "acot"):
             other = self._inverse_function(_CO_FUNCTIONS[name], argument)
-            quarter = self._constant(self._hash("constant pi") * self._inverse(2))
-            return self._combined(ast.Sub(), quarter, other)
+            quarter = self.field.constant(self.field.hash("constant pi") * self.field.inverse(2))
+            return self.field.combined(ast.Sub(), quarter, other)
         square = argument.value * argument.value
         # Odd functions, except for acosh: the argument's sign comes out.
         sign = -1 if name != "acosh" and argument.value > self.prime // 2 else 1
-        value = sign * self._hash(f"{name} {sign * argument.value % self.prime}")
+        value = sign * self.field.hash(f"{name} {sign * argument.value % self.prime}")
         outer, is_root = _INVERSE[name]
-        divisor = self._constant(outer(square))
+        divisor = self.field.constant(outer(square))
         if is_root:
-            divisor = self._power(divisor, Fraction(1, 2))
-        return Dual(value % self.prime, argument.slope * self._inverse(divisor.value) % self.prime)
+            divisor = self.field.power(divisor, Fraction(1, 2))
+        return Dual(value % self.prime, argument.slope * self.field.inverse(divisor.value) % self.prime)
 
     def _logarithm(self, node: ast.expr) -> Dual:
         # Through products, powers and absolute values: logarithms of the same are the same, however it is written.
         match node:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                return self._combined(ast.Add(), self._logarithm(left), self._logarithm(right))
+                return self.field.combined(ast.Add(), self._logarithm(left), self._logarithm(right))
             case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return self._combined(ast.Sub(), self._logarithm(left), self._logarithm(right))
+                return self.field.combined(ast.Sub(), self._logarithm(left), self._logarithm(right))
             case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
                 times = constant(exponent, self.variable)
-                factor = times.numerator * self._inverse(times.denominator)
-                return self._scaled(self._logarithm(base), factor)
+                factor = times.numerator * self.field.inverse(times.denominator)
+                return self.field.scaled(self._logarithm(base), factor)
             case ast.Call(func=ast.Name(id="sqrt"), args=[argument]):
-                return self._scaled(self._logarithm(argument), self._inverse(2))
+                return self.field.scaled(self._logarithm(argument), self.field.inverse(2))
             case ast.Call(func=ast.Name(id="Abs"), args=[argument]):
                 return self._logarithm(argument)
         inner, factor = self.dual(node), self._meet("log", node)
-        slope = inner.slope * self._inverse(inner.value)
-        value = self._hash(f"log {inner.value * self._inverse(factor) % self.prime}") + self._hash(f"log {factor}")
+        slope = inner.slope * self.field.inverse(inner.value)
+        value = self.field.hash(f"log {inner.value * self.field.inverse(factor) % self.prime}") + self.field.hash(f"log {factor}")
         return Dual(value % self.prime if inner != Dual(1, 0) else 0, slope % self.prime)
-
-    def _inverse(self, value: int) -> int:
-        if value % self.prime == 0:
-            raise Undefined
-        return pow(value, -1, self.prime)
-
-    def _hash(self, name: str) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self.seed}:{name}".encode()).digest(), "big")
 
 
 _HYPERBOLIC = frozenset({"sinh", "cosh", "tanh"})

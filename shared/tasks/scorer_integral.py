@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]
 
-from shared.tasks.formal_values import Point, Undefined
+from shared.tasks.formal_values import Point
 from shared.tasks.integral_form import is_one_antiderivative, varying_parts
+from shared.tasks.prime_field import Undefined
 from shared.tasks.whole_formula import is_about_as_long
 
 DIGITS = 160
