@@ -48,7 +48,7 @@ class TrainerSection(ObjectiveSection):
 
     count_uninformative: bool | None = Field(
         None,
-        description="Whether groups without spread in their rewards count in those means, which makes the step smaller. Unset: "
+        description="Whether groups without spread in their rewards count in the loss's mean, which makes the step smaller. Unset: "
         "true for grpo, false for all others (DAPO's dynamic sampling).",
     )
     drop_truncated: bool = Field(
