@@ -37,7 +37,9 @@ class ObjectiveSection(Section):
     vespo_positive: tuple[float, float] = Field(
         (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages."
     )
-    vespo_negative: tuple[float, float] = Field((3.0, 2.0), description="The same for negative ones.")
+    vespo_negative: tuple[float, float] = Field(
+        (3.0, 2.0), description="The same for negative ones; both defaults are the paper's and TRL's."
+    )
     oapl_scale: float = Field(
         1e-3, gt=0, description="For objective oapl: what a log ratio is multiplied by to be compared with A."
     )

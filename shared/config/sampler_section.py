@@ -38,7 +38,9 @@ class SamplerSection(Section):
         3.0, ge=1, le=64, description="Foreign groups sent to the trainer for each it keeps, with strategies likelihood_*."
     )
     adapt: Literal["off", "adaptive"] = Field("adaptive", description="adaptive: J moves between 0 and `external`, I + J stays.")
-    adapt_period: int = Field(8, ge=1, le=10_000, description="Batches between two moves.")
+    adapt_period: int = Field(
+        8, ge=1, le=10_000, description="Batches between two moves of J, so that one odd batch moves it little."
+    )
     adapt_informative: tuple[float, float] = Field(
         (0.6, 0.95), description="Share of local groups with an advantage: J is largest up to the first, 0 from the second on."
     )
@@ -46,11 +48,25 @@ class SamplerSection(Section):
         "fill_local",
         description="Too few foreign groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
     )
-    shortage_wait_s: float = Field(5.0, ge=0, le=3600, description="Patience before `shortage` decides.")
+    shortage_wait_s: float = Field(
+        5.0,
+        ge=0,
+        le=3600,
+        description="Seconds to wait for foreign groups before `shortage` decides; until then the trainer may stand still.",
+    )
     max_staleness: int = Field(1, ge=0, le=1024, description="Policy versions between sampling and use; also paces the generator.")
-    max_external_age_s: float = Field(600.0, gt=0, description="Older foreign groups leave the pool.")
-    pool_local: int = Field(1024, ge=1, le=1_000_000, description="Local groups kept waiting at most.")
-    pool_external: int = Field(1024, ge=1, le=1_000_000, description="Foreign groups kept waiting at most.")
+    max_external_age_s: float = Field(
+        600.0, gt=0, description="Older foreign groups leave the pool, in seconds: their authors' policies have moved on."
+    )
+    pool_local: int = Field(
+        1024, ge=1, le=1_000_000, description="Local groups kept waiting at most, to bound memory; the oldest leave first."
+    )
+    pool_external: int = Field(
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Foreign groups kept waiting at most, to bound memory; when full, whoever has most loses the oldest.",
+    )
     replay: int = Field(
         0,
         ge=0,
@@ -64,7 +80,12 @@ class SamplerSection(Section):
         le=1000,
         description="How many batches back a replayed group's first batch may be; the scored stream is kept so long.",
     )
-    prefetch: int = Field(1, ge=1, le=64, description="Batches built ahead of the trainer.")
+    prefetch: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Batches built ahead of the trainer; 1, because what is built earlier is older when it is trained on.",
+    )
     max_share_per_node: float = Field(
         0.5,
         gt=0,

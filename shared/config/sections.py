@@ -52,7 +52,10 @@ class NodeSection(Section):
     replica: str = Field(
         "0", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$", description="This process among the replicas of its role; the pod's name."
     )
-    var_dir: Path = Field(Path("var"), description="Where everything that is written goes.")
+    var_dir: Path = Field(
+        Path("var"),
+        description="Where everything that is written goes; by default inside the folder that the node is started from.",
+    )
 
     @property
     def run_dir(self) -> Path:
@@ -63,7 +66,10 @@ class NodeSection(Section):
 class NatsSection(Section):
     """The two planes. They may be the same server."""
 
-    node_url: str = Field("nats://127.0.0.1:4222", description="Server of this node's own streams.")
+    node_url: str = Field(
+        "nats://127.0.0.1:4222",
+        description="Server of this node's own streams; by default one on this machine, at the port that NATS listens on.",
+    )
     swarm_url: str | None = Field("nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node alone.")
     swarm_id: str = Field(
         DEFAULT_SWARM_ID,
@@ -119,7 +125,9 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
+    device: str = Field(
+        "auto", description="auto, cpu, cuda, cuda:1, mps. auto: the GPU if there is one, because a model is slow on a CPU."
+    )
     device_turns: bool = Field(
         False,
         description="Generators and trainers on one machine that name the same device use it in turns, one trainer's step or one "
@@ -181,7 +189,11 @@ class GeneratorSection(Section):
     calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 8 for vllm (continuous batching), else 1.")
     temperature: float = Field(1.0, gt=0, le=10, description="Of sampling; the trainer scores under the same.")
     top_p: float = Field(1.0, gt=0, le=1, description="Below 1, tokens outside the nucleus get no gradient from being avoided.")
-    top_k: int = Field(0, ge=0, description="0: off.")
+    top_k: int = Field(
+        0,
+        ge=0,
+        description="Sample among this many likeliest tokens; 0: off, because the trainer scores over the whole vocabulary.",
+    )
     max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, end token included.")
     lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
     groups_per_minute: float = Field(
@@ -189,7 +201,9 @@ class GeneratorSection(Section):
     )
     call_timeout_s: float = Field(1800.0, gt=0, description="Deadline of one engine call; an engine that hangs is restarted.")
     policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
-    gpu_memory_fraction: float = Field(0.5, gt=0, le=1, description="vLLM's share of the GPU.")
+    gpu_memory_fraction: float = Field(
+        0.5, gt=0, le=1, description="vLLM's share of the GPU; 0.5 leaves the other half to a trainer on the same GPU."
+    )
     kv_cache_mb: int = Field(
         0, ge=0, description="vLLM's memory for keys and values, in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
     )
@@ -212,7 +226,9 @@ class EvalSection(Section):
         0, ge=0, le=300, description="Which held-out set; nodes that are compared need the same one, and none trains on its own."
     )
     every_versions: int = Field(25, ge=1, description="Evaluate when the policy is this many versions on.")
-    temperature: float = Field(0.0, ge=0, le=10, description="0: greedy.")
+    temperature: float = Field(
+        0.0, ge=0, le=10, description="Of held-out answers; 0: greedy, so that no draw of tokens changes a result."
+    )
 
 
 class VerifierSection(Section):
@@ -244,7 +260,9 @@ class VerifierSection(Section):
         "ones take milliseconds; one second of CPU time for the derivation and for each answer holds besides.",
     )
     answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one own answer; after it the worker is killed.")
-    worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process.")
+    worker_memory_mb: int = Field(
+        2048, ge=256, description="Address space of a scorer process in MiB, so that an answer cannot use up the machine's memory."
+    )
     max_deliver: int = Field(
         VERIFIER_MAX_DELIVER, ge=1, le=100, description="Tries to score a group before it goes to the dead letters."
     )
@@ -256,9 +274,17 @@ class VerifierSection(Section):
         description="Foreign tasks taken in. same: dataset and config of one of this node's [[tasks]]; dataset: its dataset, in "
         "any config; any: every known dataset; auto: same with trust = open, dataset with trust = roster.",
     )
-    max_age_s: float = Field(1800.0, gt=0, description="Oldest foreign group taken in.")
+    max_age_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Oldest foreign group taken in, in seconds; ids are remembered so long, so that none is taken in twice.",
+    )
     max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
-    max_foreign_bytes: int = Field(8 * 2**20, ge=1024, description="Largest foreign message looked at.")
+    max_foreign_bytes: int = Field(
+        8 * 2**20,
+        ge=1024,
+        description="Largest foreign message looked at, in bytes: what a stranger can make this node decode at once.",
+    )
     max_foreign_completions: int = Field(
         0,
         ge=0,
@@ -271,7 +297,9 @@ class VerifierSection(Section):
         le=1024,
         description="Longest foreign completion, as a multiple of generator.max_new_tokens; 2 leaves room for another tokenizer.",
     )
-    max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text taken in.")
+    max_answer_chars: int = Field(
+        16_384, ge=1, description="Longest foreign completion text taken in, in characters: a bound on what a scorer has to read."
+    )
     foreign_partial_credit: bool = Field(
         False,
         description="Count what a foreign answer that does not pass (reward below 0.99) earned. Off: it counts 0, because paid "
@@ -344,7 +372,9 @@ class PolicyStoreSection(Section):
 class HttpSection(Section):
     """Each process serves /metrics, /livez and /readyz."""
 
-    host: str = Field("127.0.0.1", description="0.0.0.0 in a container.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; by default this machine alone can reach it. 0.0.0.0 in a container."
+    )
     base_port: int = Field(9400, ge=0, le=65_500, description="generator +0, verifier +1, sampler +2, trainer +3; 0: any free.")
     port: int | None = Field(None, ge=0, le=65_535, description="Exact port, where each role has its own machine.")
 

@@ -24,7 +24,9 @@ class TaskSpec(Section):
     question: str = Field("question", min_length=1, description="Of source file: the column with the questions.")
     answer: str = Field("answer", min_length=1, description="Of source file: the column with the reference answers.")
     weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
-    config: dict[str, Any] = Field(default_factory=dict, description="The dataset's own settings; not `seed`.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="The dataset's own settings; not `seed`, which is chosen for each draw."
+    )
     verifier: str = Field(
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",

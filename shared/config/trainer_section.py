@@ -17,9 +17,19 @@ MOST_RANK = 4096
 class LoraSection(Section):
     """Low-rank adapters through peft; rank 0: full fine-tuning."""
 
-    rank: int = Field(0, ge=0, le=MOST_RANK, description="0: full fine-tuning.")
+    rank: int = Field(
+        0,
+        ge=0,
+        le=MOST_RANK,
+        description="Rank of the adapters. 0: full fine-tuning, the default, as it limits no change of the weights.",
+    )
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="On the adapter's input.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="On the adapter's input; 0, because with dropout what is trained is not the policy that sampled.",
+    )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
         description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
@@ -38,7 +48,7 @@ class TrainerSection(ObjectiveSection):
 
     count_uninformative: bool | None = Field(
         None,
-        description="Whether groups without spread in their rewards count in those means, which makes the step smaller. Unset: "
+        description="Whether groups without spread in their rewards count in the loss's mean, which makes the step smaller. Unset: "
         "true for grpo, false for all others (DAPO's dynamic sampling).",
     )
     drop_truncated: bool = Field(
@@ -156,20 +166,37 @@ class TrainerSection(ObjectiveSection):
         "groups. Lower is stricter, and costs two more passes over them in more steps.",
     )
     learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
-    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW.")
-    weight_decay: float = Field(0.0, ge=0, description="Of AdamW, decoupled.")
-    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.95),
+        description="Of AdamW; 0.95 forgets old gradient sizes sooner than torch's 0.999, as is usual for language models.",
+    )
+    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW, against division by 0; torch's default.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Of AdamW, decoupled; 0: nothing pulls weights toward 0, away from the model that is post-trained."
+    )
+    grad_clip: float = Field(
+        1.0, ge=0, description="Largest gradient norm, so that one odd batch cannot move the policy far; 0: off."
+    )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Of the learning rate after warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Of the learning rate after warm-up; constant, as it alone needs no end."
+    )
     schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates on each batch; clipping acts above 1.")
     token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations: less memory. Off, because it takes longer: layers are computed twice."
+    )
     max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
-    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    checkpoint_every: int = Field(
+        10,
+        ge=1,
+        description="Steps between checkpoints: one that dies repeats those since the last. More often writes more to disk.",
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="Newest checkpoints kept; with 2 there is one to go on from when the newest is broken."
+    )
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
     collective_timeout_s: float = Field(
