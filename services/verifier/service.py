@@ -13,8 +13,10 @@ from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
+from services.verifier.scored_log import ScoredLog
 from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
+from services.verifier.spent_groups import SpentGroups
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.config import NodeConfig
@@ -79,7 +81,9 @@ class VerifierService:
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             border = Border(self._rules(), self._trust, self._replay, self._held_out)
-            local = LocalScorer(config, context.node, pool, outbox, own, figures, log, border.note_own)
+            scored = ScoredLog(config.node.id, context.node, figures, log)
+            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
+            spent = SpentGroups(config, context.node, scored, figures, log)
             intake = Intake(config, context.node, link, border, pool, own, figures, log)
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
@@ -90,7 +94,7 @@ class VerifierService:
             log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)
             loops = [
                 local.run(),
-                local.sweep(),
+                spent.sweep(),
                 outbox.run(),
                 link.run(),
                 figures.watch_workers(pool),

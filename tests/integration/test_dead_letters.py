@@ -14,17 +14,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from services.verifier.figures import Figures
-from services.verifier.own_groups import LocalScorer
-from services.verifier.own_model import OwnModel
-from services.verifier.sharing import Outbox
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.scored_log import ScoredLog
+from services.verifier.spent_groups import SpentGroups
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.streams import ensure_node_streams
 from shared.dead_letters import read_letters, requeue, spent_seq
-from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.status import StatusBoard
-from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
 from swarm_cli.app import app
@@ -62,12 +58,11 @@ async def take_and_crash(url: str, times: int) -> None:
         await crashing.close()
 
 
-def local_scorer(node: Transport, url: str, folder: Path) -> tuple[LocalScorer, CollectorRegistry]:
+def spent_groups(node: Transport, url: str, folder: Path) -> tuple[SpentGroups, CollectorRegistry]:
     config = configured("alpha", url, folder)
     log, registry = structlog.get_logger("verifier"), CollectorRegistry()
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, None, figures, log), figures, log)
-    return LocalScorer(config, node, ScorerPool.from_config(config.verifier), outbox, OwnModel(), figures, log), registry
+    return SpentGroups(config, node, ScoredLog("alpha", node, figures, log), figures, log), registry
 
 
 async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_the_servers_notice(
@@ -75,25 +70,25 @@ async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_t
 ):
     url = nats_server().url
     async with node_plane(url, max_deliver=2) as plane:
-        local, registry = local_scorer(plane, url, tmp_path)
+        spent, registry = spent_groups(plane, url, tmp_path)
         lost = group("alpha", 0)
         await generate(plane, lost)
         await take_and_crash(url, times=2)
-        assert await local.put_away_spent() == 0, "the server has not given up yet"
+        assert await spent.put_away_spent() == 0, "the server has not given up yet"
         await asyncio.sleep(1.2)
         assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
         assert (await plane.stream_state(QUEUE)).messages == 1
         lag = await plane.consumer_state(QUEUE, subjects.VERIFIER_CONSUMER)
         assert lag.pending == 0, "invisible to lag"
 
-        assert await local.put_away_spent() == 1
+        assert await spent.put_away_spent() == 1
         assert await queue_is_empty(plane, "alpha")
         (letter,) = await read_letters(plane, "alpha")
         assert (letter.cause, letter.group, letter.group_id) == ("handed out too often", lost, content_id(encode(lost)))
         (failed,) = await scored(plane, "alpha")
         assert failed.failure == "handed out too often"
         assert "swarm_groups_failed_total 1.0" in generate_latest(registry).decode()
-        assert await local.put_away_spent() == 0
+        assert await spent.put_away_spent() == 0
         assert (await plane.stream_state(subjects.node_spent_stream("alpha"))).messages == 0
 
 
@@ -121,14 +116,14 @@ async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not
 ):
     url = nats_server(config="max_payload: 64KB").url
     async with node_plane(url, max_deliver=1) as plane:
-        local, registry = local_scorer(plane, url, tmp_path)
+        spent, registry = spent_groups(plane, url, tmp_path)
         large = group("alpha", 0, [f"{number}" * 50_000 for number in range(3)])
         await generate(plane, large, group("alpha", 1))
         await plane.purge(f"{QUEUE}_BLOBS", 100)
         await take_and_crash(url, times=2)
         await asyncio.sleep(1.2)
         assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-        assert await local.put_away_spent() == 2
+        assert await spent.put_away_spent() == 2
         gone, whole = sorted(await read_letters(plane, "alpha"), key=lambda letter: letter.group is not None)
         assert "is gone" in gone.cause  # the server's notices of the two come in either order
         assert gone.group is None
@@ -140,12 +135,12 @@ async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not
 async def test_a_notice_about_a_stream_that_was_made_anew_harms_nobody(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
     async with node_plane(url, max_deliver=1) as plane:
-        local, _ = local_scorer(plane, url, tmp_path)
+        spent, _ = spent_groups(plane, url, tmp_path)
         notice = json.dumps({"stream_seq": 1, "deliveries": 1}).encode()
         await plane.publish(subjects.node_spent("alpha"), notice, stream=subjects.node_spent_stream("alpha"), message_id="n")
         await plane.publish(subjects.node_spent("alpha"), b"\xff", stream=subjects.node_spent_stream("alpha"), message_id="m")
         await generate(plane, group("alpha", 0))
-        assert await local.put_away_spent() == 0
+        assert await spent.put_away_spent() == 0
         assert (await plane.stream_state(QUEUE)).messages == 1
     assert [spent_seq(text) for text in (notice, b"{}", b"[]", b"\xff", b'{"stream_seq": "1"}')] == [1, 0, 0, 0, 0]
 
@@ -155,10 +150,10 @@ async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fa
     url = nats_server().url
     async with node_plane(url, max_deliver=1, ack_wait_s=5.0) as plane:
         good, bad = group("alpha", 0), b"unreadable"
-        local, _ = local_scorer(plane, url, tmp_path)
+        spent, _ = spent_groups(plane, url, tmp_path)
         await generate(plane, good)
         (message,) = await plane.read(QUEUE, 1, 1)
-        await local._put_away(QUEUE, message)
+        await spent.put_away(QUEUE, message)
         await plane.publish(subjects.node_rollouts("alpha"), bad, stream=QUEUE, message_id="bad")
         async with verifier(configured("alpha", url, tmp_path)) as alpha:
             await until(lambda: alpha.status.get("failed_local") == 1)
@@ -185,10 +180,10 @@ def run(url: str, *arguments: str) -> tuple[int, str]:
 async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
     async with node_plane(url, max_deliver=5) as plane:
-        local, _ = local_scorer(plane, url, tmp_path)
+        spent, _ = spent_groups(plane, url, tmp_path)
         await generate(plane, *(group("alpha", index) for index in range(2)))
         for message in await plane.read(QUEUE, 1, 2):
-            await local._put_away(QUEUE, message)
+            await spent.put_away(QUEUE, message)
         await plane.publish(subjects.node_dead_letters("alpha"), b"?", stream=DEAD, message_id="x", headers={"Swarm-Cause": "odd"})
 
         code, text = await asyncio.to_thread(run, url, "list", "--json")

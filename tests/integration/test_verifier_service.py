@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier.border import Refusal
 from services.verifier.figures import Figures
-from services.verifier.own_groups import LocalScorer
-from services.verifier.own_model import OwnModel
+from services.verifier.scored_log import ScoredLog
 from services.verifier.service import VerifierService
 from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
+from services.verifier.spent_groups import SpentGroups
 from services.verifier.swarm_link import SwarmLink
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig, load_config
@@ -46,7 +46,6 @@ from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
-from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
 from tests.integration.installed_verifier import HANG, HANGS, install
@@ -358,17 +357,14 @@ async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_s
     await delivery.nak()
     log = structlog.get_logger("verifier")
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
-    link = SwarmLink(config, None, figures, log)
-    outbox = Outbox(config.verifier, SigningKey(new_seed()), link, figures, log)
-    scorers = ScorerPool.from_config(config.verifier)
-    local = LocalScorer(config, crashing, scorers, outbox, OwnModel(), figures, log)
+    spent = SpentGroups(config, crashing, ScoredLog("alpha", crashing, figures, log), figures, log)
 
     await asyncio.sleep(0.3)
     assert await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
     started_s = time.time()
-    assert await local.sweep_once(started_s) == 0, "too young to be sure"
-    assert await local.sweep_once(started_s + 4.0) == 0, "its last try may still end well"
-    assert await local.sweep_once(started_s + 6.0) == 1
+    assert await spent.sweep_once(started_s) == 0, "too young to be sure"
+    assert await spent.sweep_once(started_s + 4.0) == 0, "its last try may still end well"
+    assert await spent.sweep_once(started_s + 6.0) == 1
     (left,) = await scored(crashing, "alpha")
     assert left.failure == "handed out too often"
     assert (await crashing.stream_state(subjects.node_dead_letters_stream("alpha"))).messages == 1
