@@ -43,7 +43,9 @@ TARGET = Path("docs/benchmarks.md")
 
 
 def main() -> int:
-    """Measure the rows asked for; exit code 0 when all could be measured, whether or not their bars are met."""
+    """Measure the rows asked for; exit code 0 when all could be measured, whether or not their bars
+    are met.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join(ROWS)}")
     parser.add_argument("--no-write", action="store_true", help=f"leave {TARGET} alone")

@@ -1,4 +1,6 @@
-"""The whole generator service against its engine's underlying library, called directly on the same prompts."""
+"""The whole generator service against its engine's underlying library, called directly on the same
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ FREE_DRAWS = 8
 
 
 class ServiceSide:
-    """The service in this event loop on a real server. One engine for all turns; between turns nothing of the service runs.
+    """The service in this event loop on a real server. One engine for all turns; between turns
+    nothing of the service runs.
 
     Draws are released as the sampler does it, by a `SamplerPosition` that makes room for more.
     """
@@ -46,9 +49,12 @@ class ServiceSide:
         self._released = 0
 
     async def start(self) -> None:
-        """Load the model once; afterwards the service's own start and end leave the engine as it is."""
+        """Load the model once; afterwards the service's own start and end leave the engine as it
+        is.
+        """
         await self._start()
-        # The draws that admission gives a node before its first batch count as made, so that every turn is released here.
+        # The draws that admission gives a node before its first batch count as made, so that every
+        # turn is released here.
         ledger = TaskLedger(next_draw=FREE_DRAWS)
         await self._transport.kv.put(node_bucket(self._node), LEDGER_KEY, encode(ledger))
 
@@ -61,7 +67,9 @@ class ServiceSide:
         await self._close()
 
     async def turn(self, draws: range) -> float:
-        """Make these draws, the next ones; completion tokens a second from the first lease to the last stored group."""
+        """Make these draws, the next ones; completion tokens a second from the first lease to the
+        last stored group.
+        """
         context = service_context(self._config, "generator", self._transport)
         groups, first = len(draws), await self._next_draw()
         if first != draws.start:
@@ -134,7 +142,8 @@ async def measure_generator_vllm() -> Result:
                 direct = _DirectVllm(side, config)
 
                 async def product(turn: int) -> float:
-                    # Prefixes that the other side computed must not be found in the cache, here and there.
+                    # Prefixes that the other side computed must not be found in the cache, here and
+                    # there.
                     await side.engine._vllm.reset_prefix_cache()
                     return await side.turn(_draws(turn, groups))
 

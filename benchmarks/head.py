@@ -1,4 +1,6 @@
-"""Memory of the output layer, softmax and their gradient: logits in chunks against a bar in bytes."""
+"""Memory of the output layer, softmax and their gradient: logits in chunks against a bar in
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,19 @@ from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform, 
 TOKENS, VOCABULARY, HIDDEN_SIZE = 16_384, 151_936, 8
 BAR_BYTES = 1e9
 _COPIES_HELD = 5
-"""Of all logits, by the plain way (`tests/unit/test_trainer_chunked_head.py` counts at least 3 without a soft cap)."""
+"""Of all logits, by the plain way (`tests/unit/test_trainer_chunked_head.py` counts at least 3
+without a soft cap).
+"""
 
 
 def peak_bytes(
     tokens: int, vocabulary: int, hidden_size: int, *, chunk_bytes: int | None = CHUNK_BYTES, softcap: float | None = None
 ) -> int:
-    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and gradients are computed on the CPU.
+    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and
+    gradients are computed on the CPU.
 
-    chunk_bytes: None: all logits at once, by automatic differentiation. Float32; every allocation is counted as torch makes it.
+    chunk_bytes: None: all logits at once, by automatic differentiation. Float32; every allocation
+    is counted as torch makes it.
     """
     hidden = torch.randn(tokens, hidden_size, requires_grad=True)
     weight = torch.randn(vocabulary, hidden_size, requires_grad=True)
@@ -39,7 +45,9 @@ def peak_bytes(
 
 
 def most_held(recorded: profile) -> int:
-    """Bytes held at once at most, beyond what was there before, by torch's own count of every allocation."""
+    """Bytes held at once at most, beyond what was there before, by torch's own count of every
+    allocation.
+    """
     held, peak = 0, 0
     for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":

@@ -1,4 +1,6 @@
-"""Ratios of two ways to do the same work, taken in turns; and how they are checked against a bar."""
+"""Ratios of two ways to do the same work, taken in turns; and how they are checked against a
+bar.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from benchmarks.progress import say
 class Result:
     """One line of the table.
 
-    ratios: one for each pair of turns. direction: whether the bar is the least or the most that the ratio may be.
-    product, plain: medians of both sides in `unit`. remarks: what the reader must know to judge the number.
+    ratios: one for each pair of turns. direction: whether the bar is the least or the most that the
+    ratio may be. product, plain: medians of both sides in `unit`. remarks: what the reader must
+    know to judge the number.
     """
 
     row: str
@@ -47,7 +50,9 @@ class Result:
 
 
 def quotients(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Ratio of each pair of turns. Pairs are neighbours in time, so that what slows the machine for a while slows both."""
+    """Ratio of each pair of turns. Pairs are neighbours in time, so that what slows the machine for
+    a while slows both.
+    """
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError(f"{len(numerators)} turns of one side and {len(denominators)} of the other: give one of each a pair")
     if min(denominators) <= 0.0 or min(numerators) < 0.0:
@@ -58,7 +63,9 @@ def quotients(numerators: Sequence[float], denominators: Sequence[float]) -> lis
 async def in_turns(
     product: Callable[[int], Awaitable[float]], plain: Callable[[int], Awaitable[float]], *, pairs: int, warm_up: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Numbers of both sides: A B, B A, A B, ... after `warm_up` pairs that do not count. Both get the pair's number."""
+    """Numbers of both sides: A B, B A, A B, ... after `warm_up` pairs that do not count. Both get
+    the pair's number.
+    """
     ours: list[float] = []
     theirs: list[float] = []
     for pair in range(-warm_up, pairs):

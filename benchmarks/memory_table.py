@@ -1,6 +1,8 @@
-"""The table of memory by model size in `docs/models.md`: `python -m benchmarks.memory_table` computes and writes it.
+"""The table of memory by model size in `docs/models.md`: `python -m benchmarks.memory_table`
+computes and writes it.
 
-Shapes: the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct and Qwen/Qwen2.5-{0.5B,1.5B,7B}-Instruct on the Hugging Face hub.
+Shapes: the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct and
+Qwen/Qwen2.5-{0.5B,1.5B,7B}-Instruct on the Hugging Face hub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""From the trainer's call to publish until the first token of the new policy, against a plain file of the same bytes."""
+"""From the trainer's call to publish until the first token of the new policy, against a plain file
+of the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _move_the_first_parameter(model: Any) -> None:
 
 
 class TrainerToGenerator:
-    """Trainer and generator as the services have them, on two connections to a real server, in one process."""
+    """Trainer and generator as the services have them, on two connections to a real server, in one
+    process.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class TrainerToGenerator:
         dtype: torch.dtype = torch.float32,
         train: Callable[[Any], None] = _move_the_first_parameter,
     ) -> None:
-        """`train` changes the model before the clock of a turn starts, so that every version has other bytes."""
+        """`train` changes the model before the clock of a turn starts, so that every version has
+        other bytes.
+        """
         from transformers import AutoModelForCausalLM
 
         self._dtype, self._train = dtype, train
@@ -203,7 +209,8 @@ def _model_of_60_mb(folder: Path) -> Path:
 
 def disk_folder() -> Path:
     """Where files are written that should be on a disk."""
-    # The temporary folder may be a memory file system, where fsync costs nothing; runs are written below var/.
+    # The temporary folder may be a memory file system, where fsync costs nothing; runs are written
+    # below var/.
     folder = Path("var/bench")
     folder.mkdir(parents=True, exist_ok=True)
     return folder.absolute()

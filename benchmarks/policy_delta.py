@@ -1,6 +1,8 @@
-"""Policies that travel as what changed against full copies, through the same server: on one box, and by a slow link.
+"""Policies that travel as what changed against full copies, through the same server: on one box,
+and by a slow link.
 
-The link is the loopback of a network namespace, shaped to 100 Mbit/s; server, trainer and generator are all in it. That takes root.
+The link is the loopback of a network namespace, shaped to 100 Mbit/s; server, trainer and generator
+are all in it. That takes root.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Memory of a whole training step against what no trainer can do without.
 
-That is weights, gradients and Adam's two moments in float32, and what the body of a bare model keeps of one micro-batch for the
-backward pass. Logits, attention masks, copies of gradients and the optimizer's own work are what a trainer can waste.
+That is weights, gradients and Adam's two moments in float32, and what the body of a bare model
+keeps of one micro-batch for the backward pass. Logits, attention masks, copies of gradients and the
+optimizer's own work are what a trainer can waste.
 """
 
 from __future__ import annotations
@@ -113,9 +114,11 @@ async def measure_trainer_memory_width() -> Result:
 
 
 def measure_width(row: str, narrow: int, wide: int) -> Result:
-    """Memory of a step on one answer that is `wide` tokens long, prompt included, by that of a `narrow` one, each by its tokens.
+    """Memory of a step on one answer that is `wide` tokens long, prompt included, by that of a
+    `narrow` one, each by its tokens.
 
-    A mask of width x width would show: of 32,768 tokens it takes 1 GB in bytes and 4 GB in float32, twice as much as all else.
+    A mask of width x width would show: of 32,768 tokens it takes 1 GB in bytes and 4 GB in float32,
+    twice as much as all else.
     """
     started, held = time.monotonic(), []
     for width in (narrow, wide):
@@ -140,7 +143,8 @@ def measure_width(row: str, narrow: int, wide: int) -> Result:
 def held_in_a_step(config: NodeConfig, shape: StepShape) -> tuple[int, int]:
     """Parameters, and bytes that the second step holds at most, beside weights and moments."""
     learner = Learner(config)
-    # After the first step the moments are there; weights and moments are then held whatever happens.
+    # After the first step the moments are there; weights and moments are then held whatever
+    # happens.
     learner.step(_batch(learner, shape, 1))
     second = _batch(learner, shape, 2)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -159,7 +163,9 @@ def _config(folder: Path, shape: StepShape) -> NodeConfig:
 
 
 def saved_bytes(config: NodeConfig, rows: int, width: int) -> int:
-    """What torch saves for the backward pass of the model's body over (rows, width) tokens, parameters not counted."""
+    """What torch saves for the backward pass of the model's body over (rows, width) tokens,
+    parameters not counted.
+    """
     from transformers import AutoModel
 
     model: Any = AutoModel.from_pretrained(
@@ -175,7 +181,8 @@ def saved_bytes(config: NodeConfig, rows: int, width: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # The result is kept, or what was saved would be freed and counted twice where its memory is used again.
+        # The result is kept, or what was saved would be freed and counted twice where its memory is
+        # used again.
         result = model(input_ids=torch.randint(4, 200, (rows, width)), use_cache=False).last_hidden_state
     assert result.requires_grad
     return sum(found.values())

@@ -20,7 +20,9 @@ def verdict(result: Result) -> str:
 
 
 def ratio_text(result: Result) -> str:
-    """Median with least and greatest; the median with as many digits as it takes to agree with the verdict."""
+    """Median with least and greatest; the median with as many digits as it takes to agree with the
+    verdict.
+    """
     digits = 2
     while digits < 6 and replace(result, ratios=[round(result.ratio, digits)]).met != result.met:
         digits += 1

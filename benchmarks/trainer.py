@@ -32,7 +32,9 @@ SHAPE = (
 
 
 def trainer_config(folder: Path) -> NodeConfig:
-    """The demo's trainer; a budget that holds the whole batch in one forward pass on either side."""
+    """The demo's trainer; a budget that holds the whole batch in one forward pass on either
+    side.
+    """
     trainer = {"objective": "dapo", "token_budget": 16_384, "threads": 1, "warmup_steps": 0, "learning_rate": 1e-4}
     return node_config(folder, "nats://127.0.0.1:4222", trainer=trainer, generator={"max_new_tokens": COMPLETION_TOKENS[1]})
 
@@ -60,7 +62,9 @@ def completion_tokens(batch: Batch) -> int:
 
 
 def step_learner(learner: Learner, batches: list[Batch]) -> float:
-    """Tokens a second of `Learner.step`, intake of the messages included. Deterministic algorithms are on, as in the service."""
+    """Tokens a second of `Learner.step`, intake of the messages included. Deterministic algorithms
+    are on, as in the service.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)
     started = time.perf_counter()
     for batch in batches:
@@ -70,7 +74,9 @@ def step_learner(learner: Learner, batches: list[Batch]) -> float:
 
 
 def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = False) -> dict[str, Tensor]:
-    """(sequences, tokens) tensors as a plain loop has them: every completion in a row with its own copy of the prompt."""
+    """(sequences, tokens) tensors as a plain loop has them: every completion in a row with its own
+    copy of the prompt.
+    """
     prompts, answers, behaviours, advantages = [], [], [], []
     for item in batch.items:
         group = item.scored.group
@@ -93,7 +99,9 @@ def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = 
 
 
 class BareLoop:
-    """The same model, batch, loss and optimizer with nothing around them: rows are ready tensors, padding on the right."""
+    """The same model, batch, loss and optimizer with nothing around them: rows are ready tensors,
+    padding on the right.
+    """
 
     def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -119,7 +127,9 @@ class BareLoop:
         return {name: tensor.to(self._device) for name, tensor in padded_tensors(batch, self._pad_token_id).items()}
 
     def loss(self, rows: dict[str, Tensor]) -> Tensor:
-        """DAPO's token mean with truncated importance weights, clipping included though the ratio is 1."""
+        """DAPO's token mean with truncated importance weights, clipping included though the ratio
+        is 1.
+        """
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         longest = rows["completion_ids"].shape[1]
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
@@ -155,7 +165,8 @@ async def measure_trainer_loop() -> Result:
         bare = BareLoop(config, pad_token_id=0)
         batches = {turn: batches_for(learner, 1 + turn * STEPS_A_TURN, STEPS_A_TURN) for turn in range(PAIRS + 1)}
         rows = {turn: [bare.tensors(batch) for batch in made] for turn, made in batches.items()}
-        # Both sides start from the same weights, so the first loss and gradient must agree: it is the same work.
+        # Both sides start from the same weights, so the first loss and gradient must agree: it is
+        # the same work.
         difference = abs(_first_gradient(learner, batches[0][0]) - _bare_gradient(bare, rows[0][0]))
 
         async def product(turn: int) -> float:

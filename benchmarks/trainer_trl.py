@@ -1,4 +1,6 @@
-"""The learner against TRL's GRPO trainer: its own `training_step` on completions that are there already."""
+"""The learner against TRL's GRPO trainer: its own `training_step` on completions that are there
+already.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from shared.hub_models import hub_arguments
 
 
 class Trl:
-    """A real `GRPOTrainer` whose generation is left out: `training_step` gets what its generation would have returned."""
+    """A real `GRPOTrainer` whose generation is left out: `training_step` gets what its generation
+    would have returned.
+    """
 
     def __init__(self, config: NodeConfig, folder: Path) -> None:
         # TRL would import all of vLLM for its generation side, which takes no part here.

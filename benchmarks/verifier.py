@@ -1,4 +1,6 @@
-"""The verifier, and its scoring path alone, against reasoning-gym's own derivation and scorer in a plain loop."""
+"""The verifier, and its scoring path alone, against reasoning-gym's own derivation and scorer in a
+plain loop.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from shared.transport.base import Transport
 
 COMPLETIONS, GROUPS, PAIRS = 8, 400, 7
 SCORED_GROUPS = 4_000
-"""A turn of the scoring path: long enough (50 ms of plain loop) that its batches overlap as they do under load."""
+"""A turn of the scoring path: long enough (50 ms of plain loop) that its batches overlap as they do
+under load.
+"""
 TURN_TIMEOUT_S = 60.0
 IN_FLIGHT = 64
 Answered = list[tuple[Task, list[str]]]
@@ -39,7 +43,9 @@ def _turns(config: NodeConfig, groups: int = GROUPS) -> dict[int, Answered]:
 
 
 class PlainLoop:
-    """reasoning-gym alone: a dataset for each seed, as the draws share it; every task derived once, then its scorer called."""
+    """reasoning-gym alone: a dataset for each seed, as the draws share it; every task derived once,
+    then its scorer called.
+    """
 
     def score(self, answered: Answered) -> float:
         """Seconds."""
@@ -62,7 +68,9 @@ class PlainLoop:
 
 
 async def measure_verifier_scoring() -> Result:
-    """`ScorerPool.score` with as many workers as a verifier has unless told otherwise, in answers a second."""
+    """`ScorerPool.score` with as many workers as a verifier has unless told otherwise, in answers a
+    second.
+    """
     return await _measure_scoring("verifier-scoring", VerifierSection().workers)
 
 
@@ -108,7 +116,9 @@ async def _measure_scoring(row: str, workers: int) -> Result:
 
 
 async def measure_verifier_service() -> Result:
-    """A real `python -m services.verifier` process between two streams of a real server, in groups a second."""
+    """A real `python -m services.verifier` process between two streams of a real server, in groups
+    a second.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with running_server(folder) as server:
@@ -192,7 +202,9 @@ def _decode_s(config: NodeConfig, answered: Answered) -> float:
 
 
 async def _publish_s(config: NodeConfig, transport: Transport, answered: Answered) -> float:
-    """Seconds a message to publish a turn's groups and do nothing else: what the server and its client cost."""
+    """Seconds a message to publish a turn's groups and do nothing else: what the server and its
+    client cost.
+    """
     node = config.node.id
     payloads = [encode(answered_group(config, draw, *each)) for draw, each in enumerate(answered)]
     slots = asyncio.Semaphore(IN_FLIGHT)

@@ -1,4 +1,6 @@
-"""The share of the trainer's wall clock that goes into waiting for data, in the demo, with the generator on a core of its own."""
+"""The share of the trainer's wall clock that goes into waiting for data, in the demo, with the
+generator on a core of its own.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def measure_waiting() -> Result:
 
 
 def result_of(phases: list[dict[str, float]], cores: int) -> Result:
-    """The share over all steps after warm-up, which decides; the spread over consecutive parts is a remark."""
+    """The share over all steps after warm-up, which decides; the spread over consecutive parts is a
+    remark.
+    """
     size = len(phases) // PARTS
     parts = [wait_share(phases[k * size : (k + 1) * size]) for k in range(PARTS)]
     total = {name: sum(each[name] for each in phases) / len(phases) for name in phases[0]}

@@ -1,4 +1,6 @@
-"""What rows share: the model, a node's configuration, rollout groups of a given shape, a server, a service's context."""
+"""What rows share: the model, a node's configuration, rollout groups of a given shape, a server, a
+service's context.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def model_folder(folder: Path) -> Path:
 
 
 def node_config(folder: Path, url: str, **sections: Mapping[str, Any]) -> NodeConfig:
-    """The demo's configuration with everything written under `folder`, one thread, no other nodes, and `sections` on top."""
+    """The demo's configuration with everything written under `folder`, one thread, no other nodes,
+    and `sections` on top.
+    """
     overrides: dict[str, Any] = {
         "node": {"id": "bench", "run": "bench", "var_dir": str(folder)},
         "nats": {"node_url": url, "swarm_url": None},
@@ -121,7 +125,9 @@ def random_batch(
     tokenizer_hash: str,
     end_token_id: int,
 ) -> Batch:
-    """A batch of local groups of random tokens; every group has right and wrong answers, so that every group is trained on."""
+    """A batch of local groups of random tokens; every group has right and wrong answers, so that
+    every group is trained on.
+    """
     draw = random.Random(f"batch/{number}")
     task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=0, index=0), question="1 + 1 = ?", answer="2")
     items = []
@@ -179,7 +185,9 @@ def random_batch(
 
 
 def answered_tasks(config: NodeConfig, first_draw: int, count: int, completions: int) -> list[tuple[Task, list[str]]]:
-    """Tasks of `count` draws with answers as a half-trained policy gives them: some right, some near, some not numbers."""
+    """Tasks of `count` draws with answers as a half-trained policy gives them: some right, some
+    near, some not numbers.
+    """
     source = TaskSource(config.tasks, node=config.node.id, seed=config.node.seed)
     drawn = []
     for number in range(first_draw, first_draw + count):

@@ -3,9 +3,10 @@
     swarm eval MODEL --answers 1000 --json --config FILE > answers.json        for each policy
     python -m lab.answers base.json trained.json ...
 
-A pass rate alone does not say what was learned: that an answer ends in its number, or which number that is. So answers are
-counted by a second rule too, the last number that they name, and by kind of question; and what was gained is paired by
-question, with an interval that resamples facts (`3 + 4` and `4 + 3` are one), because the questions repeat them.
+A pass rate alone does not say what was learned: that an answer ends in its number, or which number
+that is. So answers are counted by a second rule too, the last number that they name, and by kind of
+question; and what was gained is paired by question, with an interval that resamples facts (`3 + 4`
+and `4 + 3` are one), because the questions repeat them.
 """
 
 from __future__ import annotations
@@ -50,13 +51,17 @@ class Answer:
 
     @property
     def operation(self) -> tuple[int, str, int] | None:
-        """The two whole numbers of the question and what is between them; None where it asks something else, or for more."""
+        """The two whole numbers of the question and what is between them; None where it asks
+        something else, or for more.
+        """
         found = _QUESTION.search(self.question) if _TWO_NUMBERS.fullmatch(self.question) else None
         return (int(found[1]), found[2], int(found[3])) if found else None
 
     @property
     def fact(self) -> str:
-        """What one must know: the same for `3 + 4` and `4 + 3`, in whatever words they are asked."""
+        """What one must know: the same for `3 + 4` and `4 + 3`, in whatever words they are
+        asked.
+        """
         if self.operation is None:
             return self.question
         first, sign, second = self.operation
@@ -70,7 +75,9 @@ class _Record(BaseModel):
 
 
 def number_value(text: str | None) -> Fraction | None:
-    """What a number means that `NUMBER` found, or that a task gives as its reference; None where that is no number."""
+    """What a number means that `NUMBER` found, or that a task gives as its reference; None where
+    that is no number.
+    """
     return read_number((text or "").replace("\N{MINUS SIGN}", "-"))
 
 
@@ -80,7 +87,9 @@ def passes(answer: Answer) -> bool:
 
 
 def last_number_is_right(answer: Answer) -> bool:
-    """The last number anywhere in it is the reference, whatever stands after it: a looser rule than any verifier's."""
+    """The last number anywhere in it is the reference, whatever stands after it: a looser rule than
+    any verifier's.
+    """
     numbers = _NUMBER.findall(answer.answer)
     reference = number_value(answer.reference)
     return bool(numbers) and reference is not None and number_value(numbers[-1]) == reference
@@ -124,7 +133,9 @@ def read_answers(path: Path) -> list[Answer]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Of a policy over another on the same questions: shares of the questions, and a 95 % interval over facts."""
+    """Of a policy over another on the same questions: shares of the questions, and a 95 % interval
+    over facts.
+    """
 
     mean: float
     low: float

@@ -1,4 +1,6 @@
-"""From an arm and a seed to the nodes of one run: each with a complete, checked `NodeConfig`, a role and a local rule."""
+"""From an arm and a seed to the nodes of one run: each with a complete, checked `NodeConfig`, a
+role and a local rule.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,15 @@ _BARE = {
         "drop_foreign_negatives": False,
     },
 }
-"""What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as it is, unless an arm asks for
-a controller or a defence; whatever a node's defaults have become since."""
+"""What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as
+it is, unless an arm asks for a controller or a defence; whatever a node's defaults have become
+since."""
 
 
 def simulated_name(place: int) -> str:
-    """Name of the node at a place, counted from 0 over all of an arm's nodes, in the driver `simulate`."""
+    """Name of the node at a place, counted from 0 over all of an arm's nodes, in the driver
+    `simulate`.
+    """
     return f"n{place:02d}"
 
 
@@ -62,7 +67,8 @@ class PlannedRun:
 
 
 def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str] = simulated_name) -> PlannedRun:
-    """The run of one arm and seed. `name_of` gives the node at a place its name, on which its task draws depend.
+    """The run of one arm and seed. `name_of` gives the node at a place its name, on which its task
+    draws depend.
 
     Raises:
         SpecError: a node's configuration cannot be used, or the arm's rules do not fit each other.
@@ -80,7 +86,8 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             try:
                 # The spec may have been read in another process than the one that runs this.
                 values["tasks"] = [task.model_dump() for task in with_rows(group.tasks or arm.tasks)]
-                # A prefix that no variable has: a result must not depend on the environment it was made in.
+                # A prefix that no variable has: a result must not depend on the environment it was
+                # made in.
                 config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
             except TaskConfigError as error:
                 raise SpecError(str(error)) from None
@@ -105,7 +112,9 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
 
 
 def in_group(overrides: Mapping[str, Any], place: int, field: Field) -> Field:
-    """The field as the spec names it: of a `[[nodes]]` entry where that sets it, else of the arm."""
+    """The field as the spec names it: of a `[[nodes]]` entry where that sets it, else of the
+    arm.
+    """
     return ("nodes", place, *field) if field and sets(overrides, field) else field
 
 

@@ -1,8 +1,10 @@
-"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer that knows whole phrases.
+"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer
+that knows whole phrases.
 
-A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of `BasePolicyRecipe`, and may name another
-spec to `start` from: its tasks, tokenizer and weights are then taken, and the supervised training goes on with other shares of
-right answers, so that policies of different skill come from one. Datasets without a reference answer are supervised on the example
+A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of
+`BasePolicyRecipe`, and may name another spec to `start` from: its tasks, tokenizer and weights are
+then taken, and the supervised training goes on with other shares of right answers, so that policies
+of different skill come from one. Datasets without a reference answer are supervised on the example
 that their metadata gives.
 """
 
@@ -36,7 +38,8 @@ from shared.tasks.held_out import HeldOut
 
 
 def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) -> Path:
-    """Build the base policy that `spec` describes into `out`, unless it is there already. Written beside and moved in at once.
+    """Build the base policy that `spec` describes into `out`, unless it is there already. Written
+    beside and moved in at once.
 
     Raises:
         ValueError: the spec is not usable, or a dataset has too few questions.
@@ -71,7 +74,9 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
 
 
 def phrase_tokenizer(pools: Sequence[Sequence[Example]], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with a token for every fixed phrase of the questions; `vocab_size` bounds the rest."""
+    """A byte-level tokenizer with a token for every fixed phrase of the questions; `vocab_size`
+    bounds the rest.
+    """
     phrases = {phrase for pool in pools for phrase in fixed_phrases([example.question for example in pool])}
     longest_first = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
     rest = (_without(example.question, longest_first) + example.answer for pool in pools for example in pool[:2000])

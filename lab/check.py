@@ -1,4 +1,6 @@
-"""What can be found wrong with a spec before anything is run: nodes' settings, datasets, model folders."""
+"""What can be found wrong with a spec before anything is run: nodes' settings, datasets, model
+folders.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ class Cohort:
         return made
 
     def _who_samples_from_what(self) -> list[tuple[list[SimNode], torch.Tensor]]:
-        """Nodes and their policies, a row each: those that train, those that use the first of these, those of the base policy."""
+        """Nodes and their policies, a row each: those that train, those that use the first of
+        these, those of the base policy.
+        """
         informed = [node for node in self.untrained if self.nodes and node.role in INFORMED_ROLES]
         rows = [row for row, node in enumerate(self.untrained) if node not in informed]
         others = [self.untrained[row] for row in rows]
@@ -79,7 +81,9 @@ class Cohort:
         return [*parts, (others, self._base if len(rows) == len(self.untrained) else self._base[rows])]
 
     def likelihood(self, groups: Sequence[RolloutGroup]) -> list[list[float]]:
-        """Mean logprob per token of every completion's text under the first trained node's policy; 0 where no node trains."""
+        """Mean logprob per token of every completion's text under the first trained node's policy;
+        0 where no node trains.
+        """
         if not self.nodes or not groups:
             return [[0.0] * len(group.completions) for group in groups]
         node = self.nodes[0]
@@ -95,7 +99,9 @@ class Cohort:
         return [[float(of_tokens.mean()) for of_tokens in of_group] for of_group in self.learner.logprobs_of(0, tokens)]
 
     def answers(self, seed: int) -> list[list[str]]:
-        """Each trained node's answers to its held-out questions. Policies that are the same by value answer once."""
+        """Each trained node's answers to its held-out questions. Policies that are the same by
+        value answer once.
+        """
         generator = torch.Generator(self._device).manual_seed(seed)
         texts: list[list[str]] = [[] for _ in self.nodes]
         groups: dict[tuple[float, int], list[int]] = {}
@@ -114,7 +120,9 @@ class Cohort:
     def _answers_of(
         self, nodes: Sequence[SimNode], flat: torch.Tensor, params: SamplingParams, generator: torch.Generator
     ) -> list[list[str]]:
-        """Each node's answers to its own questions, in their order. Prompts of like length are answered together."""
+        """Each node's answers to its own questions, in their order. Prompts of like length are
+        answered together.
+        """
         asked = [node.desk.held_out_prompts for node in nodes]
         orders = [sorted(range(len(of_node)), key=[len(task.prompt_ids) for task in of_node].__getitem__) for of_node in asked]
         answers = [[""] * len(of_node) for of_node in asked]
@@ -144,7 +152,9 @@ class Cohort:
         )
 
     def _preferred(self, batches: Sequence[Batch | None]) -> list[Batch | None]:
-        """The batches with the foreign groups that their nodes prefer, where a strategy leaves that to the policy."""
+        """The batches with the foreign groups that their nodes prefer, where a strategy leaves that
+        to the policy.
+        """
         asked = [
             candidates_of(batch, node.intake_rules) if batch is not None else None
             for node, batch in zip(self.nodes, batches, strict=True)

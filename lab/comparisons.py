@@ -1,4 +1,6 @@
-"""Each arm against its baseline, with what chance in seeds and in questions does, and with a correction for how many were asked."""
+"""Each arm against its baseline, with what chance in seeds and in questions does, and with a
+correction for how many were asked.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ FEWEST_SEEDS = 4
 def compare_arms(
     manifest: Mapping[str, Any], runs: Mapping[str, Mapping[int, Measures]], baseline_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By cumulative gain, screened, over whole runs or equal completions: the stated comparisons first, then each other arm's.
+    """By cumulative gain, screened, over whole runs or equal completions: the stated comparisons
+    first, then each other arm's.
 
-    p is that of the signs of paired differences; those of stated comparisons are corrected after Holm, the others have none.
+    p is that of the signs of paired differences; those of stated comparisons are corrected after
+    Holm, the others have none.
 
     `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
     """
@@ -124,7 +128,9 @@ def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
 def _by_question(
     arm: Mapping[int, Measures], baseline: Mapping[int, Measures], at_equal_completions: bool
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Of both arms, by seed, each question's gain; with `at_equal_completions` of the seeds that both have alone."""
+    """Of both arms, by seed, each question's gain; with `at_equal_completions` of the seeds that
+    both have alone.
+    """
     found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
     for of_arm, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
         for seed, run in of_arm.items():
@@ -139,7 +145,9 @@ def _by_question(
 
 
 def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> tuple[dict[int, float], dict[int, float]]:
-    """Of both arms, by seed, the gain up to as many completions, also of records that do not tell questions apart."""
+    """Of both arms, by seed, the gain up to as many completions, also of records that do not tell
+    questions apart.
+    """
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for seed in arm.keys() & baseline.keys():
         completions = min(arm[seed].numbers["completions"], baseline[seed].numbers["completions"])

@@ -1,10 +1,11 @@
-"""What answers without any skill earn on an experiment's datasets: always the same answer, a copy from the question.
+"""What answers without any skill earn on an experiment's datasets: always the same answer, a copy
+from the question.
 
-A gain on a dataset where one constant answer passes a tenth of the questions may be that constant, learned. Such a dataset is
-`out`: reports give the gain without it beside the gain with it.
+A gain on a dataset where one constant answer passes a tenth of the questions may be that constant,
+learned. Such a dataset is `out`: reports give the gain without it beside the gain with it.
 
-The best answer of each kind is chosen on one half of the questions and its pass rate is that on the other half, because the best
-of a hundred on the questions that chose it looks better than it is.
+The best answer of each kind is chosen on one half of the questions and its pass rate is that on the
+other half, because the best of a hundred on the questions that chose it looks better than it is.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """One source. constant, copy: the best answer of the kind; their rates are parts of the questions passed, 0 to 1."""
+    """One source. constant, copy: the best answer of the kind; their rates are parts of the
+    questions passed, 0 to 1.
+    """
 
     dataset: str
     config: str
@@ -62,7 +65,8 @@ class Floor:
 
 
 async def screen(pool: ScorerPool, sources: Sequence[TaskSpec], questions: int = QUESTIONS) -> list[Floor]:
-    """The floors of each source, in their order; a dataset that stands there twice with one config is screened once.
+    """The floors of each source, in their order; a dataset that stands there twice with one config
+    is screened once.
 
     `questions`: as many choose the best answers, and as many others tell their rates.
 

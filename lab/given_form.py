@@ -1,9 +1,12 @@
-"""What a policy answers when its answer is begun for it: `3 + 4 =`. How much of a gain is the form of an answer alone?
+"""What a policy answers when its answer is begun for it: `3 + 4 =`. How much of a gain is the form
+of an answer alone?
 
-    python -m lab.given_form MODEL --config config/smollm2.toml > given.json        then python -m lab.answers base.json given.json
+    python -m lab.given_form MODEL --config config/smollm2.toml > given.json then python -m
+    lab.answers base.json given.json
 
-A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what 3 + 4 is. The base policy
-that is given the first four signs shows what the first is worth. The first number it goes on with is its answer, judged as it is.
+A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what
+3 + 4 is. The base policy that is given the first four signs shows what the first is worth. The
+first number it goes on with is its answer, judged as it is.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ def begun(question: str) -> str:
 
 
 def judged(task: Task, beginning: str, rest: str) -> Answer:
-    """The answer as far as its first number, and whether that is the reference; all of it where no number is first."""
+    """The answer as far as its first number, and whether that is the reference; all of it where no
+    number is first.
+    """
     found = _NUMBER.match(rest)
     reference = number_value(task.answer)
     right = found is not None and reference is not None and number_value(found[1]) == reference
@@ -59,7 +64,8 @@ async def answers(model: str, config: NodeConfig) -> list[Answer]:
 
     Raises:
         EngineError, ModelLoadError: the model cannot be run or loaded.
-        ValueError: the configuration holds no questions out, one cannot be derived, or one asks for something else than `a + b`.
+        ValueError: the configuration holds no questions out, one cannot be derived, or one asks for
+            something else than `a + b`.
     """
     tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
     if not tasks:
@@ -83,7 +89,9 @@ async def answers(model: str, config: NodeConfig) -> list[Answer]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the answers as `swarm eval --answers N --json` does, as far as `lab.answers` reads them. Returns the exit status."""
+    """Print the answers as `swarm eval --answers N --json` does, as far as `lab.answers` reads
+    them. Returns the exit status.
+    """
     parser = argparse.ArgumentParser(prog="python -m lab.given_form", description="Answers whose beginning is given.")
     parser.add_argument("model", help="Model folder.")
     parser.add_argument("--config", type=Path, required=True, help="Whose held-out tasks are asked.")

@@ -1,9 +1,11 @@
-"""What answers without arithmetic, or with little of it, pass of the questions in a file of answers.
+"""What answers without arithmetic, or with little of it, pass of the questions in a file of
+answers.
 
     python -m lab.guesses base-given.json [TRAINED.json ...]
 
-Rules that need no sum: a constant, a copy of a number, identities. And rules that a policy may have learned instead of arithmetic,
-on top of the first file's answers: what is multiplied by 0 is 0, `0 - n` is -n, and whatever else is below zero is -1.
+Rules that need no sum: a constant, a copy of a number, identities. And rules that a policy may have
+learned instead of arithmetic, on top of the first file's answers: what is multiplied by 0 is 0,
+`0 - n` is -n, and whatever else is below zero is -1.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ RULES: dict[str, Guess] = {
 
 
 def right(answers: Sequence[Answer], guess: Guess) -> list[bool]:
-    """Whether the rule answers each question, which must be one of arithmetic, with its reference."""
+    """Whether the rule answers each question, which must be one of arithmetic, with its
+    reference.
+    """
     found = []
     for each in answers:
         if each.operation is None:
@@ -78,7 +82,9 @@ def with_rules(answers: Sequence[Answer], guess: Guess) -> list[Answer]:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print what each rule passes, and what later files have over the first with `three_rules`. Returns the exit status."""
+    """Print what each rule passes, and what later files have over the first with `three_rules`.
+    Returns the exit status.
+    """
     if not paths:
         print("usage: python -m lab.guesses BASE.json [TRAINED.json ...]", file=sys.stderr)
         return 2

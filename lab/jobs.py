@@ -1,4 +1,6 @@
-"""Makes runs, one after another or several processes side by side. Each process uses one thread, which small models like best."""
+"""Makes runs, one after another or several processes side by side. Each process uses one thread,
+which small models like best.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 _HEARTBEAT_S = 60.0
 _shared: Shared | None = None
-"""Derived tasks and scores that this process's runs have in common: arms of one seed draw the same tasks."""
+"""Derived tasks and scores that this process's runs have in common: arms of one seed draw the same
+tasks.
+"""
 
 
 def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
-    """Make every run with the driver `simulate`; `report` gets a sentence for each that begins or ends.
+    """Make every run with the driver `simulate`; `report` gets a sentence for each that begins or
+    ends.
 
     Raises whatever a run raises, after the others that had begun have ended.
     """
@@ -48,7 +53,9 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
 
 
 def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float | None:
-    """Make one run in this process and return its seconds; None for one that another process makes or has made meanwhile."""
+    """Make one run in this process and return its seconds; None for one that another process makes
+    or has made meanwhile.
+    """
     with folder.claimed() as mine:
         if not mine or folder.done:
             return None

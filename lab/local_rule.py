@@ -1,7 +1,8 @@
-"""The controls of question 2: which of its local groups a node trains on. Pure, chance is an argument.
+"""The controls of question 2: which of its local groups a node trains on. Pure, chance is an
+argument.
 
-The paper's local part is all I groups as drawn. These rules give the local part what the external part gets from the pool's filter,
-so that filtering can be told from sharing.
+The paper's local part is all I groups as drawn. These rules give the local part what the external
+part gets from the pool's filter, so that filtering can be told from sharing.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ G = TypeVar("G")
 
 
 def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
-    """How many more local groups to make this round, having made some: `made[i]` says whether group i is informative.
+    """How many more local groups to make this round, having made some: `made[i]` says whether group
+    i is informative.
 
-    With informative_until at most I at a time, until I - unfiltered of those after the first `unfiltered` are informative, or
-    `max_groups` are made.
+    With informative_until at most I at a time, until I - unfiltered of those after the first
+    `unfiltered` are informative, or `max_groups` are made.
     """
     if rule.filter == "none":
         return local - len(made)
@@ -32,7 +34,9 @@ def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
 
 
 def local_part(rule: LocalRule, groups: Sequence[G], informative: Sequence[bool], local: int, rng: random.Random) -> list[G]:
-    """The at most `local` groups to train on: the first `unfiltered`, then informative ones, then others where those run out."""
+    """The at most `local` groups to train on: the first `unfiltered`, then informative ones, then
+    others where those run out.
+    """
     if rule.filter == "none":
         return list(groups)
     first, rest = list(groups[: rule.unfiltered]), list(range(rule.unfiltered, len(groups)))
@@ -43,6 +47,8 @@ def local_part(rule: LocalRule, groups: Sequence[G], informative: Sequence[bool]
 
 
 def groups_to_reuse(rule: LocalRule, earlier: Sequence[tuple[int, G]], round_number: int, rng: random.Random) -> list[G]:
-    """Up to `reuse` of the informative `earlier` groups, given with the round that made them, no older than `reuse_rounds`."""
+    """Up to `reuse` of the informative `earlier` groups, given with the round that made them, no
+    older than `reuse_rounds`.
+    """
     usable = [group for made, group in earlier if made < round_number <= made + rule.reuse_rounds]
     return rng.sample(usable, min(rule.reuse, len(usable)))

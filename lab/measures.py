@@ -1,7 +1,7 @@
 """From one run's raw records to its series and its numbers. Pure.
 
-Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) what is trained on, (b) the node's own fresh
-answers, (c) held-out questions, which alone says what a policy can do.
+Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) what is trained
+on, (b) the node's own fresh answers, (c) held-out questions, which alone says what a policy can do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """One run. Series are by round, means over nodes; `numbers` are what tables show (`NUMBERS` explains each)."""
+    """One run. Series are by round, means over nodes; `numbers` are what tables show (`NUMBERS`
+    explains each).
+    """
 
     trained: list[Point]
     local: list[Point]
@@ -28,8 +30,8 @@ class Measures:
     held_out_screened: list[Point]
     """`held_out` without the datasets that are out (`lab.floors`)."""
     answers: list[list[tuple[float, str]]]
-    """By node, the round of each evaluation and "1" or "0" for each question of a dataset that is not out; empty for records that
-    do not tell questions apart."""
+    """By node, the round of each evaluation and "1" or "0" for each question of a dataset that is
+    not out; empty for records that do not tell questions apart."""
     completions: list[Point]
     """Completions generated so far by all nodes, by round."""
     health: dict[str, list[Point]] = field(default_factory=dict)
@@ -143,7 +145,8 @@ def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> li
 
 
 def _over_nodes(evaluations: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[Point]:
-    """Mean over nodes by round. A node that was not evaluated at another's round counts with the straight line between its own:
+    """Mean over nodes by round. A node that was not evaluated at another's round counts with the
+    straight line between its own:
     left out, it would move the mean by being another node than the rest."""
     series: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in evaluations:
@@ -167,10 +170,11 @@ def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> lis
 
 
 def gain_of_question(run: Measures, completions: float | None = None) -> list[float]:
-    """Cumulative gain on each held-out question that is not out, mean over nodes; empty where records do not tell questions apart.
+    """Cumulative gain on each held-out question that is not out, mean over nodes; empty where
+    records do not tell questions apart.
 
-    `completions`: up to the round at which all nodes together had generated so many; empty where that is before the first
-    evaluation. None: over the run; its mean is then `gain_screened`.
+    `completions`: up to the round at which all nodes together had generated so many; empty where
+    that is before the first evaluation. None: over the run; its mean is then `gain_screened`.
     """
     end = None if completions is None else round_of(run, completions)
     if end is not None and any(end <= series[0][0] for series in run.answers):
@@ -184,12 +188,16 @@ def gain_of_question(run: Measures, completions: float | None = None) -> list[fl
 
 
 def round_of(run: Measures, completions: float) -> float:
-    """The round, or the part of one, at which all nodes together had generated so many completions."""
+    """The round, or the part of one, at which all nodes together had generated so many
+    completions.
+    """
     return value_at([(count, number) for number, count in run.completions], completions)
 
 
 def gain_until(points: list[Point], end: float) -> float | None:
-    """Cumulative gain of a held-out series up to round `end`; None where there is no such part of it."""
+    """Cumulative gain of a held-out series up to round `end`; None where there is no such part of
+    it.
+    """
     points = _until(points, end)
     return _gain(points) if len(points) > 1 and points[-1][0] > points[0][0] else None
 
@@ -201,7 +209,9 @@ def _until(points: list[Point], end: float | None) -> list[Point]:
 
 
 def cumulative_gain(run: Measures, nodes: Sequence[str]) -> float:
-    """`NUMBERS`' gain of some of the nodes: mean over the run of their held-out pass rate minus the base policy's."""
+    """`NUMBERS`' gain of some of the nodes: mean over the run of their held-out pass rate minus the
+    base policy's.
+    """
     return _mean([_gain(run.held_out_of_node[node]) for node in nodes])
 
 

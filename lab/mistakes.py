@@ -19,7 +19,9 @@ class Mistake(NamedTuple):
 
 
 def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys: str = "") -> list[Mistake]:
-    """Those of a pydantic error. `before` leads to the table that was checked; `keys` says where its keys are listed."""
+    """Those of a pydantic error. `before` leads to the table that was checked; `keys` says where
+    its keys are listed.
+    """
     found = []
     for problem in error.errors():
         message = problem["msg"].removeprefix("Value error, ")
@@ -34,7 +36,9 @@ def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys:
 
 
 def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
-    """A line a mistake. What the spec's top sets, or what no arm sets, is said once and not of each arm."""
+    """A line a mistake. What the spec's top sets, or what no arm sets, is said once and not of each
+    arm.
+    """
     arms: Mapping[str, Any] = source.get("arms") or {"base": {}}
     found = list(dict.fromkeys(mistakes))
     lines = []
@@ -54,7 +58,9 @@ def plain_lines(mistakes: Sequence[Mistake]) -> list[str]:
 
 
 def sets(table: Any, field: Field) -> bool:
-    """Whether a table of the file says something of a field. `nodes = 8` says it of `nodes.0.count` too."""
+    """Whether a table of the file says something of a field. `nodes = 8` says it of `nodes.0.count`
+    too.
+    """
     for part in field:
         if isinstance(table, Mapping):
             if part not in table:

@@ -1,7 +1,9 @@
-"""The fixed phrases of a task's questions, found from examples: each becomes one token of an experiment's tokenizer.
+"""The fixed phrases of a task's questions, found from examples: each becomes one token of an
+experiment's tokenizer.
 
-Reasoning-gym's questions are long templates around a few numbers. A template that costs one token instead of eighty makes an
-experiment several times faster and takes nothing away: what varies between questions is still spelled out.
+Reasoning-gym's questions are long templates around a few numbers. A template that costs one token
+instead of eighty makes an experiment several times faster and takes nothing away: what varies
+between questions is still spelled out.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ _LONG_WORD = 6
 
 
 def fixed_phrases(questions: Sequence[str], *, min_share: float = 0.03) -> list[str]:
-    """Runs of words, or long single words, that recur in at least `min_share` of the questions of one dataset, longest first.
+    """Runs of words, or long single words, that recur in at least `min_share` of the questions of
+    one dataset, longest first.
 
-    A run breaks at a word that varies, or where what follows a word is hardly ever the same. Deterministic.
+    A run breaks at a word that varies, or where what follows a word is hardly ever the same.
+    Deterministic.
     """
     split = [_WORD.findall(question) for question in questions]
     pairs: Counter[tuple[str, str]] = Counter()

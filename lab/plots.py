@@ -1,4 +1,5 @@
-"""Plots of an experiment: a line an arm, the mean over seeds, and a band from the lowest seed to the highest.
+"""Plots of an experiment: a line an arm, the mean over seeds, and a band from the lowest seed to
+the highest.
 
 Intervals are in the tables. Colours that the colour-blind can tell apart.
 """
@@ -27,7 +28,9 @@ _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _MOST_BANDS = 8
 """With more arms than this bands hide the lines."""
 _ROWS_OF_LEGEND = 20
-"""As many arms as the lowest figure has room for; the others are in further columns, beside a wider figure."""
+"""As many arms as the lowest figure has room for; the others are in further columns, beside a wider
+figure.
+"""
 _COLUMN_OF_LEGEND_INCHES = 1.6
 _SMOOTHED_PART = 20
 """Rewards are averaged over this part of the run, as the paper averages 100 of its 2000 rounds."""

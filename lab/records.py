@@ -1,6 +1,8 @@
-"""Raw records: one JSON object a line, compressed. Everything that a report shows is computed from them.
+"""Raw records: one JSON object a line, compressed. Everything that a report shows is computed from
+them.
 
-`kind` tells what a line is; `lab.report` reads them and nothing else does. Floats are rounded, which keeps a run near 200 kB.
+`kind` tells what a line is; `lab.report` reads them and nothing else does. Floats are rounded,
+which keeps a run near 200 kB.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ Kinds = Mapping[str, Mapping[str, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a report is of, where it is not of everything: datasets treated as out, and the seeds; none: all."""
+    """What a report is of, where it is not of everything: datasets treated as out, and the seeds;
+    none: all.
+    """
 
     without: Collection[str] = ()
     seeds: Collection[int] = ()
@@ -75,7 +77,8 @@ def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
 def read_runs(
     results: Path, folders: Sequence[RunFolder], without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, dict[int, Measures]]]:
-    """Manifest and measures of runs, arms in the spec's order; `without` are datasets that are out whatever constants pass of them.
+    """Manifest and measures of runs, arms in the spec's order; `without` are datasets that are out
+    whatever constants pass of them.
 
     Raises:
         SpecError: no run was evaluated on a dataset of `without`.
@@ -97,7 +100,8 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     """Write report.md, report.json and the plots.
 
     Raises:
-        SpecError, ValueError: nothing complete, torn records, or a part of the results into the folder of the whole report.
+        SpecError, ValueError: nothing complete, torn records, or a part of the results into the
+            folder of the whole report.
     """
     from lab.plots import draw_plots
 
@@ -127,7 +131,9 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
 
 
 def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
-    """The arm that each arm is compared with: its own `baseline`, the spec's, or the first that has runs."""
+    """The arm that each arm is compared with: its own `baseline`, the spec's, or the first that has
+    runs.
+    """
     arms = manifest["spec"].get("arms", {})
     common = manifest["baseline"] if manifest["baseline"] in runs else next(iter(runs))
     wanted = {arm: arms.get(arm, {}).get("baseline") or common for arm in runs}
@@ -135,9 +141,11 @@ def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
 
 
 def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
-    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last node.
+    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last
+    node.
 
-    Of simulated runs that were evaluated; the real processes' nodes have other names, which the spec does not tell.
+    Of simulated runs that were evaluated; the real processes' nodes have other names, which the
+    spec does not tell.
     """
     spec = manifest["spec"]
     found: dict[str, dict[str, list[str]]] = {}
@@ -162,9 +170,11 @@ def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[st
 
 
 def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
-    """For every arm: each number's estimate over seeds, and its paired ratio and difference to its baseline's.
+    """For every arm: each number's estimate over seeds, and its paired ratio and difference to its
+    baseline's.
 
-    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of them generated, and over half.
+    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of
+    them generated, and over half.
     """
     fewest = {
         baseline: min(
@@ -207,7 +217,8 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
 
 
 def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, dict[int, float]]:
-    """Number -> seed -> value, the gain over the first `completions` and over half of them among these.
+    """Number -> seed -> value, the gain over the first `completions` and over half of them among
+    these.
 
     Near a plateau, at which all arms end, the half shows better who comes there first.
     """

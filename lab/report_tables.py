@@ -63,8 +63,8 @@ def report_markdown(
 ) -> str:
     """report.md of a summary (`lab.report.summarise_runs` and what `write_report` adds to it).
 
-    part: a sentence on what the report leaves out, or empty; floors: None where the datasets were not screened;
-    plots: names of the pictures.
+    part: a sentence on what the report leaves out, or empty; floors: None where the datasets were
+    not screened; plots: names of the pictures.
     """
     arms = summary["arms"]
     seeds = sorted({seed for arm in arms.values() for seed in arm["seeds"]})
@@ -125,7 +125,9 @@ def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> s
 
 
 def _hostile_table(arms: Mapping[str, Any]) -> str:
-    """What of the hostile nodes' text got how far, beside arms without such nodes; empty where no arm has any."""
+    """What of the hostile nodes' text got how far, beside arms without such nodes; empty where no
+    arm has any.
+    """
     if not _has(arms, "estimates", "hostile_share"):
         return ""
     return "## What got through\n\n" + _table(arms, "estimates", _HOSTILE)

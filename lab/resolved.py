@@ -19,7 +19,8 @@ _MOST_NAMED = 3
 
 
 def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
-    """Of each kind of node how many there are and all settings that bear on the run; the same for all seeds.
+    """Of each kind of node how many there are and all settings that bear on the run; the same for
+    all seeds.
 
     Raises:
         SpecError: a node's configuration cannot be used.
@@ -46,7 +47,9 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first settings that differ, for a message; of several kinds of nodes each setting once."""
+    """The first settings that differ, for a message; of several kinds of nodes each setting
+    once.
+    """
     old, new = dict(_flat(before)), dict(_flat(now))
     changed: dict[str, str] = {}
     for key in (*old, *(key for key in new if key not in old)):

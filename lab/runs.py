@@ -1,12 +1,12 @@
 """Which runs an experiment has, where their records are, and which are still to be made.
 
-    DIR/manifest.json                      spec, software, machine (no paths, no names)
-    DIR/<arm>/settings.json                the arm's settings with all defaults filled in, as its runs had them
-    DIR/<arm>/seed-<seed>/records.jsonl.gz raw records
-    DIR/<arm>/seed-<seed>/done.json        there when the run is complete: rounds, seconds, commit, digests
+    DIR/manifest.json spec, software, machine (no paths, no names) DIR/<arm>/settings.json the arm's
+    settings with all defaults filled in, as its runs had them
+    DIR/<arm>/seed-<seed>/records.jsonl.gz raw records DIR/<arm>/seed-<seed>/done.json there when
+    the run is complete: rounds, seconds, commit, digests
 
-A run that was interrupted leaves a folder without done.json and is made again from its start: with the same result, because a run
-depends on its spec and seed alone, and within minutes.
+A run that was interrupted leaves a folder without done.json and is made again from its start: with
+the same result, because a run depends on its spec and seed alone, and within minutes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
-        """Hold the run for this process; False while another process makes it. A process that ends lets go, however it ends."""
+        """Hold the run for this process; False while another process makes it. A process that ends
+        lets go, however it ends.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.path, os.O_RDONLY)
         try:
@@ -71,7 +73,9 @@ class RunFolder:
         return made
 
     def settings_digest(self) -> str | None:
-        """The digest of a complete run's settings, all defaults filled in; None for runs of before these were recorded."""
+        """The digest of a complete run's settings, all defaults filled in; None for runs of before
+        these were recorded.
+        """
         digest: str | None = self._said().get("settings")
         return digest
 
@@ -84,7 +88,9 @@ class RunFolder:
         return settings if settings_digest(settings) == self.settings_digest() else None
 
     def commit(self) -> str:
-        """The commit of the code that made a complete run, with `-dirty` where files differed from it."""
+        """The commit of the code that made a complete run, with `-dirty` where files differed from
+        it.
+        """
         commit: str = self._said().get("commit", "not recorded")
         return commit
 
@@ -126,11 +132,12 @@ def run_folder(out: Path, arm: str, seed: int) -> RunFolder:
 
 
 def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[RunFolder]:
-    """The runs that are not complete, seed by seed, so that early results compare all arms. None: the spec's arms, its seeds.
+    """The runs that are not complete, seed by seed, so that early results compare all arms. None:
+    the spec's arms, its seeds.
 
     Raises:
-        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said something else of it or
-            under other defaults.
+        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said
+            something else of it or under other defaults.
     """
     for option, chosen in (("--arms", arms), ("--seeds", seeds)):
         if chosen is not None and not chosen:
@@ -235,7 +242,9 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its own)."""
+    """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its
+    own).
+    """
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
 
 
@@ -243,12 +252,16 @@ _CODE = Path(__file__).parents[1]
 
 
 def defaults_unchanged_since(commit: str, repository: Path = _CODE) -> bool:
-    """Whether the configuration's code is what it was at a commit, and a node's defaults with it; False where git cannot tell."""
+    """Whether the configuration's code is what it was at a commit, and a node's defaults with it;
+    False where git cannot tell.
+    """
     return commit_is_here(commit, repository) and _git_says_yes(repository, "diff", "--quiet", commit, "--", "shared/config")
 
 
 def commit_is_here(commit: str, repository: Path = _CODE) -> bool:
-    """Whether a commit, as `code_commit` says it, is in this history and no file differed from it."""
+    """Whether a commit, as `code_commit` says it, is in this history and no file differed from
+    it.
+    """
     named = re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit) is not None and not commit.endswith("-dirty")
     return named and _git_says_yes(repository, "cat-file", "-e", f"{commit}^{{commit}}")
 
@@ -264,7 +277,9 @@ def _git_says_yes(repository: Path, *arguments: str) -> bool:
 
 @cache
 def code_commit() -> str:
-    """The commit of this code when it was first asked for, with `-dirty` where files differ from it; `unknown` outside of git."""
+    """The commit of this code when it was first asked for, with `-dirty` where files differ from
+    it; `unknown` outside of git.
+    """
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

@@ -11,7 +11,8 @@ from lab.runs import RunFolder
 
 
 def same_records(folders: Iterable[RunFolder]) -> list[dict[str, Any]]:
-    """Arms that have the same records of the same seeds, but for the seconds they took, and which seeds.
+    """Arms that have the same records of the same seeds, but for the seconds they took, and which
+    seeds.
 
     Raises:
         ValueError: records are torn.

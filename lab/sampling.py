@@ -1,7 +1,9 @@
-"""Sampling from N stacked policies at once, with a key-value cache: nodes x prompts x completions side by side.
+"""Sampling from N stacked policies at once, with a key-value cache: nodes x prompts x completions
+side by side.
 
-The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own. Prompts whose completions have all
-ended leave the batch, so that a call does not cost as many steps for all as its longest answer needs.
+The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own.
+Prompts whose completions have all ended leave the batch, so that a call does not cost as many steps
+for all as its longest answer needs.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from services.generator.engines.base import SamplingParams
 from services.generator.engines.decoding import processed_logprobs
 
 _LEAVE_BELOW = 0.75
-"""Prompts that are done leave when at most this part is left; moving the cache costs about a step."""
+"""Prompts that are done leave when at most this part is left; moving the cache costs about a step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One completion: token ids with the end token, their logprobs, and whether it ended by itself."""
+    """One completion: token ids with the end token, their logprobs, and whether it ended by
+    itself.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
@@ -31,7 +36,9 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Rows:
-    """What still grows, over N nodes x G prompts x L completions. `prompt` names each prompt's place in the call."""
+    """What still grows, over N nodes x G prompts x L completions. `prompt` names each prompt's
+    place in the call.
+    """
 
     prompt: Tensor
     alive: Tensor
@@ -126,7 +133,8 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
     if params.temperature == 0.0:
         chosen = logprobs.argmax(dim=-1, keepdim=True)
     else:
-        # The inverse of the distribution function: one uniform number a row, in float64 so that its tail is not rounded away.
+        # The inverse of the distribution function: one uniform number a row, in float64 so that its
+        # tail is not rounded away.
         cumulative = logprobs.exp().double().cumsum(dim=-1)
         draw = torch.rand(logits.shape[:-1], generator=generator, device=logits.device, dtype=torch.float64).unsqueeze(-1)
         chosen = torch.searchsorted(cumulative, draw * cumulative[..., -1:], right=True).clamp(max=logits.shape[-1] - 1)
@@ -159,7 +167,9 @@ def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Ten
 
 
 def _let_go(rows: _Rows, chosen: Tensor) -> Tensor:
-    """Drop prompts without a growing completion when enough of them are done; returns `chosen` of those left."""
+    """Drop prompts without a growing completion when enough of them are done; returns `chosen` of
+    those left.
+    """
     growing = rows.alive.any(dim=2)
     groups = growing.shape[1]
     left = int(growing.sum(1).max())

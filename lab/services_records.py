@@ -1,8 +1,10 @@
-"""The driver `services`, the part that is not processes: which specs it can run, and its records from the nodes' own files.
+"""The driver `services`, the part that is not processes: which specs it can run, and its records
+from the nodes' own files.
 
-A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows beyond those (every fresh
-answer, refusals by reason) is not in them. `local_reward` is therefore that of the local groups in the batch, which are all local
-groups of a node without a filter; replayed ones (`sampler.replay`) were generated for an earlier batch and are counted there.
+A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows
+beyond those (every fresh answer, refusals by reason) is not in them. `local_reward` is therefore
+that of the local groups in the batch, which are all local groups of a node without a filter;
+replayed ones (`sampler.replay`) were generated for an earlier batch and are counted there.
 """
 
 from __future__ import annotations

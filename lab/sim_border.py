@@ -1,6 +1,8 @@
-"""A simulated node's border: the services' own fair queue and checks over the very bytes that would cross the swarm plane.
+"""A simulated node's border: the services' own fair queue and checks over the very bytes that would
+cross the swarm plane.
 
-Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here all text is this process's own.
+Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here
+all text is this process's own.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class KnownNames:
 
 
 def node_key(name: str, seed: int) -> SigningKey:
-    """A key that the same name and seed always give. For simulations only: anyone can compute it."""
+    """A key that the same name and seed always give. For simulations only: anyone can compute
+    it.
+    """
     raw = hashlib.sha256(f"lab {name} {seed}".encode()).digest()
     return SigningKey(bytes(nkeys.encode_seed(bytearray(raw), nkeys.PREFIX_BYTE_USER)))
 
@@ -144,9 +148,11 @@ class SimBorder:
         self._border.note_own(group)
 
     def admit(self, messages: Sequence[SwarmMessage], now_s: float, round_s: float) -> tuple[list[ScoredGroup], Counter[str]]:
-        """The groups taken in of a round's messages, in the order in which they were looked at, and the refusals by reason.
+        """The groups taken in of a round's messages, in the order in which they were looked at, and
+        the refusals by reason.
 
-        The budget accrues over the round that ends at `now_s`; what it does not cover is refused as a flood.
+        The budget accrues over the round that ends at `now_s`; what it does not cover is refused as
+        a flood.
         """
         refused: Counter[str] = Counter()
         accepted: list[ScoredGroup] = []

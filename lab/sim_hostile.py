@@ -1,4 +1,6 @@
-"""The hostile nodes of a simulation: what each knows in a round, its names and keys, and the messages that its attack comes to."""
+"""The hostile nodes of a simulation: what each knows in a round, its names and keys, and the
+messages that its attack comes to.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class HostileNodes:
         self._shortcuts: dict[tuple[str, str], Shortcut] = {}
 
     def groups_a_round(self, node: SimNode) -> int:
-        """How many groups a hostile node samples: an honest node's number under each of its names."""
+        """How many groups a hostile node samples: an honest node's number under each of its
+        names.
+        """
         return node.config.sampler.local * len(self._names[node.name])
 
     def messages(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
@@ -82,13 +86,17 @@ class HostileNodes:
 
 
 def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
-    """Rewards as honest nodes count them for others' text: who knows their settings wastes no group on what they do not pay."""
+    """Rewards as honest nodes count them for others' text: who knows their settings wastes no group
+    on what they do not pay.
+    """
     partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
     return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
 
 
 def _bound(cohort: Cohort, own: Sequence[OwnGroup]) -> float:
-    """What the first honest node's check lets through, as far as a node that samples from the same policy can tell."""
+    """What the first honest node's check lets through, as far as a node that samples from the same
+    policy can tell.
+    """
     if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
         return -math.inf
     rules = OwnPolicyRules.of(cohort.nodes[0].config.trainer)

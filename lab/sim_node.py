@@ -1,6 +1,8 @@
-"""One simulated node: the services' ledger, sampler memory, assembly and steering, fed by hand instead of by streams.
+"""One simulated node: the services' ledger, sampler memory, assembly and steering, fed by hand
+instead of by streams.
 
-Time is the simulation's. Everything a node decides is decided by the services' pure code; this file holds what the processes hold.
+Time is the simulation's. Everything a node decides is decided by the services' pure code; this file
+holds what the processes hold.
 """
 
 from __future__ import annotations

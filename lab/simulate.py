@@ -1,8 +1,8 @@
 """The driver `simulate`: a whole swarm in one process, round by round, without a broker.
 
-A round, for every node: sample as many groups as admission allows under the policy of the round before, score them, share them,
-look at what others shared, make a batch, train on it, evaluate when that is due. Nodes go in step, and everything but time is
-the services' own code.
+A round, for every node: sample as many groups as admission allows under the policy of the round
+before, score them, share them, look at what others shared, make a batch, train on it, evaluate when
+that is due. Nodes go in step, and everything but time is the services' own code.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ Progress = Callable[[int], None]
 
 
 class Simulation:
-    """One run. `shared` may be kept for the next run of the same process, which then derives and scores less.
+    """One run. `shared` may be kept for the next run of the same process, which then derives and
+    scores less.
 
-    Raises (on construction) ValueError when the nodes' models cannot be simulated; the message says why.
+    Raises (on construction) ValueError when the nodes' models cannot be simulated; the message says
+    why.
     """
 
     def __init__(self, run: PlannedRun, shared: Shared | None = None) -> None:

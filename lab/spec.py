@@ -1,6 +1,8 @@
-"""What an experiment is: one TOML file, typed. A node's settings are `NodeConfig`'s own sections, so nothing is defined twice.
+"""What an experiment is: one TOML file, typed. A node's settings are `NodeConfig`'s own sections,
+so nothing is defined twice.
 
-An arm is a set of values merged over the base; a `[[nodes]]` table is a set of values merged over the arm for `count` nodes.
+An arm is a set of values merged over the base; a `[[nodes]]` table is a set of values merged over
+the arm for `count` nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from shared.config import TaskSpec
 from shared.tasks.file_source import with_rows
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
-"""Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some nodes."""
+"""Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some
+nodes.
+"""
 
 _OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
 """Keys that describe the experiment; all others are the arms'."""
@@ -64,7 +68,9 @@ class _Table(BaseModel):
 
 
 class LocalRule(_Table):
-    """What a node does with its local groups before a batch is made: the controls that the paper lacks."""
+    """What a node does with its local groups before a batch is made: the controls that the paper
+    lacks.
+    """
 
     filter: Literal["none", "informative_until", "informative_of_pool"] = Field(
         "none",
@@ -165,7 +171,9 @@ class Arm(_Table):
 
 
 class Spec(_Table):
-    """An experiment. `arms` are complete; `source` is the file's own content, which the manifest keeps."""
+    """An experiment. `arms` are complete; `source` is the file's own content, which the manifest
+    keeps.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     question: str = Field("", description="What it is to answer; heads the report.")
@@ -287,7 +295,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_overrides(values: Any) -> Any:
-    """The node's own sections, moved into `overrides`; everything else stays where unknown names are refused."""
+    """The node's own sections, moved into `overrides`; everything else stays where unknown names
+    are refused.
+    """
     if not isinstance(values, Mapping):
         return values
     sections = {key: values[key] for key in NODE_SECTIONS if key in values}

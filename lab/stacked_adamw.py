@@ -1,4 +1,6 @@
-"""AdamW over stacked policies: each node has its own step count, learning rate and gradient norm, and may sit a step out."""
+"""AdamW over stacked policies: each node has its own step count, learning rate and gradient norm,
+and may sit a step out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lab.stacked_params import Architecture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWSettings:
-    """One node's constants; `torch.optim.AdamW`'s, weight decay on matrices only. grad_clip: largest norm, inf: off."""
+    """One node's constants; `torch.optim.AdamW`'s, weight decay on matrices only. grad_clip:
+    largest norm, inf: off.
+    """
 
     betas: tuple[float, float]
     eps: float
@@ -23,7 +27,9 @@ class AdamWSettings:
 
 
 class StackedAdamW:
-    """Moments `(nodes, parameters)` and a step count per node. The arithmetic is that of `torch.optim.AdamW`."""
+    """Moments `(nodes, parameters)` and a step count per node. The arithmetic is that of
+    `torch.optim.AdamW`.
+    """
 
     def __init__(self, architecture: Architecture, flat: Tensor, settings: Sequence[AdamWSettings]) -> None:
         self._settings = list(settings)
@@ -37,9 +43,11 @@ class StackedAdamW:
 
     @torch.no_grad()
     def step(self, flat: Tensor, gradient: Tensor, rates: Sequence[float | None]) -> list[tuple[float, bool]]:
-        """Move each node's parameters in place. A node whose rate is None sits out, and so does one whose gradient is not finite.
+        """Move each node's parameters in place. A node whose rate is None sits out, and so does one
+        whose gradient is not finite.
 
-        Returns each node's gradient norm before clipping (0 where it sits out) and whether it moved.
+        Returns each node's gradient norm before clipping (0 where it sits out) and whether it
+        moved.
         """
         outcome = []
         norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()

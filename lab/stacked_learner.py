@@ -1,6 +1,8 @@
-"""N learners of one architecture, step for step what `services.trainer.learner.Learner` does, in one forward and backward pass.
+"""N learners of one architecture, step for step what `services.trainer.learner.Learner` does, in
+one forward and backward pass.
 
-Intake, advantages, weights, losses and the check by the node's policy are the services' own functions; here are only the passes.
+Intake, advantages, weights, losses and the check by the node's policy are the services' own
+functions; here are only the passes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from shared.config import NodeConfig
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One node's step: what was trained on, one entry of statistics an update, and what this node's policy found absurd.
+    """One node's step: what was trained on, one entry of statistics an update, and what this node's
+    policy found absurd.
 
     bounded: foreign groups whose loss was scaled down, over the updates.
     """
@@ -51,7 +54,9 @@ class StepOutcome:
 
 
 _IN_ONE_PASS = 100_000_000
-"""Parameters of the policies that are computed in one pass. More of them gain nothing and take their memory at once."""
+"""Parameters of the policies that are computed in one pass. More of them gain nothing and take
+their memory at once.
+"""
 _NORM_PART = 1_000_000
 
 
@@ -67,7 +72,9 @@ _Accumulate = Callable[[Sequence[_Part]], tuple[Tensor, list[GradientPart]]]
 
 
 class StackedLearner:
-    """Policies and optimizers of N nodes. `flat` is (N, parameters); the nodes' configurations may differ in all but the model."""
+    """Policies and optimizers of N nodes. `flat` is (N, parameters); the nodes' configurations may
+    differ in all but the model.
+    """
 
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
         self.model = StackedDecoder(architecture, flat.device)
@@ -81,7 +88,9 @@ class StackedLearner:
 
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for its local groups, all of them, under its policy as it is now (or the base policy)."""
+        """`batch_logprobs` of every node for its local groups, all of them, under its policy as it
+        is now (or the base policy).
+        """
         wanted = [list(range(len(of_node))) for of_node in groups]
         return self._logprobs(groups, wanted, base=base)
 
@@ -98,7 +107,9 @@ class StackedLearner:
         return found
 
     def step(self, intakes: Sequence[Intake | None], steps: Sequence[int], batch_seeds: Sequence[int]) -> list[StepOutcome | None]:
-        """Train each node on its intake; None: that node has no batch. `steps`: the batches' numbers."""
+        """Train each node on its intake; None: that node has no batch. `steps`: the batches'
+        numbers.
+        """
         checked = self._drop_absurd(intakes, batch_seeds)
         groups: list[list[TokenGroup]] = [list(intake.groups) if intake else [] for intake, _ in checked]
         wanted = [
@@ -143,9 +154,11 @@ class StackedLearner:
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
     ) -> tuple[Tensor, list[UpdateStats], list[int]]:
-        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics, foreign groups scaled down.
+        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics,
+        foreign groups scaled down.
 
-        A gradient is linear in the scales, so that the foreign groups which are measured alone are not computed again.
+        A gradient is linear in the scales, so that the foreign groups which are measured alone are
+        not computed again.
         """
         nodes = range(len(groups))
         foreign = [
@@ -193,7 +206,9 @@ class StackedLearner:
     def _each_alone(
         self, of: _Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
-        """Norm, gradient and statistics of each foreign group of the suspects, small policies' all measured in one pass."""
+        """Norm, gradient and statistics of each foreign group of the suspects, small policies' all
+        measured in one pass.
+        """
         parts = [_Part(node, [number]) for node in suspects for number in foreign[node]]
         at_once = [suspects] if len(self._together(range(len(parts)))) <= 1 else [[node] for node in suspects]
         for nodes in at_once:
@@ -245,7 +260,9 @@ class StackedLearner:
         gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
-        """Items in parts of a policy each that are computed in one pass: all of small policies, one of a large one."""
+        """Items in parts of a policy each that are computed in one pass: all of small policies, one
+        of a large one.
+        """
         size = max(1, _IN_ONE_PASS // self.flat.shape[1])
         return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
@@ -321,7 +338,9 @@ class StackedLearner:
 
 
 def _norms(gradient: Tensor) -> list[float]:
-    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is given."""
+    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is
+    given.
+    """
     found: list[float]
     if gradient.numel() <= _IN_ONE_PASS:
         found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()

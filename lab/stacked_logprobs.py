@@ -1,4 +1,6 @@
-"""Logprobs and entropy of rollout groups under N stacked policies, each prompt computed once for all its completions."""
+"""Logprobs and entropy of rollout groups under N stacked policies, each prompt computed once for
+all its completions.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from services.trainer.gradient.rows import CompletionRows, TokenGroup
 class StackedGroups:
     """The groups of N nodes as tensors. Completion c of a node's group g is its row `g x L + c`.
 
-    prompt_ids: (N, G, P). prompt_lengths: (N, G). completion_ids: (N, G, L, C). completion_lengths: (N, G, L).
-    rows: each node's completions, in the order of `rows.sequences`. row_places: the row `g x L + c` of each.
+    prompt_ids: (N, G, P). prompt_lengths: (N, G). completion_ids: (N, G, L, C). completion_lengths:
+    (N, G, L). rows: each node's completions, in the order of `rows.sequences`. row_places: the row
+    `g x L + c` of each.
     """
 
     prompt_ids: Tensor
@@ -35,7 +38,9 @@ class StackedGroups:
 
 
 def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], device: torch.device) -> StackedGroups:
-    """Stack `groups[node][g]` for the g in `wanted[node]`; `rows.sequences` counts all of a node's groups."""
+    """Stack `groups[node][g]` for the g in `wanted[node]`; `rows.sequences` counts all of a node's
+    groups.
+    """
     chosen = [[of_node[g] for g in numbers] for of_node, numbers in zip(groups, wanted, strict=True)]
     flat = [group for of_node in chosen for group in of_node]
     most = max(map(len, chosen))
@@ -75,7 +80,9 @@ def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequen
 def group_logprobs(
     model: StackedDecoder, leaves: Leaves, stacked: StackedGroups, temperatures: Sequence[float]
 ) -> list[CompletionLogprobs]:
-    """`completion_logprobs` of each node's rows, at each node's temperature; with gradient unless that is turned off."""
+    """`completion_logprobs` of each node's rows, at each node's temperature; with gradient unless
+    that is turned off.
+    """
     nodes, groups, count, longest = stacked.completion_ids.shape
     width = stacked.prompt_ids.shape[2]
     device = stacked.prompt_ids.device
@@ -86,7 +93,8 @@ def group_logprobs(
         own_hidden, own_packing = _completion_pass(model, leaves, stacked, prompt.keys, prompt.values)
         hidden = torch.cat([hidden, own_hidden], dim=1)
 
-    # The token before a completion's first is its prompt's last; the one before its k-th is its own (k-1)-th.
+    # The token before a completion's first is its prompt's last; the one before its k-th is its own
+    # (k-1)-th.
     starts = torch.arange(groups, device=device) * width
     before_first = prompt_packing.places.gather(1, starts + (stacked.prompt_lengths - 1).clamp(min=0))
     sources = before_first[:, :, None, None].expand(nodes, groups, count, 1)

@@ -1,8 +1,10 @@
-"""The forward pass of Qwen3 and Llama over a node axis: N policies, each over its own tokens, in batched matrix products.
+"""The forward pass of Qwen3 and Llama over a node axis: N policies, each over its own tokens, in
+batched matrix products.
 
-Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most tokens any node has. Only
-attention sees rows: prompts as `(N x G, P)`, completions as `(N x G, L, C)` behind the keys and values of their prompt, which are
-computed once for all L. Prompts and completions are right-padded; what is padding is never looked at.
+Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most
+tokens any node has. Only attention sees rows: prompts as `(N x G, P)`, completions as
+`(N x G, L, C)` behind the keys and values of their prompt, which are computed once for all L.
+Prompts and completions are right-padded; what is padding is never looked at.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ _FAR_BELOW = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where packed tokens stand in rows. slots: (N, T) row position (row x width + column) of each packed token.
+    """Where packed tokens stand in rows. slots: (N, T) row position (row x width + column) of each
+    packed token.
 
-    places: (N, R x S) packed token at each row position; 0 where there is none. present: (N, R x S) bool.
+    places: (N, R x S) packed token at each row position; 0 where there is none. present: (N, R x S)
+    bool.
     """
 
     slots: Tensor
@@ -70,7 +74,8 @@ class StackedDecoder:
         inverse = 1.0 / architecture.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
         angles = torch.outer(torch.arange(architecture.max_length, dtype=torch.float32, device=device), inverse)
         self._cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
-        # The first half's sign is folded in, so that rotating is one multiplication with the halves swapped.
+        # The first half's sign is folded in, so that rotating is one multiplication with the halves
+        # swapped.
         self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
 
     def embed(self, leaves: Leaves, ids: Tensor) -> Tensor:
@@ -106,7 +111,9 @@ class StackedDecoder:
 
 @dataclass(slots=True)
 class PromptPass:
-    """Hidden states of packed prompt tokens, and each layer's keys and values in rows: (N x G, KV, P, D)."""
+    """Hidden states of packed prompt tokens, and each layer's keys and values in rows: (N x G, KV,
+    P, D).
+    """
 
     hidden: Tensor
     keys: list[Tensor]
@@ -143,8 +150,9 @@ def attend_behind_prompt(
 ) -> Tensor:
     """Attention of completions to their prompt and to themselves, over one softmax.
 
-    q: (B, L, C, H, D), B groups. k, v: (B, L, KV, S, D), S own positions. prompt_keys, prompt_values: (B, KV, P, D).
-    prompt_bias: (B, 1, 1, 1, P), far below 0 on padding. own_bias: (C, S) or None. Returns (B, L, C, H, D).
+    q: (B, L, C, H, D), B groups. k, v: (B, L, KV, S, D), S own positions. prompt_keys,
+    prompt_values: (B, KV, P, D). prompt_bias: (B, 1, 1, 1, P), far below 0 on padding. own_bias:
+    (C, S) or None. Returns (B, L, C, H, D).
     """
     groups, count, steps, heads, size = q.shape
     kv, own, width = k.shape[2], k.shape[3], prompt_keys.shape[2]
@@ -166,7 +174,9 @@ def attend_behind_prompt(
 
 
 def padding_bias(lengths: Tensor, width: int) -> Tensor:
-    """(B, 1, 1, 1, P) to add to the scores: 0 where there is a prompt token, far below 0 elsewhere."""
+    """(B, 1, 1, 1, P) to add to the scores: 0 where there is a prompt token, far below 0
+    elsewhere.
+    """
     absent = torch.arange(width, device=lengths.device) >= lengths.flatten().unsqueeze(1)
     return torch.zeros(absent.shape, device=lengths.device).masked_fill(absent, _FAR_BELOW)[:, None, None, None, :]
 

@@ -1,7 +1,9 @@
-"""The parameters of many policies of one architecture, stacked along a node axis in one flat buffer.
+"""The parameters of many policies of one architecture, stacked along a node axis in one flat
+buffer.
 
-Gradients, norms and AdamW are then a few operations over `(nodes, parameters)`, and the forward pass is batched matrix products.
-Qwen3, which the toy policies are, and Llama, which SmolLM2 is, are known; they differ in the norm of queries and keys alone.
+Gradients, norms and AdamW are then a few operations over `(nodes, parameters)`, and the forward
+pass is batched matrix products. Qwen3, which the toy policies are, and Llama, which SmolLM2 is, are
+known; they differ in the norm of queries and keys alone.
 """
 
 from __future__ import annotations
@@ -37,14 +39,17 @@ class Architecture:
     tied: bool
     max_length: int
     qk_norm: bool
-    """Whether each head's queries and keys are normed before they are rotated: Qwen3 does, Llama does not."""
+    """Whether each head's queries and keys are normed before they are rotated: Qwen3 does, Llama
+    does not.
+    """
 
     @classmethod
     def of_folder(cls, folder: Path) -> Architecture:
         """Read it from a model folder's config.json.
 
         Raises:
-            ValueError: the folder holds no Qwen3 or Llama that this code computes exactly; the message says what it is instead.
+            ValueError: the folder holds no Qwen3 or Llama that this code computes exactly; the
+                message says what it is instead.
         """
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -150,7 +155,8 @@ def leaves(architecture: Architecture, flat: Tensor) -> dict[str, Tensor]:
 
 
 def load_stack(folders: Sequence[Path], device: torch.device) -> tuple[Architecture, Tensor]:
-    """The architecture and the stacked parameters `(nodes, parameters)` of model folders, one a node.
+    """The architecture and the stacked parameters `(nodes, parameters)` of model folders, one a
+    node.
 
     Raises:
         ValueError: they are not of one architecture, or one that is not computed here.

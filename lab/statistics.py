@@ -1,8 +1,9 @@
 """Means with intervals over seeds, and the few series computations that reports need. Pure.
 
-A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not independent, so they are averaged
-first. With three to five seeds Student's t is the honest interval; a bootstrap over so few would be too narrow. With ten, a
-hierarchical bootstrap says what chance in both seeds and questions does.
+A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not
+independent, so they are averaged first. With three to five seeds Student's t is the honest
+interval; a bootstrap over so few would be too narrow. With ten, a hierarchical bootstrap says what
+chance in both seeds and questions does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Estimate:
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; above 30 degrees by its expansion at the normal's, good to 0.001."""
+    """97.5 % quantile of Student's t; above 30 degrees by its expansion at the normal's, good to
+    0.001.
+    """
     if degrees < 1:
         raise ValueError("Student's t needs at least one degree of freedom")
     if degrees <= len(_T_975):
@@ -68,7 +71,9 @@ def paired_differences(values: dict[int, float], baseline: dict[int, float]) -> 
 
 
 def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[float]:
-    """`values / baseline` of the seeds that both have; empty when a baseline is not positive: a ratio then means nothing."""
+    """`values / baseline` of the seeds that both have; empty when a baseline is not positive: a
+    ratio then means nothing.
+    """
     seeds = sorted(values.keys() & baseline.keys())
     if any(baseline[seed] <= 0.0 for seed in seeds):
         return []
@@ -76,9 +81,11 @@ def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p of paired differences under "their signs are chance" (exact up to 16 of them, else of 2**16 draws).
+    """Two-sided p of paired differences under "their signs are chance" (exact up to 16 of them,
+    else of 2**16 draws).
 
-    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n. Raises ValueError where one is not finite.
+    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n. Raises
+    ValueError where one is not finite.
     """
     if not all(map(math.isfinite, differences)):
         raise ValueError(f"differences {differences} are not all finite: nothing can be said of their signs")
@@ -95,9 +102,11 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, float]:
-    """Each p corrected for there being several, after Holm (1979): the smallest times their number, and so on, never falling.
+    """Each p corrected for there being several, after Holm (1979): the smallest times their number,
+    and so on, never falling.
 
-    asked: how many comparisons were stated, those without data included, which could still have the largest p. None: as many.
+    asked: how many comparisons were stated, those without data included, which could still have the
+    largest p. None: as many.
     """
     number = max(asked or 0, len(p_values))
     corrected: dict[str, float] = {}
@@ -111,17 +120,20 @@ def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, f
 def bootstrap_ratio(
     values: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]], *, same_questions: bool, draws: int = 4000
 ) -> tuple[float, float] | None:
-    """95 % interval of the ratio of two means over seeds and questions, both drawn again: percentiles of a hierarchical bootstrap.
+    """95 % interval of the ratio of two means over seeds and questions, both drawn again:
+    percentiles of a hierarchical bootstrap.
 
     Args:
         values: By seed, one number a question.
         baseline: The same of the other arm, over the same questions in the same order.
-        same_questions: Whether all seeds share their questions, which are then drawn once for all of them.
+        same_questions: Whether all seeds share their questions, which are then drawn once for all
+            of them.
         draws: How often.
 
     Returns:
-        None with fewer than two seeds in common, where the arms (or seeds that should share them) have other numbers of questions,
-        or where the baseline's mean is not positive in one draw of a hundred.
+        None with fewer than two seeds in common, where the arms (or seeds that should share them)
+        have other numbers of questions, or where the baseline's mean is not positive in one draw of
+        a hundred.
     """
     seeds = sorted(values.keys() & baseline.keys())
     if len(seeds) < 2:
@@ -163,7 +175,9 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def oscillation(points: Sequence[tuple[float, float]], last: float = 0.25) -> float | None:
-    """Standard deviation of y about its straight line over the last part of x; None with fewer than four points there."""
+    """Standard deviation of y about its straight line over the last part of x; None with fewer than
+    four points there.
+    """
     if not points:
         return None
     begin = points[-1][0] - last * (points[-1][0] - points[0][0])

@@ -1,4 +1,6 @@
-"""What is written down of one node's round. Rewards are kept apart by whose they are and what they were given for."""
+"""What is written down of one node's round. Rewards are kept apart by whose they are and what they
+were given for.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,13 @@ def step_record(
 ) -> dict[str, Any]:
     """The fields of a `step` line.
 
-    trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage included.
-    local_reward: metric (b), of all completions that the node sampled this round, whatever became of them. staleness: optimizer
-    steps, mean over local groups. external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the foreign
-    groups trained on, those under one of the names in `hostile`. *_replayed, replayed_reward: of `sampler.replay`, where there are
-    any; they are in no figure of local groups. capability: what foreign advantages were multiplied by, by node,
-    where enough is known of it.
+    trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage
+    included. local_reward: metric (b), of all completions that the node sampled this round,
+    whatever became of them. staleness: optimizer steps, mean over local groups.
+    external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the foreign
+    groups trained on, those under one of the names in `hostile`. *_replayed, replayed_reward: of
+    `sampler.replay`, where there are any; they are in no figure of local groups. capability: what
+    foreign advantages were multiplied by, by node, where enough is known of it.
     """
     fresh = [reward for group in own for reward in group.rewards]
     record: dict[str, Any] = {

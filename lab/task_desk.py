@@ -1,6 +1,8 @@
-"""Tasks and their scores for a simulated swarm: the services' own derivation and verifiers, in this process, each done once.
+"""Tasks and their scores for a simulated swarm: the services' own derivation and verifiers, in this
+process, each done once.
 
-Only what this process sampled itself is scored here; answers that somebody else wrote belong in the sandbox.
+Only what this process sampled itself is scored here; answers that somebody else wrote belong in the
+sandbox.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _MOST_TEXTS = 500_000
 
 
 class TaskDesk:
-    """One node's source of tasks, and its verifier. Nodes of equal configuration share what is expensive through `Shared`."""
+    """One node's source of tasks, and its verifier. Nodes of equal configuration share what is
+    expensive through `Shared`.
+    """
 
     def __init__(self, config: NodeConfig, shared: Shared) -> None:
         self.tokenizer = shared.tokenizer(config)
@@ -55,7 +59,9 @@ class TaskDesk:
 
 
 class Shared:
-    """What all nodes of a process share: tokenizers, held-out sets, derived items, scores. None of it depends on a node."""
+    """What all nodes of a process share: tokenizers, held-out sets, derived items, scores. None of
+    it depends on a node.
+    """
 
     def __init__(self) -> None:
         self._tokenizers: dict[str, Any] = {}

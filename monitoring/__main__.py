@@ -1,4 +1,6 @@
-"""`python -m monitoring render` writes the files below k8s/components/monitoring; `--check` only says which are stale."""
+"""`python -m monitoring render` writes the files below k8s/components/monitoring; `--check` only
+says which are stale.
+"""
 
 from __future__ import annotations
 

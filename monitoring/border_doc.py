@@ -1,4 +1,6 @@
-"""The table of the border's checks in `docs/trust.md`: `python -m monitoring.border_doc` writes it."""
+"""The table of the border's checks in `docs/trust.md`: `python -m monitoring.border_doc` writes
+it.
+"""
 
 from __future__ import annotations
 

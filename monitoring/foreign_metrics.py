@@ -1,4 +1,6 @@
-"""Metrics that rules and panels read and that others export, each with where it is defined: no test here runs all of those."""
+"""Metrics that rules and panels read and that others export, each with where it is defined: no test
+here runs all of those.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def as_json_model(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _laid_out(rows: tuple[Row, ...]) -> list[dict[str, Any]]:
-    """Rows under each other, panels from left to right; a panel that does not fit begins a new line."""
+    """Rows under each other, panels from left to right; a panel that does not fit begins a new
+    line.
+    """
     placed: list[dict[str, Any]] = []
     next_id, y = 1, 0
     for row in rows:
@@ -58,7 +60,8 @@ def _laid_out(rows: tuple[Row, ...]) -> list[dict[str, Any]]:
             position = {"x": x, "y": y, "w": panel.width, "h": panel.height}
             (header["panels"] if row.collapsed else placed).append(_panel(panel, next_id, position))
             next_id, x, line_height = next_id + 1, x + panel.width, max(line_height, panel.height)
-        # The panels of a closed row take no room until it is opened, when Grafana moves the rest down.
+        # The panels of a closed row take no room until it is opened, when Grafana moves the rest
+        # down.
         y += 0 if row.collapsed else line_height
     return placed
 

@@ -1,4 +1,6 @@
-"""`docs/metrics.md`, from the registries that the services themselves export: `python -m monitoring.metrics_doc` writes it."""
+"""`docs/metrics.md`, from the registries that the services themselves export:
+`python -m monitoring.metrics_doc` writes it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def role_registry(role: str) -> CollectorRegistry:
 
 
 def role_families(role: str) -> list[Metric]:
-    """The project's own families that a service of `role` exports, in the order of their registration."""
+    """The project's own families that a service of `role` exports, in the order of their
+    registration.
+    """
     return [family for family in role_registry(role).collect() if family.name.startswith("swarm_")]
 
 
@@ -60,7 +64,9 @@ def watch_families() -> list[Metric]:
 
 
 def full_name(family: Metric) -> str:
-    """The name under which a query finds the family (of a histogram: without `_bucket`, `_sum`, `_count`)."""
+    """The name under which a query finds the family (of a histogram: without `_bucket`, `_sum`,
+    `_count`).
+    """
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 

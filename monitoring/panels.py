@@ -1,4 +1,5 @@
-"""What a dashboard is made of, as plain values: Grafana's JSON and the page of `make watch` are both made from these.
+"""What a dashboard is made of, as plain values: Grafana's JSON and the page of `make watch` are
+both made from these.
 
 A query may contain Grafana's variables; `substituted` fills them in where there is no Grafana.
 """
@@ -25,7 +26,9 @@ class PanelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One expression. `legend` uses `{{label}}` templates; `unit` overrides the panel's for a table's column."""
+    """One expression. `legend` uses `{{label}}` templates; `unit` overrides the panel's for a
+    table's column.
+    """
 
     expr: str
     legend: str
@@ -42,9 +45,11 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture. `unit` is a Grafana unit id, `width` counts grid columns of 24, `height` grid rows.
+    """One picture. `unit` is a Grafana unit id, `width` counts grid columns of 24, `height` grid
+    rows.
 
-    `labels` are the label columns of a table, in order. `minimum` and `maximum` fix the axis where the range is known.
+    `labels` are the label columns of a table, in order. `minimum` and `maximum` fix the axis where
+    the range is known.
     """
 
     title: str
@@ -64,7 +69,9 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A titled group of panels, laid out from left to right; `collapsed` rows are opened by a click."""
+    """A titled group of panels, laid out from left to right; `collapsed` rows are opened by a
+    click.
+    """
 
     title: str
     panels: tuple[Panel, ...]
@@ -73,7 +80,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A choice at the top of a dashboard, filled by a query such as `label_values(metric, label)`."""
+    """A choice at the top of a dashboard, filled by a query such as `label_values(metric,
+    label)`.
+    """
 
     name: str
     label: str
@@ -101,7 +110,9 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
-    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from `values`, by default `.*`: all."""
+    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from
+    `values`, by default `.*`: all.
+    """
     chosen = {"__rate_interval": rate_interval, **(values or {})}
     return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
 
@@ -112,7 +123,9 @@ def series(expr: str, legend: str, unit: str = "") -> Query:
 
 
 def quantiles(histogram: str, matchers: str, by: str, legend: str) -> tuple[Query, ...]:
-    """Median and 95th percentile of a histogram, by the labels `by`; `legend` is what tells series of one quantile apart."""
+    """Median and 95th percentile of a histogram, by the labels `by`; `legend` is what tells series
+    of one quantile apart.
+    """
     rate = f"sum by ({by}, le) (rate({histogram}_bucket{{{matchers}}}[$__rate_interval]))"
     return tuple(
         Query(expr=f"histogram_quantile({quantile}, {rate})", legend=f"p{round(100 * quantile)} {legend}".strip())
@@ -121,6 +134,8 @@ def quantiles(histogram: str, matchers: str, by: str, legend: str) -> tuple[Quer
 
 
 def mean(histogram: str, matchers: str, by: str) -> str:
-    """Mean of a histogram's observations, by the labels `by`; no value while nothing is observed."""
+    """Mean of a histogram's observations, by the labels `by`; no value while nothing is
+    observed.
+    """
     total, count = (f"sum by ({by}) (rate({histogram}_{part}{{{matchers}}}[$__rate_interval]))" for part in ("sum", "count"))
     return f"{total} / ({count} > 0)"

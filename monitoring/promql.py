@@ -1,4 +1,6 @@
-"""Which metrics an expression of PromQL reads: enough of its grammar to keep rules and panels honest about names."""
+"""Which metrics an expression of PromQL reads: enough of its grammar to keep rules and panels
+honest about names.
+"""
 
 from __future__ import annotations
 

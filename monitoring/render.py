@@ -1,4 +1,6 @@
-"""Writes dashboards and rules down as files for Grafana, Prometheus and Kubernetes. They are checked in; a test keeps them so."""
+"""Writes dashboards and rules down as files for Grafana, Prometheus and Kubernetes. They are
+checked in; a test keeps them so.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _HEADER = "# Made by `python -m monitoring render` from monitoring/rules; change
 
 
 def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
-    """Contents by path in the repository. `runbooks` is the URL of the folder in which alerts' pages are."""
+    """Contents by path in the repository. `runbooks` is the URL of the folder in which alerts'
+    pages are.
+    """
     groups = [group.as_object(runbooks) for group in GROUPS]
     files = {
         COMPONENT / "dashboards" / f"{name}.json": json.dumps(as_json_model(dashboard), indent=1, ensure_ascii=False) + "\n"

@@ -113,7 +113,9 @@ def repository_path(src_uri: str) -> str:
 
 
 def in_repository(page: str, target: str) -> str | None:
-    """The repository path that a link on `page` leads to; None for one to another host. Raises PluginError if nothing is there."""
+    """The repository path that a link on `page` leads to; None for one to another host. Raises
+    PluginError if nothing is there.
+    """
     if re.match(r"[a-z]+:", target):
         return None
     there = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))

@@ -1,8 +1,9 @@
-"""What JetStream says of each request of its API (`$JS.EVENT.ADVISORY.API`), and whether anybody should have made it. Pure.
+"""What JetStream says of each request of its API (`$JS.EVENT.ADVISORY.API`), and whether anybody
+should have made it. Pure.
 
-The format is `io.nats.jetstream.advisory.v1.api_audit`. The server says who asked: a client in the streams' account, with its kind
-and user; an account that imports the request, by its name alone; a reply that became a request comes from the streams' account and
-from no client.
+The format is `io.nats.jetstream.advisory.v1.api_audit`. The server says who asked: a client in the
+streams' account, with its kind and user; an account that imports the request, by its name alone; a
+reply that became a request comes from the streams' account and from no client.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def judge(account: str, request: Request) -> Verdict:
 
 
 def permissions_of(account: str, guest: str) -> Permissions | None:
-    """What the user in the account `guest` may do with the streams in `account`; None if it is nobody's (see `guest_account`)."""
+    """What the user in the account `guest` may do with the streams in `account`; None if it is
+    nobody's (see `guest_account`).
+    """
     name = guest.removeprefix(f"{account}_").lower()
     if guest == account or not guest.startswith(f"{account}_"):
         return None

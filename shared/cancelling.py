@@ -1,7 +1,8 @@
 """Ending tasks for certain.
 
-Before Python 3.12 `asyncio.wait_for` swallows a cancellation that meets the result it waits for: the task goes on as if nobody had
-asked it to end. Libraries wait like that too, so a task that was cancelled once has not ended until somebody has seen it end.
+Before Python 3.12 `asyncio.wait_for` swallows a cancellation that meets the result it waits for:
+the task goes on as if nobody had asked it to end. Libraries wait like that too, so a task that was
+cancelled once has not ended until somebody has seen it end.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import structlog
 log = structlog.get_logger(__name__)
 
 ASKED_AGAIN_S = 1.0
-"""A task has this long to leave before it is cancelled again; its clean-up is interrupted where it takes longer."""
+"""A task has this long to leave before it is cancelled again; its clean-up is interrupted where it
+takes longer.
+"""
 PATIENCE_S = 30.0
 """A task that goes on for this long although it was cancelled again and again is a bug."""
 
 
 class StillRunningError(RuntimeError):
-    """Tasks go on although they were cancelled again and again; the message says where each of them stands."""
+    """Tasks go on although they were cancelled again and again; the message says where each of them
+    stands.
+    """
 
 
 async def cancel_and_wait(
@@ -31,9 +36,9 @@ async def cancel_and_wait(
 ) -> None:
     """Cancel `tasks` and return when all have ended; None stands for a task that was never started.
 
-    A task that was cancelled by somebody else before is given `again_s` to heed that; then it is cancelled again, and so on. What a
-    task raised that nobody has looked at is logged, not raised. A cancellation of the caller does not shorten the wait; it is
-    raised after it.
+    A task that was cancelled by somebody else before is given `again_s` to heed that; then it is
+    cancelled again, and so on. What a task raised that nobody has looked at is logged, not raised.
+    A cancellation of the caller does not shorten the wait; it is raised after it.
 
     Raises:
         StillRunningError: some go on after `patience_s`.
@@ -70,7 +75,9 @@ async def cancel_and_wait(
 
 @contextmanager
 def heeded_cancellation() -> Iterator[None]:
-    """Around a library's call that may swallow a cancellation: it is raised after all, whatever the call returned or raised."""
+    """Around a library's call that may swallow a cancellation: it is raised after all, whatever the
+    call returned or raised.
+    """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:

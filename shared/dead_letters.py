@@ -1,4 +1,6 @@
-"""A node's dead letters: local groups that were given up on, with the cause, how they get there, and the way back to the queue."""
+"""A node's dead letters: local groups that were given up on, with the cause, how they get there,
+and the way back to the queue.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,24 @@ from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"
 REQUEUED = "requeue-"
-"""Begins the message id of a group that was put back: what comes of it is a new try, no duplicate of the first."""
+"""Begins the message id of a group that was put back: what comes of it is a new try, no duplicate
+of the first.
+"""
 _PAGE = 256
 
 
 def attempt_id(message: StoredMessage, group_id: str) -> str:
-    """Message id for what becomes of one try of a group: the same after a crash, another after a requeue."""
+    """Message id for what becomes of one try of a group: the same after a crash, another after a
+    requeue.
+    """
     requeued_as = message.headers.get("Nats-Msg-Id", "")
     return f"{group_id}-{requeued_as}" if requeued_as.startswith(REQUEUED) else group_id
 
 
 def spent_seq(notice: bytes) -> int:
-    """Position of the message that the server's notice (a `MAX_DELIVERIES` advisory) is about; 0, which no message has, if none."""
+    """Position of the message that the server's notice (a `MAX_DELIVERIES` advisory) is about; 0,
+    which no message has, if none.
+    """
     try:
         seq = json.loads(notice)["stream_seq"]
     except (ValueError, KeyError, TypeError):
@@ -42,7 +50,9 @@ async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, m
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A letter as it lies in the stream. `group` is None where the payload is gone or cannot be decoded; `problem` says why."""
+    """A letter as it lies in the stream. `group` is None where the payload is gone or cannot be
+    decoded; `problem` says why.
+    """
 
     seq: int
     buried_at: float
@@ -82,17 +92,20 @@ async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()
 
 
 async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
-    """Put a letter back into the queue of groups to score, then remove it. Safe to repeat after a crash in between.
+    """Put a letter back into the queue of groups to score, then remove it. Safe to repeat after a
+    crash in between.
 
     Raises:
-        TransportError: the server does not answer, the queue is full, or the letter's payload is gone.
+        TransportError: the server does not answer, the queue is full, or the letter's payload is
+            gone.
     """
     dead, queue = subjects.node_dead_letters_stream(node), subjects.node_rollouts_stream(node)
     message = await transport.get(dead, letter.seq)
     if message is None:
         return
     payload = await transport.payload(message)
-    # An id of its own: under the group's the queue would drop it as a duplicate of the first try for ten minutes.
+    # An id of its own: under the group's the queue would drop it as a duplicate of the first try
+    # for ten minutes.
     await transport.publish(
         subjects.node_rollouts(node), payload, stream=queue, message_id=f"{REQUEUED}{letter.seq}-{letter.group_id[:32]}"
     )

@@ -1,8 +1,10 @@
-"""Turns on a device that several processes of a machine share: one computes while the others wait (`model.device_turns`).
+"""Turns on a device that several processes of a machine share: one computes while the others wait
+(`model.device_turns`).
 
-Two files are locked with `flock(2)`, so that a process that dies leaves nothing behind. Whoever wants the device waits in front
-of it with the second lock held, as the only one; the others wait at that door. Who gives the device up while others want it keeps
-away from the door for long enough that each of them has tried it: nobody has two turns while another waits for its first.
+Two files are locked with `flock(2)`, so that a process that dies leaves nothing behind. Whoever
+wants the device waits in front of it with the second lock held, as the only one; the others wait at
+that door. Who gives the device up while others want it keeps away from the door for long enough
+that each of them has tried it: nobody has two turns while another waits for its first.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class DeviceTurns:
     """One process's place at a device.
 
     Args:
-        file: the same for all who share the device; made where it is missing, in a folder that must be there.
+        file: the same for all who share the device; made where it is missing, in a folder that must
+            be there.
         who: what the others are told of the holder, such as `trainer of alpha`.
     """
 
@@ -45,7 +48,8 @@ class DeviceTurns:
         self._keep_away_until = 0.0
 
     async def take(self) -> float:
-        """Wait for the turn and return how many seconds that took. Cancelled, it leaves no lock behind.
+        """Wait for the turn and return how many seconds that took. Cancelled, it leaves no lock
+        behind.
 
         Raises:
             TurnError: the files cannot be made or locked.
@@ -73,7 +77,9 @@ class DeviceTurns:
             _unlock(held)
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the device, as far as can be seen: not where the files are out of reach."""
+        """Whether somebody waits for the device, as far as can be seen: not where the files are out
+        of reach.
+        """
         try:
             door = _try_lock(self._door)
         except OSError:
@@ -127,7 +133,9 @@ def device_turns(config: NodeConfig, role: str) -> DeviceTurns | None:
 
 
 def turns_file(var_dir: Path, device: str) -> Path:
-    """Where the processes of a machine meet: one file for each device, and each choice of `CUDA_VISIBLE_DEVICES`."""
+    """Where the processes of a machine meet: one file for each device, and each choice of
+    `CUDA_VISIBLE_DEVICES`.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = "-".join(part for part in ("device", device, visible) if part)
     return var_dir / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:100]}.turns"

@@ -1,7 +1,10 @@
-"""Where a model comes from: a local folder, or the hub at one commit. Code that comes with a model is never run.
+"""Where a model comes from: a local folder, or the hub at one commit. Code that comes with a model
+is never run.
 
-A name on the hub is whatever its owner, or who took the account over, put there last. A commit's hash names the files themselves:
-all processes of a node, today and after a restart, load the weights, tokenizer and chat template that somebody looked at.
+A name on the hub is whatever its owner, or who took the account over, put there last. A commit's
+hash names the files themselves:
+all processes of a node, today and after a restart, load the weights, tokenizer and chat template
+that somebody looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ class UnpinnedModelError(ValueError):
 
 
 def hub_arguments(path: str, revision: str) -> dict[str, Any]:
-    """Arguments for `from_pretrained` beside `path`: the commit where the model comes from the hub, none where it is a folder.
+    """Arguments for `from_pretrained` beside `path`: the commit where the model comes from the hub,
+    none where it is a folder.
 
     Raises:
         UnpinnedModelError: `path` is a hub name and `revision` is no full commit hash.
@@ -31,7 +35,9 @@ def hub_arguments(path: str, revision: str) -> dict[str, Any]:
 
 
 def pin_problem(path: str, revision: str) -> str | None:
-    """What keeps the model at `path` from being loaded by its commit, with the remedy; None when it is a folder, or pinned."""
+    """What keeps the model at `path` from being loaded by its commit, with the remedy; None when it
+    is a folder, or pinned.
+    """
     if Path(path).is_dir() or re.fullmatch(COMMIT, revision):
         return None
     said = f"model.revision {revision[:60]!r} is no commit" if revision else "model.revision is not set"

@@ -12,11 +12,12 @@ from pathlib import Path
 
 
 def refuse_filled(folder: Path, purpose: str) -> None:
-    """Find out before the work whether `appearing_whole` can give its result this name; `purpose` says what it is wanted for.
+    """Find out before the work whether `appearing_whole` can give its result this name; `purpose`
+    says what it is wanted for.
 
     Raises:
-        FileExistsError: `folder` is something else than an empty folder, a link, or the folder that this process runs in; or a file
-            lies on the way to it.
+        FileExistsError: `folder` is something else than an empty folder, a link, or the folder that
+            this process runs in; or a file lies on the way to it.
         OSError: it is no name, or cannot be looked at.
     """
     if "\0" in str(folder):
@@ -38,8 +39,8 @@ def refuse_filled(folder: Path, purpose: str) -> None:
 def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
     """A folder to fill that becomes `folder` when the block ends well, and vanishes otherwise.
 
-    `replacing`: in the place of a folder that may hold something. Until the end it lies beside it under a name that begins with a
-    dot. Files are on the disk before the name is given.
+    `replacing`: in the place of a folder that may hold something. Until the end it lies beside it
+    under a name that begins with a dot. Files are on the disk before the name is given.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -56,7 +57,8 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
 
 
 def _finish(folder: Path) -> None:
-    # The library that writes weights leaves them to their owner alone; services may run as another user.
+    # The library that writes weights leaves them to their owner alone; services may run as another
+    # user.
     folder.chmod(0o755)
     for file in folder.rglob("*"):
         if file.is_file():

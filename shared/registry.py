@@ -1,17 +1,19 @@
-"""What can be chosen by name and added from outside: built-in choices, and those that installed packages bring as entry points.
+"""What can be chosen by name and added from outside: built-in choices, and those that installed
+packages bring as entry points.
 
-| registry | entry-point group | setting | an entry is |
-|---|---|---|---|
-| `OBJECTIVES` | `swarm.objectives` | `trainer.objective` | an `Objective` (services/trainer/objectives/base.py) |
-| `STRATEGIES` | `swarm.strategies` | `sampler.strategy` | a `Strategy` (services/sampler/strategies/base.py) |
-| `ENGINES` | `swarm.engines` | `generator.engine` | a function from `EngineSettings` to an `Engine` |
-| `VERIFIERS` | `swarm.verifiers` | `verifier` in `[[tasks]]` | a function from a task to the scorer of its answers |
-| `TASK_SOURCES` | `swarm.task_sources` | `dataset` in `[[tasks]]` | a function from (settings, seed) to a sequence of entries |
-| `POLICY_STORES` | `swarm.policy_stores` | scheme of `policy_store.uri` | a function from `StorePlace` to a `PolicyStore` |
+| registry | entry-point group | setting | an entry is | |---|---|---|---| | `OBJECTIVES` |
+`swarm.objectives` | `trainer.objective` | an `Objective` (services/trainer/objectives/base.py) | |
+`STRATEGIES` | `swarm.strategies` | `sampler.strategy` | a `Strategy`
+(services/sampler/strategies/base.py) | | `ENGINES` | `swarm.engines` | `generator.engine` | a
+function from `EngineSettings` to an `Engine` | | `VERIFIERS` | `swarm.verifiers` | `verifier` in
+`[[tasks]]` | a function from a task to the scorer of its answers | | `TASK_SOURCES` |
+`swarm.task_sources` | `dataset` in `[[tasks]]` | a function from (settings, seed) to a sequence of
+entries | | `POLICY_STORES` | `swarm.policy_stores` | scheme of `policy_store.uri` | a function from
+`StorePlace` to a `PolicyStore` |
 
-Names are checked without importing anything, so that the configuration can be read in a process that must not load torch. What is
-built in is named by its place, as text, for the same reason. An entry point never replaces what is built in. `docs/extend/` has a
-page for each.
+Names are checked without importing anything, so that the configuration can be read in a process
+that must not load torch. What is built in is named by its place, as text, for the same reason. An
+entry point never replaces what is built in. `docs/extend/` has a page for each.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from shared.suggestion import did_you_mean
 
 
 class UnknownNameError(ValueError):
-    """Nothing of that name is built in or installed; the message lists or suggests what there is."""
+    """Nothing of that name is built in or installed; the message lists or suggests what there
+    is.
+    """
 
 
 class BrokenEntryError(ValueError):
@@ -38,7 +42,8 @@ class BrokenEntryError(ValueError):
 class Registry:
     """One kind of thing that is chosen by name.
 
-    kind: what it is, as in `no objective is called 'dapp'`. group: of the entry points. built_in: name to `module:attribute`.
+    kind: what it is, as in `no objective is called 'dapp'`. group: of the entry points. built_in:
+    name to `module:attribute`.
     """
 
     kind: str
@@ -46,7 +51,9 @@ class Registry:
     built_in: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """All names there are: the built-in ones in their order, then the installed ones, sorted."""
+        """All names there are: the built-in ones in their order, then the installed ones,
+        sorted.
+        """
         return [*self.built_in, *sorted(set(self.installed) - set(self.built_in))]
 
     def load(self, name: str) -> Any:

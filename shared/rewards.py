@@ -1,4 +1,6 @@
-"""When the rewards of a group can teach: the one definition that sharing, sampling, training and the lab use."""
+"""When the rewards of a group can teach: the one definition that sharing, sampling, training and
+the lab use.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ _ABSOLUTE = 1e-12
 
 
 def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ by more than rounding, so that a comparison between completions can teach."""
+    """Whether rewards differ by more than rounding, so that a comparison between completions can
+    teach.
+    """
     if len(rewards) < 2:
         return False
     largest = max(abs(reward) for reward in rewards)

@@ -1,4 +1,6 @@
-"""The four services of a node. What is started, permitted, counted and shown for each follows this order."""
+"""The four services of a node. What is started, permitted, counted and shown for each follows this
+order.
+"""
 
 from __future__ import annotations
 

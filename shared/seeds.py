@@ -1,4 +1,6 @@
-"""Numbers that follow from a text: the seeds and lots that replicas and restarts must agree on without talking."""
+"""Numbers that follow from a text: the seeds and lots that replicas and restarts must agree on
+without talking.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import hashlib
 
 
 def number_from(text: str, n_bytes: int = 8) -> int:
-    """A number below `256**n_bytes` that is as good as random and the same everywhere: the first bytes of SHA-256, big-endian.
+    """A number below `256**n_bytes` that is as good as random and the same everywhere: the first
+    bytes of SHA-256, big-endian.
 
     Begin `text` with what the number is for: two purposes must not share one.
     """

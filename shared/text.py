@@ -1,8 +1,10 @@
-"""Text that others wrote, made safe to look at: the one place that knows which characters act on a terminal instead of being seen.
+"""Text that others wrote, made safe to look at: the one place that knows which characters act on a
+terminal instead of being seen.
 
-Names, models, states, causes and answers come from other nodes and from models. Written as they are, they can move the cursor,
-set a window's title, turn a line's reading order round (bidi overrides) or forge a line of a log. `visible` shows such characters
-as escapes (`\\x1b`), so that text is seen and never acted on. It does not double backslashes: it is to be read, not parsed back.
+Names, models, states, causes and answers come from other nodes and from models. Written as they
+are, they can move the cursor, set a window's title, turn a line's reading order round (bidi
+overrides) or forge a line of a log. `visible` shows such characters as escapes (`\\x1b`), so that
+text is seen and never acted on. It does not double backslashes: it is to be read, not parsed back.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ HIDDEN = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
     r"\ufff0-\ufffb\U000e0000-\U000e0fff"
 )
-"""Inside a regular expression's brackets: C0, DEL, C1, line separators, zero-width characters, bidi controls, fillers, tags."""
+"""Inside a regular expression's brackets: C0, DEL, C1, line separators, zero-width characters, bidi
+controls, fillers, tags.
+"""
 
 _BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 """Letters by category that draw nothing."""
@@ -25,10 +29,12 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    """`text` on one line, with every character that cannot be seen as an escape, and `…` at the end when it is longer than `limit`.
+    """`text` on one line, with every character that cannot be seen as an escape, and `…` at the end
+    when it is longer than `limit`.
 
-    Escaped is what Unicode does not call printable (controls, bidi overrides, zero-width characters, separators but the space,
-    surrogates, private and unassigned code points), blank letters, and the fourth and later of a row of combining marks.
+    Escaped is what Unicode does not call printable (controls, bidi overrides, zero-width
+    characters, separators but the space, surrogates, private and unassigned code points), blank
+    letters, and the fourth and later of a row of combining marks.
     """
     cut = text if limit is None else text[: limit + 1]
     if not cut.isascii() or not cut.isprintable():
@@ -37,12 +43,16 @@ def visible(text: str, limit: int | None = None) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """As `visible`, but lines stay lines and a tab is spaces: for text of several lines, such as an answer or a traceback."""
+    """As `visible`, but lines stay lines and a tab is spaces: for text of several lines, such as an
+    answer or a traceback.
+    """
     return "\n".join(visible(line.expandtabs(4)) for line in text.split("\n"))
 
 
 def visible_json(value: Any, **options: Any) -> str:
-    """`value` as JSON in which all text is printable ASCII and reads back as it was: `json.dumps` leaves DEL as it is."""
+    """`value` as JSON in which all text is printable ASCII and reads back as it was: `json.dumps`
+    leaves DEL as it is.
+    """
     return json.dumps(value, **options).replace("\x7f", "\\u007f")
 
 

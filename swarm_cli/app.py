@@ -59,7 +59,9 @@ _DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
 
 
 def main() -> NoReturn:
-    """Run a command. A failure is a sentence on standard error and an exit code, not a traceback."""
+    """Run a command. A failure is a sentence on standard error and an exit code, not a
+    traceback.
+    """
     if sys.argv[1:2] and sys.argv[1] in _DERIVING_COMMANDS:
         _fix_hash_seed()
     log_to_standard_error()
@@ -80,6 +82,8 @@ def main() -> NoReturn:
 
 
 def _fix_hash_seed() -> None:
-    """Start again under hash seed 0, where every dataset derives the same tasks as in the services."""
+    """Start again under hash seed 0, where every dataset derives the same tasks as in the
+    services.
+    """
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

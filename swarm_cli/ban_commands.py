@@ -41,7 +41,9 @@ def ban(
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Keep a sender out, by its name and by the key that the name belongs to. Acts on running verifiers within seconds."""
+    """Keep a sender out, by its name and by the key that the name belongs to. Acts on running
+    verifiers within seconds.
+    """
     node_config = load_chosen(config)
     bucket = subjects.node_bucket(by or node_config.node.id)
     if not sender:

@@ -36,7 +36,9 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
     defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone, of every setting.")] = False,
 ) -> None:
-    """Print the basic settings and those that differ from their default, with what they mean, as TOML."""
+    """Print the basic settings and those that differ from their default, with what they mean, as
+    TOML.
+    """
     if defaults and config:
         raise CommandError("--defaults reads no file: leave --config out")
     if defaults:
@@ -72,7 +74,9 @@ def sources(config: Path | None) -> str:
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the values, make one task of each source, and look for the model. Notes say which settings have no effect."""
+    """Check the values, make one task of each source, and look for the model. Notes say which
+    settings have no effect.
+    """
     node_config = load_chosen(config)
     check_objective(node_config)
     for sentence in settings_without_effect(node_config):
@@ -86,7 +90,9 @@ def check(config: ConfigOption = None) -> None:
 
 
 def check_objective(config: NodeConfig) -> None:
-    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports no torch of its own."""
+    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports
+    no torch of its own.
+    """
     from services.trainer.objectives.config import objective_config
 
     try:
@@ -96,7 +102,9 @@ def check_objective(config: NodeConfig) -> None:
 
 
 def task_problems(config: NodeConfig) -> list[str]:
-    """Read files, and make one task of each source; some of reasoning-gym's settings fail only then."""
+    """Read files, and make one task of each source; some of reasoning-gym's settings fail only
+    then.
+    """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows
     from shared.tasks.specs import check_specs
@@ -109,7 +117,9 @@ def task_problems(config: NodeConfig) -> list[str]:
 
 
 def model_problems(model: ModelSection) -> list[str]:
-    """Read the model's config and tokenizer, of a hub name through the hub or its cache; not the weights."""
+    """Read the model's config and tokenizer, of a hub name through the hub or its cache; not the
+    weights.
+    """
     problem = model_problem(model.path, model.revision)
     if problem:
         return [problem]

@@ -1,7 +1,8 @@
-"""Where a command's words go: results to standard output, everything else to standard error. All of it is escaped on the way.
+"""Where a command's words go: results to standard output, everything else to standard error. All of
+it is escaped on the way.
 
-Names, states, causes and answers that a command shows are other nodes' and models' words: they are neither styles (rich's
-markup) nor control characters here, only text (`shared.text`).
+Names, states, causes and answers that a command shows are other nodes' and models' words: they are
+neither styles (rich's markup) nor control characters here, only text (`shared.text`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from shared.runtime.logs import configure_logging
 from shared.text import visible, visible_lines
 
 CELL_CHARACTERS = 64
-"""Longest text of a table's cell: the names that are allowed are shorter, and one that is not must not push the others aside."""
+"""Longest text of a table's cell: the names that are allowed are shorter, and one that is not must
+not push the others aside.
+"""
 
 
 def log_to_standard_error() -> None:
-    """Keep the log lines of what a command uses out of its result, and quiet: the command itself says what went wrong."""
+    """Keep the log lines of what a command uses out of its result, and quiet: the command itself
+    says what went wrong.
+    """
     configure_logging(level="error", log_format="console", stream=sys.stderr)
     sys.excepthook = _tell
 
@@ -38,7 +43,9 @@ def say(text: str = "") -> None:
 
 
 def terminal() -> Console:
-    """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for themselves."""
+    """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for
+    themselves.
+    """
     return Console(markup=False, emoji=False)
 
 

@@ -73,8 +73,9 @@ def requeue_letters(
     node_url: UrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Put dead letters back into the queue: they are scored and shared. The node itself trains on those alone that nobody had
-    given up on by name (unreadable ones): the place of the others went back to the generator, and a group counts once."""
+    """Put dead letters back into the queue: they are scored and shared. The node itself trains on
+    those alone that nobody had given up on by name (unreadable ones): the place of the others went
+    back to the generator, and a group counts once."""
     if bool(seqs) == every:
         raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
     node_config = _of(node, load_chosen(config))

@@ -6,7 +6,9 @@ from shared.contracts.wire import is_node_name
 
 
 class CommandError(Exception):
-    """The command cannot go on. The message names the cause and the remedy; `exit_code` is the process's."""
+    """The command cannot go on. The message names the cause and the remedy; `exit_code` is the
+    process's.
+    """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)

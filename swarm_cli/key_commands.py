@@ -26,7 +26,9 @@ def new(
     out: Annotated[Path | None, typer.Option(help="Where the seed goes; readable for its owner only, never replaced.")] = None,
     name: Annotated[str, typer.Option(help="The node's name: print the line for others' rosters instead of the key alone.")] = "",
 ) -> None:
-    """Make a key. Prints the public half; without --out the seed too, on a line of its own before it."""
+    """Make a key. Prints the public half; without --out the seed too, on a line of its own before
+    it.
+    """
     if out is None:
         seed = new_seed()
         typer.echo(seed.decode())
@@ -46,7 +48,9 @@ def show_key(
     node: Annotated[str, typer.Option(help="A node of the configured run.  [default: node.id]")] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Print the public key; with a node also its name, as a line for others' rosters. Never prints the seed."""
+    """Print the public key; with a node also its name, as a line for others' rosters. Never prints
+    the seed.
+    """
     name = node
     if file is None:
         chosen = load_chosen(config)

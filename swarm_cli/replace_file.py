@@ -11,8 +11,8 @@ from swarm_cli.errors import CommandError
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write `text` beside `path`, onto the disk, then give it that name. A file that was there passes on its mode and, where
-    this process may, its owner; a link stays one.
+    """Write `text` beside `path`, onto the disk, then give it that name. A file that was there
+    passes on its mode and, where this process may, its owner; a link stays one.
 
     Raises:
         CommandError: it cannot be written; what was there is untouched.

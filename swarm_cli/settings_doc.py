@@ -1,4 +1,6 @@
-"""`docs/settings.md`, from the sections that `load_config` checks a configuration against: `python -m swarm_cli.settings_doc`."""
+"""`docs/settings.md`, from the sections that `load_config` checks a configuration against:
+`python -m swarm_cli.settings_doc`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def main() -> None:
 
 
 def _section(path: str, annotation: Any) -> Iterator[str]:
-    """A heading, what the section is about, and a table of its settings; then the same of the sections inside it."""
+    """A heading, what the section is about, and a table of its settings; then the same of the
+    sections inside it.
+    """
     several = get_origin(annotation) is list
     section = get_args(annotation)[0] if several else annotation
     inner = {name: field for name, field in section.model_fields.items() if _is_section(field.annotation)}

@@ -1,4 +1,6 @@
-"""`swarm task list`, `show`, `score` and `audit`: tasks and rewards as a task's author looks at them."""
+"""`swarm task list`, `show`, `score` and `audit`: tasks and rewards as a task's author looks at
+them.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,8 @@ def audit(
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
-    """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with text added or one thing changed.
+    """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with
+    text added or one thing changed.
 
     Ends with code 1 if it found any.
     """
@@ -165,7 +168,9 @@ def _is_file(name: str) -> bool:
 
 
 def _source(name: str, verifier: str, columns: str) -> TaskSpec:
-    """The source that `name` is: a dataset, or a file, which is read. A file's answers are judged by `exact` by default."""
+    """The source that `name` is: a dataset, or a file, which is read. A file's answers are judged
+    by `exact` by default.
+    """
     from shared.config import TaskSpec
     from shared.tasks.file_source import with_rows
 

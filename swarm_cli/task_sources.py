@@ -1,4 +1,6 @@
-"""Task sources that are named on the command line: a TOML file's `[[tasks]]`, or dataset names with their own defaults."""
+"""Task sources that are named on the command line: a TOML file's `[[tasks]]`, or dataset names with
+their own defaults.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from swarm_cli.errors import CommandError
 
 
 def task_sources(text: str) -> list[TaskSpec]:
-    """Sources from `text`: a file's name if there is such a file or it ends in .toml, else names separated by commas.
+    """Sources from `text`: a file's name if there is such a file or it ends in .toml, else names
+    separated by commas.
 
     Raises:
         CommandError: the file has no usable `[[tasks]]`, or a name cannot be a dataset's.

@@ -1,4 +1,6 @@
-"""A configuration as TOML with every field's meaning beside it: what `swarm config show` prints and `load_config` reads back."""
+"""A configuration as TOML with every field's meaning beside it: what `swarm config show` prints and
+`load_config` reads back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 
 def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
-    """Render the values. One that is not set stands in a comment, and so does the default of one that differs from it.
+    """Render the values. One that is not set stands in a comment, and so does the default of one
+    that differs from it.
 
     only: names as `section.key`; of the others, those that differ from their default. None: all.
     """

@@ -14,10 +14,11 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 @contextmanager
 def unwinding_on_sigterm() -> Iterator[None]:
-    """In the block SIGTERM raises SystemExit with `EXIT_TERMINATED`, so that `finally` clauses take away what is half done.
+    """In the block SIGTERM raises SystemExit with `EXIT_TERMINATED`, so that `finally` clauses take
+    away what is half done.
 
-    Of a second signal nothing comes: it would interrupt the clauses. Outside the main thread, which alone gets signals, the block
-    runs as it is.
+    Of a second signal nothing comes: it would interrupt the clauses. Outside the main thread, which
+    alone gets signals, the block runs as it is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

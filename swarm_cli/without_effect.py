@@ -1,4 +1,6 @@
-"""Settings that can do nothing beside the others: a key left over, or one of another objective. Pure."""
+"""Settings that can do nothing beside the others: a key left over, or one of another objective.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def _of_objective(trainer: TrainerSection, objective: Objective) -> Reasons:
 
 
 def _of_clipping(trainer: TrainerSection, objective: Objective) -> Reasons:
-    """With one update the ratio is 1, exactly where no logprobs are computed beforehand to drop text by."""
+    """With one update the ratio is 1, exactly where no logprobs are computed beforehand to drop
+    text by.
+    """
     drops_by_likelihood = trainer.sequence_mask is not None or trainer.foreign_negative_divergence is not None
     if trainer.updates_per_batch > 1 or drops_by_likelihood or objective.keeps is not None:
         return
@@ -146,8 +150,8 @@ def _of_foreign_text(trainer: TrainerSection) -> Reasons:
 
 
 def _is_free(trainer: TrainerSection, key: str) -> bool:
-    """Whether a key changes nothing by being set. A divergence asks for logprobs without adapters' dropout, other ones than a
-    single update has."""
+    """Whether a key changes nothing by being set. A divergence asks for logprobs without adapters'
+    dropout, other ones than a single update has."""
     dropout = trainer.lora.rank and trainer.lora.dropout and trainer.updates_per_batch == 1
     return key != "foreign_negative_divergence" or not dropout
 

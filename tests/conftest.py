@@ -15,8 +15,8 @@ from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadli
 from tests.nats_server import NatsServer
 from tests.scorer_processes import scorers_of_this_process
 
-# The same examples in every run, so that a failure is the change's: HYPOTHESIS_PROFILE=explore draws new ones.
-# No deadline: on a busy machine an example takes as long as the other work lets it.
+# The same examples in every run, so that a failure is the change's: HYPOTHESIS_PROFILE=explore
+# draws new ones. No deadline: on a busy machine an example takes as long as the other work lets it.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in an event loop of their own, with a deadline (see `tests.deadlines`)."""
+    """Run `async def` tests in an event loop of their own, with a deadline (see
+    `tests.deadlines`).
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -57,7 +59,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def no_scorer_outlives_its_test() -> Iterator[None]:
-    """A scorer process that a test leaves behind is that test's failure, not of whoever counts processes later."""
+    """A scorer process that a test leaves behind is that test's failure, not of whoever counts
+    processes later.
+    """
     before = scorers_of_this_process()
     yield
     left = scorers_of_this_process() - before
@@ -74,7 +78,9 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
-    """Makes servers that a test may kill: `nats_server(config="max_payload: 8MB")` is started and ends with the test."""
+    """Makes servers that a test may kill: `nats_server(config="max_payload: 8MB")` is started and
+    ends with the test.
+    """
     servers: list[NatsServer] = []
 
     def make(**settings: Any) -> NatsServer:

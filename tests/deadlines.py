@@ -1,11 +1,12 @@
 """Every test ends. From the most telling deadline to the last resort:
 
-1. A coroutine test has `ASYNC_TEST_TIMEOUT_S`, or what `@pytest.mark.deadline(seconds)` says. It fails with where each of its tasks
-   stands, and its tasks are ended.
-2. Every test, its fixtures included, has `timeout` of pyproject.toml, or what `@pytest.mark.timeout(seconds)` says (pytest-timeout,
-   by signal). It fails with the stack of each thread; fixtures end what they started, and the suite goes on.
-3. Where no signal helps, because the main thread is stuck in foreign code, `faulthandler_timeout` writes all stacks and ends the
-   run.
+1. A coroutine test has `ASYNC_TEST_TIMEOUT_S`, or what `@pytest.mark.deadline(seconds)` says. It
+   fails with where each of its tasks stands, and its tasks are ended.
+2. Every test, its fixtures included, has `timeout` of pyproject.toml, or what
+   `@pytest.mark.timeout(seconds)` says (pytest-timeout, by signal). It fails with the stack of each
+   thread; fixtures end what they started, and the suite goes on.
+3. Where no signal helps, because the main thread is stuck in foreign code, `faulthandler_timeout`
+   writes all stacks and ends the run.
 4. `session_timeout` ends the run between two tests.
 """
 
@@ -51,7 +52,9 @@ def run_coroutine_test(test: Callable[[], Coroutine[Any, Any, None]], timeout_s:
 
 
 def allow_for_long_deadlines(items: Iterable[pytest.Item], default_s: float) -> None:
-    """A coroutine test whose own deadline is the later one is not ended by the earlier, less telling one."""
+    """A coroutine test whose own deadline is the later one is not ended by the earlier, less
+    telling one.
+    """
     for item in items:
         deadline = item.get_closest_marker("deadline")
         if deadline is not None and item.get_closest_marker("timeout") is None:

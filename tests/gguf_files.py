@@ -1,4 +1,6 @@
-"""Small real GGUF files: random llamas of two layers, written with llama.cpp's own package as its converters write them."""
+"""Small real GGUF files: random llamas of two layers, written with llama.cpp's own package as its
+converters write them.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ def write_gguf(
 ) -> Path:
     """Write `model`, or a random one.
 
-    quantised: a type number for the matrices. end: the token that the file calls the end. leave_out, add: tensors by their GGUF
-    name. settings: more metadata.
+    quantised: a type number for the matrices. end: the token that the file calls the end.
+    leave_out, add: tensors by their GGUF name. settings: more metadata.
     """
     model = model or random_llama()
     config = model.config
@@ -141,7 +143,8 @@ def _tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
 
 
 def _turned(values: np.ndarray, heads: int | None) -> np.ndarray:
-    # llama.cpp rotates neighbouring pairs, transformers the two halves of a head (convert_hf_to_gguf.py, `permute`).
+    # llama.cpp rotates neighbouring pairs, transformers the two halves of a head
+    # (convert_hf_to_gguf.py, `permute`).
     if heads is None:
         return values
     rows = values.shape[0]

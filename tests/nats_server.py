@@ -1,4 +1,6 @@
-"""A real nats-server for tests: free port, own store, log file, and it can be killed and started again."""
+"""A real nats-server for tests: free port, own store, log file, and it can be killed and started
+again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def free_port() -> int:
 
 
 class NatsServer:
-    """One server process. `config` is added to the file; `jetstream` replaces the settings inside its JetStream block."""
+    """One server process. `config` is added to the file; `jetstream` replaces the settings inside
+    its JetStream block.
+    """
 
     def __init__(self, folder: Path, *, config: str = "", jetstream: str = "sync_interval: 1m", port: int | None = None) -> None:
         self.folder = folder = folder.absolute()

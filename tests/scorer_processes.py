@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def scorers_of_this_process() -> set[int]:
-    """Process ids of sandboxed scorers, and those that fork them, that were started by this process."""
+    """Process ids of sandboxed scorers, and those that fork them, that were started by this
+    process.
+    """
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     listed = children.read_text().split() if children.exists() else []
     found = set()

@@ -1,4 +1,6 @@
-"""A nats-server with TLS, keys and permissions as `swarm nats` makes them; its certificate is made at test time."""
+"""A nats-server with TLS, keys and permissions as `swarm nats` makes them; its certificate is made
+at test time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.nats_server import NatsServer, free_port
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path, Path]:
-    """A new authority, and a server's certificate and key by it: paths of PEM files (authority, certificate, key)."""
+    """A new authority, and a server's certificate and key by it: paths of PEM files (authority,
+    certificate, key).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
@@ -65,7 +69,9 @@ def swarm(*arguments: str, environment: dict[str, str] | None = None) -> str:
 
 
 class SecuredServer(NatsServer):
-    """A server that carries planes as `swarm nats config --plane` says. Key files lie in `folder/keys`."""
+    """A server that carries planes as `swarm nats config --plane` says. Key files lie in
+    `folder/keys`.
+    """
 
     def __init__(
         self, folder: Path, nodes: Sequence[str], *, plane: str = "both", keys: Path | None = None, more: Sequence[str] = ()

@@ -1,4 +1,6 @@
-"""Run the parts, each in a process of its own with a deadline, print what they find and write `docs/gpu.md`."""
+"""Run the parts, each in a process of its own with a deadline, print what they find and write
+`docs/gpu.md`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TARGET = Path("docs/gpu.md")
 
 
 def main() -> int:
-    """Exit code 0 when every part ran to its end, whether or not its bars were kept, and where there is no GPU."""
+    """Exit code 0 when every part ran to its end, whether or not its bars were kept, and where
+    there is no GPU.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"all by default: {', '.join(PARTS)}")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1; cpu tries the check itself and writes nothing")

@@ -12,8 +12,8 @@ TITLE = "What was checked on a GPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how large. model: a folder, empty for a random model with the shapes of SmolLM2-135M. short: seconds instead of
-    minutes, with a model of no use."""
+    """Where and how large. model: a folder, empty for a random model with the shapes of
+    SmolLM2-135M. short: seconds instead of minutes, with a model of no use."""
 
     device: str
     folder: Path

@@ -1,4 +1,6 @@
-"""One node learns with the services as a user starts them: five minutes of `swarm up` on the GPU."""
+"""One node learns with the services as a user starts them: five minutes of `swarm up` on the
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _END_S = 60.0
 
 
 def check(setting: Setting) -> list[Finding]:
-    """Held-out pass rate before and after: of config/smollm2.toml where that model is there, else of the first demo."""
+    """Held-out pass rate before and after: of config/smollm2.toml where that model is there, else
+    of the first demo.
+    """
     real = Path("var/models/smollm2/config.json").exists() and not setting.short
     demo = "config/smollm2.toml" if real else str(shown(DEMO_CONFIG))
     environment = os.environ | {

@@ -1,4 +1,6 @@
-"""The models that are tried: shapes of real ones, with random weights where the real ones are not there."""
+"""The models that are tried: shapes of real ones, with random weights where the real ones are not
+there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ CONTEXT = 2048
 
 
 def small_model(setting: Setting) -> tuple[str, Path]:
-    """The name and the folder of the model that most parts use: the one asked for, else a random one of SmolLM2's shapes."""
+    """The name and the folder of the model that most parts use: the one asked for, else a random
+    one of SmolLM2's shapes.
+    """
     if setting.model:
         return Path(setting.model).name, Path(setting.model)
     return random_model(setting, "tiny" if setting.short else "SmolLM2-135M")

@@ -1,4 +1,6 @@
-"""The same log-probabilities on the GPU as on the CPU: of the trainer, and of the tokens that engines sample."""
+"""The same log-probabilities on the GPU as on the CPU: of the trainer, and of the tokens that
+engines sample.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From the trainer's weights on the GPU to the first token of a generator on it, through a real server."""
+"""From the trainer's weights on the GPU to the first token of a generator on it, through a real
+server.
+"""
 
 from __future__ import annotations
 

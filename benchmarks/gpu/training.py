@@ -1,4 +1,6 @@
-"""The trainer on the GPU: speed and memory against a bare loop, a resume, a group of processes with NCCL and FSDP2, deltas."""
+"""The trainer on the GPU: speed and memory against a bare loop, a resume, a group of processes with
+NCCL and FSDP2, deltas.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def batches(learner: Learner, count: int, groups: int = 8) -> list[Batch]:
 
 
 def check_speed(setting: Setting) -> list[Finding]:
-    """`Learner.step` in bfloat16 against a bare loop on the same batches, in tokens a second and in memory."""
+    """`Learner.step` in bfloat16 against a bare loop on the same batches, in tokens a second and in
+    memory.
+    """
     models = [small_model(setting)] + ([] if setting.short else [random_model(setting, "0.5B")])
     return [finding for name, folder in models for finding in _speed(setting, name, folder)]
 
@@ -96,7 +100,9 @@ def _steps(learner: Learner, made: list[Batch]) -> None:
 
 
 def _timed(setting: Setting, work: Any, tokens: int, turns: int) -> tuple[list[float], int]:
-    """Tokens a second of each turn after one that does not count, and the peak of the GPU's memory in bytes (0 on a CPU)."""
+    """Tokens a second of each turn after one that does not count, and the peak of the GPU's memory
+    in bytes (0 on a CPU).
+    """
     on_gpu = setting.device.startswith("cuda")
     work()
     if on_gpu:
@@ -168,7 +174,9 @@ def _trained_model(config: NodeConfig) -> TrainedModel:
 
 
 def check_sharded(setting: Setting) -> list[Finding]:
-    """Two steps of a process of torchrun's, its weights sharded by FSDP2 over one device, against two steps alone."""
+    """Two steps of a process of torchrun's, its weights sharded by FSDP2 over one device, against
+    two steps alone.
+    """
     name, folder = small_model(setting)
     config = config_for(setting, folder)
     alone = Learner(config)
@@ -203,7 +211,9 @@ def check_sharded(setting: Setting) -> list[Finding]:
 
 
 def check_deltas(setting: Setting) -> list[Finding]:
-    """How large what a step changes is, published as bfloat16: the mean of three steps after ten."""
+    """How large what a step changes is, published as bfloat16: the mean of three steps after
+    ten.
+    """
     name, folder = small_model(setting)
     found = []
     for rate, bar in _DELTA_BARS.items():

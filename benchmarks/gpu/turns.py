@@ -1,4 +1,6 @@
-"""One device for generator and trainer (`model.device_turns`): what an engine gives back between calls, and that it wakes whole."""
+"""One device for generator and trainer (`model.device_turns`): what an engine gives back between
+calls, and that it wakes whole.
+"""
 
 from __future__ import annotations
 

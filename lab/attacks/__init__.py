@@ -1,6 +1,8 @@
-"""What hostile nodes put into a swarm, one attack a file: from what the node knows (`view.Hostile`) to the groups that it sends.
+"""What hostile nodes put into a swarm, one attack a file: from what the node knows (`view.Hostile`)
+to the groups that it sends.
 
-Groups only: keys, messages and the honest nodes' borders are the simulation's. Chance is an argument.
+Groups only: keys, messages and the honest nodes' borders are the simulation's. Chance is an
+argument.
 """
 
 from __future__ import annotations
@@ -41,4 +43,6 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
 INFORMED_ROLES = frozenset(
     {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut"}
 )
-"""Roles that sample from the first honest node's policy as it is now: no adversary can know it better."""
+"""Roles that sample from the first honest node's policy as it is now: no adversary can know it
+better.
+"""

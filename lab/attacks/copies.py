@@ -1,4 +1,6 @@
-"""The same experience again and again: byte for byte, under new ids, and with edits that no digest of the bytes sees."""
+"""The same experience again and again: byte for byte, under new ids, and with edits that no digest
+of the bytes sees.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from shared.contracts.messages import Completion, RolloutGroup
 
 
 def duplicates(view: Hostile) -> list[RolloutGroup]:
-    """The content of the first group, half the time byte for byte, else under a new draw and time so that its id is new."""
+    """The content of the first group, half the time byte for byte, else under a new draw and time
+    so that its id is new.
+    """
     if view.first is None:
         return []
     return [
@@ -30,7 +34,8 @@ def floods(view: Hostile) -> list[RolloutGroup]:
 
 
 def near_copies(view: Hostile) -> list[RolloutGroup]:
-    """What others sent, each `flood_factor` times: completions in another order, spaces and line ends where no scorer looks.
+    """What others sent, each `flood_factor` times: completions in another order, spaces and line
+    ends where no scorer looks.
 
     A node hears only informative groups of others; with none yet it sends what it sampled.
     """

@@ -1,7 +1,7 @@
 """Gamed scorers: answers that are paid without being right, partial credit first of all.
 
-A group's advantages depend on which of its answers earned more, not on whether any is right. Where nobody is right, an answer that
-earns a crumb is made likelier as strongly as a right one would be.
+A group's advantages depend on which of its answers earned more, not on whether any is right. Where
+nobody is right, an answer that earns a crumb is made likelier as strongly as a right one would be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _CONSTANTS = ("x", "0", "7", "[7]", "a -> a", "True", "nan")
 
 
 def gamed(view: Hostile) -> list[RolloutGroup]:
-    """A group for each task whose scorer pays for something wrong, and what was sampled where it does not."""
+    """A group for each task whose scorer pays for something wrong, and what was sampled where it
+    does not.
+    """
     groups = []
     for group, rewards in view.made:
         found = crumbs(view, group, rewards)
@@ -26,7 +28,9 @@ def gamed(view: Hostile) -> list[RolloutGroup]:
 
 
 def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup | None:
-    """`right_share` of the answers the best paid wrong one, the others unpaid; None where nothing wrong is paid more."""
+    """`right_share` of the answers the best paid wrong one, the others unpaid; None where nothing
+    wrong is paid more.
+    """
     wrong = wrong_answers(view.answer(group.task.ref), group.task.question)
     candidates = [written for answer in wrong for written in (answer, answered(answer))]
     paid = view.score(group.task.ref, candidates)
@@ -40,7 +44,9 @@ def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> Roll
 
 
 def wrong_answers(answer: str, question: str) -> list[str]:
-    """Answers that are wrong whatever the task: near the right one, copied from the question, the same for all questions."""
+    """Answers that are wrong whatever the task: near the right one, copied from the question, the
+    same for all questions.
+    """
     near = [f"{answer}7", f"{answer} 7", f"7{answer}"]
     copied = [premise for premise in _PREMISE.findall(question) if premise != answer]
     return [*near, *copied[:4], *(constant for constant in _CONSTANTS if constant != answer)]

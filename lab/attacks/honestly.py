@@ -1,4 +1,6 @@
-"""Groups as they were sampled: what a node of another policy or temperature sends, and a sleeper until it wakes."""
+"""Groups as they were sampled: what a node of another policy or temperature sends, and a sleeper
+until it wakes.
+"""
 
 from __future__ import annotations
 

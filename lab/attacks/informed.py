@@ -1,4 +1,6 @@
-"""Nodes that know the defences: one party with many names, good behaviour first and poison later, and the best of everything."""
+"""Nodes that know the defences: one party with many names, good behaviour first and poison later,
+and the best of everything.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from shared.contracts.messages import RolloutGroup
 
 
 def many_names(view: Hostile) -> list[RolloutGroup]:
-    """As much bounded poison under each of the node's names as an honest node sends under its one."""
+    """As much bounded poison under each of the node's names as an honest node sends under its
+    one.
+    """
     return under_names(view, bounded_poison(view, view.made))
 
 
@@ -22,10 +26,12 @@ def sleeper(view: Hostile) -> list[RolloutGroup]:
 
 
 def informed(view: Hostile) -> list[RolloutGroup]:
-    """Honest until `start_round`; then, under every name, of each task what harms most and passes: crumbs, else bounded poison.
+    """Honest until `start_round`; then, under every name, of each task what harms most and passes:
+    crumbs, else bounded poison.
 
-    Every group is another task's and says something of its own, none is longer than an honest one and no name sends more than an
-    honest node, so that quotas, digests and budgets have nothing to see. Tokens and rewards are true.
+    Every group is another task's and says something of its own, none is longer than an honest one
+    and no name sends more than an honest node, so that quotas, digests and budgets have nothing to
+    see. Tokens and rewards are true.
     """
     if view.number < view.attack.start_round:
         return under_names(view, [group for group, _ in view.made])

@@ -1,7 +1,9 @@
-"""Groups whose step undoes what honest ones teach, out of answers that are all scored rightly and all likely.
+"""Groups whose step undoes what honest ones teach, out of answers that are all scored rightly and
+all likely.
 
-What the policy should say stands among the wrong answers, with something behind it that makes it wrong, and is made less likely
-token by token; the paid answers are the least likely that pass the own-policy check.
+What the policy should say stands among the wrong answers, with something behind it that makes it
+wrong, and is made less likely token by token; the paid answers are the least likely that pass the
+own-policy check.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _SECOND = ("", "0", "7", "a")
 
 
 def opposed(view: Hostile) -> list[RolloutGroup]:
-    """Honest groups until `start_round`, then opposed ones; under every name as many as an honest node sends."""
+    """Honest groups until `start_round`, then opposed ones; under every name as many as an honest
+    node sends.
+    """
     if view.number < view.attack.start_round:
         return under_names(view, as_sampled(view))
     poisoned = bounded_poison(view, view.made)
@@ -36,7 +40,9 @@ def opposed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
-    """For each group, the likeliest answer that begins with the right one and is not right; None where none passes the check."""
+    """For each group, the likeliest answer that begins with the right one and is not right; None
+    where none passes the check.
+    """
     tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]
     found: list[str | None] = []
     for group, likelihoods in zip(tailed, view.likelihood(tailed) if tailed else [], strict=True):

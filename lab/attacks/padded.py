@@ -1,4 +1,6 @@
-"""Long answers and many of them: right ones behind as much text as is taken in, so that a step is theirs in tokens and in time."""
+"""Long answers and many of them: right ones behind as much text as is taken in, so that a step is
+theirs in tokens and in time.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Right answers that teach the wrong thing: of each dataset only questions to which one shortcut is the right answer.
+"""Right answers that teach the wrong thing: of each dataset only questions to which one shortcut is
+the right answer.
 
-Who asks chooses the questions. A copy of what stands in the question is right for some, a constant for others; a group about such a
-question is scored rightly by everybody, its right answers are as likely as such answers get, and a policy that learns from many of
-them learns to copy.
+Who asks chooses the questions. A copy of what stands in the question is right for some, a constant
+for others; a group about such a question is scored rightly by everybody, its right answers are as
+likely as such answers get, and a policy that learns from many of them learns to copy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _SEEDS = 2**30
 
 
 def shortcut(view: Hostile) -> list[RolloutGroup]:
-    """Honest groups until `start_round`, then those of shortcuts; under every name as many as an honest node sends.
+    """Honest groups until `start_round`, then those of shortcuts; under every name as many as an
+    honest node sends.
 
     A group for whose dataset no such question is found is sent as it was sampled.
     """
@@ -56,7 +58,9 @@ def shortcut(view: Hostile) -> list[RolloutGroup]:
 
 
 def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
-    """The copy or the constant that is right for most of the source's questions; chosen once, the same for ever."""
+    """The copy or the constant that is right for most of the source's questions; chosen once, the
+    same for ever.
+    """
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
@@ -74,7 +78,9 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
 
 
 def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
-    """Groups about questions that the shortcut answers, each with the right answer in every way of writing it that is paid."""
+    """Groups about questions that the shortcut answers, each with the right answer in every way of
+    writing it that is paid.
+    """
     source = _source(view, group)
     wanted = chosen_shortcut(view, source)
     ladders: list[RolloutGroup] = []
@@ -90,19 +96,25 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
 
 
 def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
-    """Whose questions are asked: those of the target where the node asks it at all, else those of the dataset that it drew."""
+    """Whose questions are asked: those of the target where the node asks it at all, else those of
+    the dataset that it drew.
+    """
     by_dataset = {source.dataset: source for source in reversed(view.sources)}
     return by_dataset.get(view.attack.target) or by_dataset[group.task.ref.dataset]
 
 
 def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
-    """An answer that is not paid: one that the policy gave to another question where there is one, since it is likely."""
+    """An answer that is not paid: one that the policy gave to another question where there is one,
+    since it is likely.
+    """
     texts = [*(completion.text for completion in sampled.completions), answered("")]
     return min(zip(view.score(ref, texts), range(len(texts)), texts, strict=True))[2]
 
 
 def _questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
-    """That many of the source's questions, of seeds of the node's own choice; items that cannot be made are passed over."""
+    """That many of the source's questions, of seeds of the node's own choice; items that cannot be
+    made are passed over.
+    """
     size = dataset_size(source.dataset, source.canonical_config)
     for _ in range(count):
         seed, index = rng.randrange(_SEEDS), rng.randrange(size)

@@ -18,7 +18,9 @@ WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shortcut:
-    """An answer that takes no skill: what has this name among `copies` of a question, or else always the same."""
+    """An answer that takes no skill: what has this name among `copies` of a question, or else
+    always the same.
+    """
 
     copy: str = ""
     constant: str = ""
@@ -34,13 +36,15 @@ class Shortcut:
 class Hostile:
     """A hostile node's round.
 
-    made: the groups it sampled, with their rewards. overheard: groups with an advantage that others sent a round before. first:
-    the first group it ever sent that a filter lets through. names: its names; a group sent under one carries it. answer: a task's
-    right answer, which anyone can derive. score: rewards of texts. encode: token ids of a text, end token included.
-    held_out: prompt ids of questions that must not be trained on. likelihood: mean logprob per token of each text of each group
-    under an honest policy. max_tokens: of an answer that is taken in. bound: the least mean that the own-policy check lets
-    through, minus infinity without that check. sources: what it asks. shortcuts: of a dataset and its configuration, the one
-    that the attack of this name works out once.
+    made: the groups it sampled, with their rewards. overheard: groups with an advantage that others
+    sent a round before. first:
+    the first group it ever sent that a filter lets through. names: its names; a group sent under
+    one carries it. answer: a task's right answer, which anyone can derive. score: rewards of texts.
+    encode: token ids of a text, end token included. held_out: prompt ids of questions that must not
+    be trained on. likelihood: mean logprob per token of each text of each group under an honest
+    policy. max_tokens: of an answer that is taken in. bound: the least mean that the own-policy
+    check lets through, minus infinity without that check. sources: what it asks. shortcuts: of a
+    dataset and its configuration, the one that the attack of this name works out once.
     """
 
     number: int
@@ -72,8 +76,8 @@ def answered(answer: str, before: str = "") -> str:
 
 
 def ways_to_answer(answer: str) -> list[str]:
-    """A completion that is this answer, in tags, as it stands, and otherwise written; a scorer pays some of them, and a policy
-    finds one or two of them likely."""
+    """A completion that is this answer, in tags, as it stands, and otherwise written; a scorer pays
+    some of them, and a policy finds one or two of them likely."""
     number = answer.removeprefix("-").replace(".", "", 1)
     as_number = [f"+{answer}", f"0{answer}", f"{answer}.0" if "." not in answer else f"{answer}0"] if number.isdigit() else []
     spaced = [f" {answer}", f"{answer} ", f"{answer}\n", f"\n{answer}", f"  {answer}  \n"]
@@ -87,13 +91,17 @@ def with_texts(view: Hostile, group: RolloutGroup, texts: Sequence[str]) -> Roll
 
 
 def halves(count: int, share: float) -> tuple[int, int]:
-    """How many of a group's answers are to be right, and how many not; at least one of each of two or more."""
+    """How many of a group's answers are to be right, and how many not; at least one of each of two
+    or more.
+    """
     right = max(1, min(count - 1, round(share * count)))
     return right, count - right
 
 
 def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], count: int) -> list[str]:
-    """`count` answers that earn the least, the policy's own ones first: these are what training makes less likely."""
+    """`count` answers that earn the least, the policy's own ones first: these are what training
+    makes less likely.
+    """
     least = min(rewards)
     own = [completion.text for completion, reward in zip(group.completions, rewards, strict=True) if reward == least < 1.0]
     found = own or [answered("")]

@@ -1,4 +1,6 @@
-"""Right answers behind nonsense: a verifier calls them right, and training makes the nonsense likelier."""
+"""Right answers behind nonsense: a verifier calls them right, and training makes the nonsense
+likelier.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from shared.contracts.messages import RolloutGroup
 
 
 def wrong(view: Hostile) -> list[RolloutGroup]:
-    """Of each group `right_share` of the answers right behind nonsense, the others nonsense alone; texts only."""
+    """Of each group `right_share` of the answers right behind nonsense, the others nonsense alone;
+    texts only.
+    """
     return [_poisoned(view, group) for group, _ in view.made]
 
 

@@ -1,4 +1,6 @@
-"""The three dashboards, as values. Grafana's JSON comes from `monitoring.grafana`; a page without Grafana reads them directly."""
+"""The three dashboards, as values. Grafana's JSON comes from `monitoring.grafana`; a page without
+Grafana reads them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Dashboard "NATS": streams, consumers, leaders, storage, from prometheus-nats-exporter beside each server.
+"""Dashboard "NATS": streams, consumers, leaders, storage, from prometheus-nats-exporter beside each
+server.
 
-Every replica of a stream reports the stream, so sums would count it three times: streams are `max by (account, stream_name)`, and
-consumers are read from their leader, the only replica that knows what is pending. Names: `collector/jsz.go` and
-`collector/healthz.go` of prometheus-nats-exporter, with `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
+Every replica of a stream reports the stream, so sums would count it three times: streams are
+`max by (account, stream_name)`, and consumers are read from their leader, the only replica that
+knows what is pending. Names: `collector/jsz.go` and `collector/healthz.go` of
+prometheus-nats-exporter, with `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Dashboard "Node": the four services of one node, in the order in which a rollout goes through them."""
+"""Dashboard "Node": the four services of one node, in the order in which a rollout goes through
+them.
+"""
 
 from __future__ import annotations
 

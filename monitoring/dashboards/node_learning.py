@@ -1,4 +1,6 @@
-"""The row of dashboard "Node" about the trainer's update: is the policy changing, and in a healthy way?"""
+"""The row of dashboard "Node" about the trainer's update: is the policy changing, and in a healthy
+way?
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Recording rules and alerts, as values; `GROUPS` is all of them. `monitoring.render` writes them down for Prometheus and its "
-"operator."""
+"""Recording rules and alerts, as values; `GROUPS` is all of them. `monitoring.render` writes them
+down for Prometheus and its " "operator."""
 
 from __future__ import annotations
 

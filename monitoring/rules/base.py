@@ -36,7 +36,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """An alert. `hold` is Prometheus's `for`; `summary` and `description` are its templates; `dashboard` is a path in Grafana."""
+    """An alert. `hold` is Prometheus's `for`; `summary` and `description` are its templates;
+    `dashboard` is a path in Grafana.
+    """
 
     name: str
     expr: str
@@ -64,7 +66,9 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rules that are evaluated one after the other, so that later ones see what earlier ones record."""
+    """Rules that are evaluated one after the other, so that later ones see what earlier ones
+    record.
+    """
 
     name: str
     rules: tuple[Record | Alert, ...]

@@ -1,4 +1,6 @@
-"""Alerts on the NATS servers, from prometheus-nats-exporter beside each (see `monitoring.dashboards.nats`)."""
+"""Alerts on the NATS servers, from prometheus-nats-exporter beside each (see
+`monitoring.dashboards.nats`).
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ from monitoring.rules.base import NODE_DASHBOARD, Alert, Severity
 
 _KNOWN = 'group by (job, node) (up{job="swarm", node!=""})'
 _TRAINS = f'({_KNOWN} and group by (job, node) (count_over_time(up{{job="swarm", role=~"sampler|trainer"}}[1d])))'
-"""Nodes that have a sampler or trainer, or had one today: a node whose policy is trained elsewhere has neither, on purpose."""
+"""Nodes that have a sampler or trainer, or had one today: a node whose policy is trained elsewhere
+has neither, on purpose.
+"""
 _NEEDED_BY = {"generator": _KNOWN, "verifier": _KNOWN, "sampler": _TRAINS, "trainer": _TRAINS}
 
 

@@ -1,4 +1,6 @@
-"""Recording rules: what alerts and several panels ask for, computed once. Names are `level:metric:operations`."""
+"""Recording rules: what alerts and several panels ask for, computed once. Names are
+`level:metric:operations`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _EVALUATED = """
     and on (job, node, instance)
     swarm_held_out_policy_version == on (job, node) group_left max by (job, node) (swarm_held_out_policy_version)
 """
-"""Of several generator replicas only one evaluates a version: the newest version's figure counts."""
+"""Of several generator replicas only one evaluates a version: the newest version's figure counts.
+"""
 
 RULES: tuple[Record, ...] = (
     Record(name="node:swarm_trainer_steps:rate5m", expr=_rate("swarm_trainer_steps_total", "5m")),
@@ -23,7 +26,8 @@ RULES: tuple[Record, ...] = (
         expr=f"{_rate('swarm_trainer_step_duration_seconds_sum', '6h')} / ({_rate('swarm_trainer_steps_total', '6h')} > 0)",
     ),
     Record(
-        # Before the first step the trainer's own start counts, so that one that never steps is seen too.
+        # Before the first step the trainer's own start counts, so that one that never steps is seen
+        # too.
         name="node:swarm_trainer_idle:seconds",
         expr="time() - "
         + by_node(

@@ -1,4 +1,6 @@
-"""Alerts on what a node gives to the swarm and takes from it. A node that trains alone is not concerned by any."""
+"""Alerts on what a node gives to the swarm and takes from it. A node that trains alone is not
+concerned by any.
+"""
 
 from __future__ import annotations
 

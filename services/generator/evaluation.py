@@ -1,7 +1,9 @@
-"""Held-out evaluation: one answer for each task of a fixed set that never enters training, as the policy changes.
+"""Held-out evaluation: one answer for each task of a fixed set that never enters training, as the
+policy changes.
 
-Results go to `eval.jsonl` in the run's folder and, under the key `eval`, to the node's bucket, from where the verifier hands them
-to the swarm. Of several replicas, the one that wins the compare-and-set on `eval_turn` evaluates.
+Results go to `eval.jsonl` in the run's folder and, under the key `eval`, to the node's bucket, from
+where the verifier hands them to the swarm. Of several replicas, the one that wins the
+compare-and-set on `eval_turn` evaluates.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Evaluator:
         self._resuming = True
 
     async def begin(self) -> None:
-        """Let the base policy answer, if nothing of this node was ever evaluated: every gain is measured against it.
+        """Let the base policy answer, if nothing of this node was ever evaluated: every gain is
+        measured against it.
 
         To be called before a published policy is followed.
         """
@@ -134,7 +137,8 @@ class Evaluator:
         return None if entry is None else decode(entry.value, EvalReport).policy_version
 
     async def _answers(self) -> list[Sample]:
-        # One call, so that one policy version answers everything; generation and weight swaps wait for it.
+        # One call, so that one policy version answers everything; generation and weight swaps wait
+        # for it.
         async with self._engine.turn():
             samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
         return [only for (only,) in samples]

@@ -1,4 +1,6 @@
-"""What the generator reports: Prometheus metrics and the figures on its status board, in one place, so that both always agree."""
+"""What the generator reports: Prometheus metrics and the figures on its status board, in one place,
+so that both always agree.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ def rollout_group(
     params: SamplingParams,
     created_at: float,
 ) -> RolloutGroup:
-    """The group of all `samples` of one task; its version is the oldest that sampled any of them."""
+    """The group of all `samples` of one task; its version is the oldest that sampled any of
+    them.
+    """
     return RolloutGroup(
         node=node,
         created_at=created_at,
@@ -47,5 +49,7 @@ def rollout_group(
 
 
 def call_seed(node: str, node_seed: int, first_draw: int) -> int:
-    """Seed of the call that makes the draws from `first_draw` on: different for every node and call, the same on every try."""
+    """Seed of the call that makes the draws from `first_draw` on: different for every node and
+    call, the same on every try.
+    """
     return number_from(f"generate/{node}/{node_seed}/{first_draw}", 4) & 0x7FFFFFFF

@@ -1,18 +1,23 @@
-"""Who makes which task draw, and how far ahead of the trainer: pure functions over the shared ledger.
+"""Who makes which task draw, and how far ahead of the trainer: pure functions over the shared
+ledger.
 
-A node numbers its task draws 0, 1, 2, ...; a draw's number decides its task. Replicas of the generator take ranges of draws
-from one ledger by compare-and-set, so no draw is made twice. A range that was taken and never finished (its replica died) is
-handed out again, so none is missing either: that is what lets `next_draw` stand for *accepted + running* in the admission rule.
+A node numbers its task draws 0, 1, 2, ...; a draw's number decides its task. Replicas of the
+generator take ranges of draws from one ledger by compare-and-set, so no draw is made twice. A range
+that was taken and never finished (its replica died) is handed out again, so none is missing either:
+that is what lets `next_draw` stand for *accepted + running* in the admission rule.
 
-Admission (after AReaL's staleness manager): with I local groups a step, bound S on staleness and policy version v,
-`(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is the number of local groups in all batches up to
-the trainer's (`consumed_local`, the same number when no batch was short or filled up), and groups that were given up on are added
-back (`dropped_local`), or they would be waited for for ever.
+Admission (after AReaL's staleness manager): with I local groups a step, bound S on staleness and
+policy version v, `(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is
+the number of local groups in all batches up to the trainer's (`consumed_local`, the same number
+when no batch was short or filled up), and groups that were given up on are added back
+(`dropped_local`), or they would be waited for for ever.
 
-Where I moves (`sampler.adapt`), what counts is what the batches there are did take: `consumed_with_moving_i`.
+Where I moves (`sampler.adapt`), what counts is what the batches there are did take:
+`consumed_with_moving_i`.
 
-Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and while it trains 4..7
-wait for batch 2, which trains on version 1: staleness 1. After version 1 is published draws 8..11 may start.
+Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and
+while it trains 4..7 wait for batch 2, which trains on version 1: staleness 1. After version 1 is
+published draws 8..11 may start.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: in
 
 
 def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
-    """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the sampler announced.
+    """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the
+    sampler announced.
 
-    With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m) * I can be used in time: those
-    batches have what they have, and every later one that policy `version` is fresh enough for takes I. Nobody waits for ever: once
-    all m are trained on, (max_staleness + 1) * I >= I are allowed beyond what they consumed.
+    With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m)
+    * I can be used in time: those batches have what they have, and every later one that policy
+    `version` is fresh enough for takes I. Nobody waits for ever: once all m are trained on,
+    (max_staleness + 1) * I >= I are allowed beyond what they consumed.
     """
     return position.consumed_local + (version - position.batch_number) * groups_per_step
 
@@ -41,9 +48,11 @@ def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, v
 def claim(
     ledger: TaskLedger, *, replica: str, max_count: int, allowed: int, now_s: float, lease_s: float
 ) -> tuple[TaskLedger, DrawLease] | None:
-    """Take a range of draws: first one that was left behind, else up to `min(max_count, allowed)` new ones.
+    """Take a range of draws: first one that was left behind, else up to `min(max_count, allowed)`
+    new ones.
 
-    A range was left behind when its lease ran out; callers therefore `renew` the ranges they work on.
+    A range was left behind when its lease ran out; callers therefore `renew` the ranges they work
+    on.
 
     Returns:
         The new ledger and the lease, or None when there is nothing to take.

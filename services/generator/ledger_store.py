@@ -24,14 +24,17 @@ class DrawLedger:
         self._replica = replica
         self._lease_s = lease_s
         self.allowed = 0
-        """How many more draws could be handed out when this replica last asked, before it took any."""
+        """How many more draws could be handed out when this replica last asked, before it took any.
+        """
 
     async def release_own(self) -> None:
         """Give back what a former life of this replica had taken."""
         await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
 
     async def secret(self) -> bytes:
-        """What keys this node's draws: 16 random bytes, made once for all replicas and kept with the ledger."""
+        """What keys this node's draws: 16 random bytes, made once for all replicas and kept with
+        the ledger.
+        """
         fresh = secrets.token_bytes(16)
         return (await self._change(lambda ledger: rules.with_secret(ledger, fresh))).secret
 

@@ -1,6 +1,8 @@
-"""Keeps the engine on the newest policy: watches the pointer, fetches, checks, swaps, reads the version back.
+"""Keeps the engine on the newest policy: watches the pointer, fetches, checks, swaps, reads the
+version back.
 
-A swap that fails or outlives its deadline leaves the old policy answering, is counted and is tried again.
+A swap that fails or outlives its deadline leaves the old policy answering, is counted and is tried
+again.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class PolicyFollower:
             await cancel_and_wait(watching)
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Return when a published policy answers, or after `timeout_s` when there is none yet (the base policy answers)."""
+        """Return when a published policy answers, or after `timeout_s` when there is none yet (the
+        base policy answers).
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._loaded.wait()
@@ -81,8 +85,9 @@ class PolicyFollower:
             return
 
     def _answers(self, pointer: PolicyPointer) -> bool:
-        """Whether the engine has this policy, and that is known: a load that was given up may have gone through after all, and a
-        trainer that goes back a few steps publishes other bytes under a version.
+        """Whether the engine has this policy, and that is known: a load that was given up may have
+        gone through after all, and a trainer that goes back a few steps publishes other bytes under
+        a version.
         """
         if self.loaded is None:
             return pointer.version == self._engine.policy_version == 0
@@ -120,7 +125,9 @@ class PolicyFollower:
         return True
 
     async def _tell(self, pointer: PolicyPointer, reason: str) -> None:
-        """Tell the trainer, which publishes a full copy; once is enough, but a server that was away may have lost it."""
+        """Tell the trainer, which publishes a full copy; once is enough, but a server that was away
+        may have lost it.
+        """
         refusal = PolicyRefusal(
             version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()
         )

@@ -1,8 +1,10 @@
-"""The generator: draws tasks, samples groups, publishes them to the node plane, and stays within the staleness bound.
+"""The generator: draws tasks, samples groups, publishes them to the node plane, and stays within
+the staleness bound.
 
-Admission first, dropping second: a range of draws is taken only when the rule of `services.generator.ledger` allows it, so a
-slow trainer stops the generator instead of filling a queue with stale groups. `calls` engine calls run side by side, which keeps a
-continuous-batching engine busy while some of its groups are long.
+Admission first, dropping second: a range of draws is taken only when the rule of
+`services.generator.ledger` allows it, so a slow trainer stops the generator instead of filling a
+queue with stale groups. `calls` engine calls run side by side, which keeps a continuous-batching
+engine busy while some of its groups are long.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ from shared.transport.base import NotConnected, StreamFull, TransportError
 
 _IDLE_S = 0.02
 _NO_TRAINER = 2**60
-"""Groups that count as trained on where nobody trains: then only `groups_per_minute` and a full queue hold the generator back."""
+"""Groups that count as trained on where nobody trains: then only `groups_per_minute` and a full
+queue hold the generator back.
+"""
 _SAMPLER_POLL_S = 1.0
 
 
@@ -96,7 +100,9 @@ class GeneratorService:
             await self._engine.close()
 
     async def _started(self) -> bool:
-        """Start the engine, when it is this process's turn; False where the service is stopped before."""
+        """Start the engine, when it is this process's turn; False where the service is stopped
+        before.
+        """
         try:
             async with AsyncExitStack() as turn:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))
@@ -144,7 +150,8 @@ class GeneratorService:
                 self._context.log.error("sampler_position_unreadable", reason=str(error))
 
     async def _call_loop(self) -> None:
-        # After a restart the base policy would be far too stale: a published policy, if there is one, is loaded first.
+        # After a restart the base policy would be far too stale: a published policy, if there is
+        # one, is loaded first.
         await self._follower.wait_for_first(timeout_s=2.0)
         while True:
             try:
@@ -160,12 +167,15 @@ class GeneratorService:
                 await asyncio.sleep(1.0)
 
     def _pause_s(self, groups: int, taken_s: float) -> float:
-        """How long to wait after a call so that no more than `groups_per_minute` are made where no trainer paces."""
+        """How long to wait after a call so that no more than `groups_per_minute` are made where no
+        trainer paces.
+        """
         rate = self._config.generator.groups_per_minute
         return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
 
     async def _claim(self) -> DrawLease | None:
-        # What the engine answers with, not what is announced: groups of a policy that cannot be loaded would all be too stale.
+        # What the engine answers with, not what is announced: groups of a policy that cannot be
+        # loaded would all be too stale.
         pointer = self._follower.loaded
         sampler = self._config.sampler
         groups_per_step, trained_on = sampler.local, pointer.consumed_local if pointer else 0
@@ -233,7 +243,9 @@ class GeneratorService:
             ) from None
 
     async def _publish(self, group: RolloutGroup, generate_s: float) -> None:
-        """Store a group; a full queue or a server that is away holds the generator back, and loses nothing."""
+        """Store a group; a full queue or a server that is away holds the generator back, and loses
+        nothing.
+        """
         node = self._config.node.id
         payload = encode(group)
         rollout_id = rollout_id_of(content_id(payload))

@@ -24,7 +24,9 @@ class PromptedTask:
 
 
 class Prompter:
-    """Turns draws into prompted tasks, never a held-out one, never one that leaves no room for an answer."""
+    """Turns draws into prompted tasks, never a held-out one, never one that leaves no room for an
+    answer.
+    """
 
     def __init__(self, config: NodeConfig, tokenizer: Any, max_length: int, held_out: HeldOut) -> None:
         self._config = config
@@ -40,12 +42,14 @@ class Prompter:
             )
 
     def key_draws(self, secret: bytes) -> None:
-        """Draw under a secret from now on; under b"" by the node's id and seed alone, which anybody can do after it."""
+        """Draw under a secret from now on; under b"" by the node's id and seed alone, which anybody
+        can do after it.
+        """
         self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
 
     def for_draw(self, draw: int) -> PromptedTask:
-        """The task of a draw: the first of its candidates that can be made, is not held out and fits. The same draw under
-        the same secret always gives the same task.
+        """The task of a draw: the first of its candidates that can be made, is not held out and
+        fits. The same draw under the same secret always gives the same task.
 
         Raises:
             FatalError: none of many candidates fits the model. TaskError: a dataset cannot be used.

@@ -1,26 +1,35 @@
-"""When to build the next batch and of what: a pure state machine over pools, trainer position and time.
+"""When to build the next batch and of what: a pure state machine over pools, trainer position and
+time.
 
 A batch waits for three things in turn: the trainer to come near, I local groups, J external ones.
 
 * **Trainer**: at most `prefetch` batches lie ahead of it.
-* **Local**: always I. They cannot fail to come while the generator lives: admission lets it claim (max_staleness + version + 1) * I
-  groups plus the dropped ones. The batches there are were filled from what it could claim a version earlier,
-  (max_staleness + version) * I, so I more are on their way; each is consumed, or dropped and counted, which gives its place back.
-* **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy decides. `wait` waits on; `short` goes
-  on with those there are; `fill_local` adds local groups, as many as there are up to the missing number. It does not wait for
-  those: the generator is paced by I, so they may never come. No policy makes an empty batch.
-* **Newcomers**: senders that have not earned a whole share yet have a part of the foreign groups together, or what the
-  established ones leave (`newcomers`).
-* **Replay**: local groups of earlier batches come on top of I and J (`replay`). Nothing waits for them, and they alone make no
-batch. * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as other nodes have been heard of
-  within `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood would make the trainer wait for
-  the slowest of the others: the batch has fewer foreign groups, and local ones instead where the policy is `fill_local`.
+* **Local**: always I. They cannot fail to come while the generator lives: admission lets it claim
+  (max_staleness + version + 1) * I groups plus the dropped ones. The batches there are were filled
+  from what it could claim a version earlier, (max_staleness + version) * I, so I more are on their
+  way; each is consumed, or dropped and counted, which gives its place back.
+* **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy
+  decides. `wait` waits on; `short` goes on with those there are; `fill_local` adds local groups, as
+  many as there are up to the missing number. It does not wait for those: the generator is paced by
+  I, so they may never come. No policy makes an empty batch.
+* **Newcomers**: senders that have not earned a whole share yet have a part of the foreign groups
+  together, or what the established ones leave (`newcomers`).
+* **Replay**: local groups of earlier batches come on top of I and J (`replay`). Nothing waits for
+  them, and they alone make no
+batch. * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as
+other nodes have been heard of
+  within `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood
+  would make the trainer wait for the slowest of the others: the batch has fewer foreign groups, and
+  local ones instead where the policy is `fill_local`.
 
-Where I and J move (`steering`), a batch takes local groups that no later batch may take before external ones, beyond I if it must:
-when I has just become smaller, the generator has groups out that the next batches would not have had room for in time.
+Where I and J move (`steering`), a batch takes local groups that no later batch may take before
+external ones, beyond I if it must:
+when I has just become smaller, the generator has groups out that the next batches would not have
+had room for in time.
 
-The shortage clock runs from the moment the pool became short, across batches and while the trainer trains. A node whose swarm has
-gone silent thus waits once, not at every step; as soon as the pool has held J again the clock starts anew.
+The shortage clock runs from the moment the pool became short, across batches and while the trainer
+trains. A node whose swarm has gone silent thus waits once, not at every step; as soon as the pool
+has held J again the clock starts anew.
 """
 
 from __future__ import annotations
@@ -60,8 +69,8 @@ class WaitFor(IntEnum):
 class Rules:
     """What a batch is made of. `local` is I, `external` is J, where nothing moves them.
 
-    oversample: how many times J foreign groups a batch has for a strategy that leaves the choice to the trainer.
-    replay: local groups of earlier batches that a batch has once more, at most.
+    oversample: how many times J foreign groups a batch has for a strategy that leaves the choice to
+    the trainer. replay: local groups of earlier batches that a batch has once more, at most.
     """
 
     local: int
@@ -93,7 +102,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No batch now. `have` of `need`: groups for LOCAL and EXTERNAL, the trainer's position and the one waited for for TRAINER."""
+    """No batch now. `have` of `need`: groups for LOCAL and EXTERNAL, the trainer's position and the
+    one waited for for TRAINER.
+    """
 
     reason: WaitFor
     have: int
@@ -102,7 +113,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The groups of the next batch in training order, local, external, replayed, and how they were chosen."""
+    """The groups of the next batch in training order, local, external, replayed, and how they were
+    chosen.
+    """
 
     number: int
     local: tuple[PoolEntry, ...]
@@ -116,9 +129,13 @@ class BatchPlan:
     node_cap: int
     """The most foreign groups that one node may have in this batch."""
     in_force: InForce
-    """The I, J and strategy by which it was built; local groups taken lest they grow too stale are counted in I."""
+    """The I, J and strategy by which it was built; local groups taken lest they grow too stale are
+    counted in I.
+    """
     weights: Mapping[int, float]
-    """Of the external entries, by position: weight in the draw over the pool's mean weight; empty where there are none."""
+    """Of the external entries, by position: weight in the draw over the pool's mean weight; empty
+    where there are none.
+    """
     preference: Preference | None
     replayed: tuple[PoolEntry, ...] = ()
     """Local groups of earlier batches that this one has once more; no part of `local`."""
@@ -149,14 +166,17 @@ class Assembly:
 
         Args:
             local: Entries that are not too stale for this batch.
-            external: Entries that the strategy keeps; the ones older than `max_external_age_s` are not used.
+            external: Entries that the strategy keeps; the ones older than `max_external_age_s` are
+                not used.
             number: Number of the next batch.
             position: The trainer's; None as long as it has not written one.
             now: Unix time, seconds.
-            heard_of: Other nodes and when the newest usable group of each arrived (`SamplerMemory.heard_of`).
+            heard_of: Other nodes and when the newest usable group of each arrived
+                (`SamplerMemory.heard_of`).
             knowledge: What the strategy may use besides the entries.
             in_force: I, J and the strategy of this batch; None: as configured.
-            replayable: Local entries of earlier batches that this one may have again (`SamplerMemory.replayable`).
+            replayable: Local entries of earlier batches that this one may have again
+                (`SamplerMemory.replayable`).
         """
         rules = self.rules
         own = sorted(local, key=local_order)
@@ -202,7 +222,9 @@ class Assembly:
         )
 
     def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
-        """With room, at the cost of J, for local groups that would be too stale for the next batch."""
+        """With room, at the cost of J, for local groups that would be too stale for the next
+        batch.
+        """
         if force.most_local == force.local:
             return force
         last_chance = sum(entry.staleness(number + 1) > self.rules.max_staleness for entry in own)
@@ -247,5 +269,7 @@ def _relative_weights(
 
 
 def batch_seed(node_seed: int, node_id: str, number: int) -> int:
-    """Seed of one batch's draw, below 2**62: different for every node and number, the same in every run."""
+    """Seed of one batch's draw, below 2**62: different for every node and number, the same in every
+    run.
+    """
     return number_from(f"swarm-batch\x00{node_seed}\x00{node_id}\x00{number}") >> 2

@@ -16,7 +16,9 @@ _LONGEST_S = 1e9
 
 
 def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: SamplerState, now: float) -> Batch:
-    """The batch message. `payloads` holds the scored group at each of the plan's positions; `state` is the memory after it."""
+    """The batch message. `payloads` holds the scored group at each of the plan's positions; `state`
+    is the memory after it.
+    """
     again = {entry.seq for entry in plan.replayed}
     return Batch(
         number=plan.number,
@@ -55,7 +57,9 @@ def taken_of(plan: BatchPlan, now: float) -> Taken:
 
 
 def _typical_wait_s(entries: Sequence[PoolEntry], now: float) -> float:
-    """The middle one among senders of how long their groups waited here on average: nobody moves it alone, or by what it says."""
+    """The middle one among senders of how long their groups waited here on average: nobody moves it
+    alone, or by what it says.
+    """
     by_sender: dict[str, list[float]] = {}
     for entry in entries:
         by_sender.setdefault(entry.node, []).append(entry.waited_s(now))

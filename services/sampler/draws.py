@@ -1,4 +1,6 @@
-"""The arithmetic of a draw: how many groups may be one node's, and how entries are taken in an order. Pure."""
+"""The arithmetic of a draw: how many groups may be one node's, and how entries are taken in an
+order. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ def part_of(wanted: int, part: float) -> int:
 def node_cap(wanted: int, max_share: float, nodes: int) -> int:
     """How many of `wanted` foreign groups may be one node's, when `nodes` other nodes are there.
 
-    A share of `max_share`, rounded down, but never less than an equal part (rounded up): the cap shall keep one node from
-    dominating, not leave places empty that nobody else may fill. With one other node there is no cap.
+    A share of `max_share`, rounded down, but never less than an equal part (rounded up): the cap
+    shall keep one node from dominating, not leave places empty that nobody else may fill. With one
+    other node there is no cap.
     """
     if nodes <= 1:
         return wanted
@@ -36,7 +39,8 @@ def available(entries: Iterable[PoolEntry], wanted: int, cap: int) -> int:
 def candidates(pool: int, wanted: int, oversample: float) -> int:
     """How many groups to draw where the trainer keeps `wanted` of them, from a pool of `pool`.
 
-    `oversample` times as many, but what is drawn and not kept is gone: a batch's worth is left for the next one.
+    `oversample` times as many, but what is drawn and not kept is gone: a batch's worth is left for
+    the next one.
     """
     return max(wanted, min(math.ceil(wanted * oversample), pool - wanted))
 
@@ -53,13 +57,15 @@ def in_order(entries: Iterable[PoolEntry], wanted: int, cap: int) -> list[PoolEn
 
 
 def weighted_order(entries: Sequence[PoolEntry], weights: Sequence[float], rng: random.Random) -> list[PoolEntry]:
-    """All entries in an order as if drawn one after the other, without replacement, with chances in proportion to the weights.
+    """All entries in an order as if drawn one after the other, without replacement, with chances in
+    proportion to the weights.
 
     weights: one an entry, 0 or more, on any scale; an entry of weight 0 comes after all others.
 
-    Efraimidis and Spirakis (2006): give each entry the key `u ** (1 / weight)` with u uniform and take the largest keys. In
-    logarithms that is `log(weight)` plus a Gumbel variate, which does not overflow. Passing over entries of a node that has its
-    share is the same as taking them out of the urn, so the law holds under the cap too.
+    Efraimidis and Spirakis (2006): give each entry the key `u ** (1 / weight)` with u uniform and
+    take the largest keys. In logarithms that is `log(weight)` plus a Gumbel variate, which does not
+    overflow. Passing over entries of a node that has its share is the same as taking them out of
+    the urn, so the law holds under the cap too.
     """
     keys = [math.log(max(weight, _TINY)) + _gumbel(rng) for weight in weights]
     return [entries[index] for index in sorted(range(len(entries)), key=lambda index: (-keys[index], entries[index].seq))]
@@ -70,8 +76,10 @@ def _gumbel(rng: random.Random) -> float:
 
 
 def local_order(entry: PoolEntry) -> tuple[int, int, int]:
-    """Sort key of local groups: oldest policy first, which bounds staleness, then in the order in which tasks were drawn.
+    """Sort key of local groups: oldest policy first, which bounds staleness, then in the order in
+    which tasks were drawn.
 
-    The draw stands before the position because parallel scorers deliver in any order, and batches should not depend on that.
+    The draw stands before the position because parallel scorers deliver in any order, and batches
+    should not depend on that.
     """
     return (entry.policy_version, entry.draw, entry.seq)

@@ -21,7 +21,9 @@ _DROPS: dict[Origin, tuple[DropReason, ...]] = {
     "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
     "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large"),
 }
-"""What can happen to whom. What cannot be decoded, and what is gone from the stream unread, is counted as local."""
+"""What can happen to whom. What cannot be decoded, and what is gone from the stream unread, is
+counted as local.
+"""
 
 
 class Figures:

@@ -1,4 +1,6 @@
-"""A batch that fits into its log: which groups wait for a later one, and which can be in none. Pure."""
+"""A batch that fits into its log: which groups wait for a later one, and which can be in none.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from services.sampler.pool import PoolEntry
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`plan` without the groups that it has no room for; `too_large` lists the new ones that alone are larger than that."""
+    """`plan` without the groups that it has no room for; `too_large` lists the new ones that alone
+    are larger than that.
+    """
 
     plan: BatchPlan
     left_out: int
@@ -21,8 +25,10 @@ class Fitted:
 def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted:
     """What of a plan fits into `room_bytes`.
 
-    Replayed groups are left out first, which were trained on before. Then the largest groups wait, others' before this node's own:
-    nobody can make a node leave out its local groups by sending large ones, and of those there are, most are trained on.
+    Replayed groups are left out first, which were trained on before. Then the largest groups wait,
+    others' before this node's own:
+    nobody can make a node leave out its local groups by sending large ones, and of those there are,
+    most are trained on.
 
     Args:
         plan: As drawn.

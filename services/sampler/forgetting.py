@@ -1,12 +1,15 @@
-"""Whether a dataset that the policy could do is being forgotten: each one's held-out pass rate against its best of late. Pure.
+"""Whether a dataset that the policy could do is being forgotten: each one's held-out pass rate
+against its best of late. Pure.
 
-The rate over everything hides it: while one dataset is lost, others rise. A dataset has fallen when the mean of its two newest
-results lies below the best such mean by more than noise explains and by more than `_LEAST_FALL`. Means of two follow a quick rise,
-where smoothing over more results would still be below what was reached when the fall begins.
+The rate over everything hides it: while one dataset is lost, others rise. A dataset has fallen when
+the mean of its two newest results lies below the best such mean by more than noise explains and by
+more than `_LEAST_FALL`. Means of two follow a quick rise, where smoothing over more results would
+still be below what was reached when the fall begins.
 
-Noise is that of n independent questions whose pass rate is the middle of the two means, drawn towards a half by one pass and one
-failure, so that a few questions that all passed are not taken for certainty. The more datasets are looked at, the further one of
-them must fall (Bonferroni): among up to 30 that do not change, noise makes one fall less than once in a hundred evaluations
+Noise is that of n independent questions whose pass rate is the middle of the two means, drawn
+towards a half by one pass and one failure, so that a few questions that all passed are not taken
+for certainty. The more datasets are looked at, the further one of them must fall (Bonferroni):
+among up to 30 that do not change, noise makes one fall less than once in a hundred evaluations
 (`tests/unit/test_sampler_forgetting.py`).
 """
 
@@ -20,17 +23,20 @@ from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 _STANDARD_ERRORS = 2.25
-"""Of a single result. Against the best of some ten means of two, noise alone falls that far about once in a hundred evaluations."""
+"""Of a single result. Against the best of some ten means of two, noise alone falls that far about
+once in a hundred evaluations.
+"""
 _LEAST_FALL = 0.1
-"""Smaller falls are what learning other things costs, with nobody to blame. In 225 runs of experiments/q9-estimators.toml, which
-has no adversary, a dataset fell by more than noise explains in 11 % of 3,120 evaluations (from 0.15 to 0.07, say), and by more than
-a tenth in 0.5 %."""
+"""Smaller falls are what learning other things costs, with nobody to blame. In 225 runs of
+experiments/q9-estimators.toml, which has no adversary, a dataset fell by more than noise explains
+in 11 % of 3,120 evaluations (from 0.15 to 0.07, say), and by more than a tenth in 0.5 %."""
 _FORGETTING = 0.1
 """Part of the way from the best to the present that an evaluation forgets."""
 
 
 def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskScore]) -> tuple[list[DatasetLevel], str | None]:
-    """The levels with a new evaluation counted, and the dataset that fell furthest, in standard errors; None: none fell.
+    """The levels with a new evaluation counted, and the dataset that fell furthest, in standard
+    errors; None: none fell.
 
     Args:
         levels: Those before it. A dataset that `scores` lacks is left out of the new ones.

@@ -1,7 +1,8 @@
-"""What the node knows of itself when a batch is drawn: how its own policy lately did on each source of tasks. Pure.
+"""What the node knows of itself when a batch is drawn: how its own policy lately did on each source
+of tasks. Pure.
 
-The record is a fold over the node's own scored groups in the order of the scored stream and travels in each batch, so a restarted
-sampler knows exactly what the one before it knew.
+The record is a fold over the node's own scored groups in the order of the scored stream and travels
+in each batch, so a restarted sampler knows exactly what the one before it knew.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from shared.evaluation import PASS_REWARD
 from shared.rewards import is_informative
 
 HALF_LIFE_COMPLETIONS = 128.0
-"""A completion counts half when this many newer ones of its source are there: 16 groups of 8. A pass rate of 0.1 is then known to
-within 0.02, and has forgotten a policy of 50 groups ago."""
+"""A completion counts half when this many newer ones of its source are there: 16 groups of 8. A
+pass rate of 0.1 is then known to within 0.02, and has forgotten a policy of 50 groups ago."""
 
 RECENT_GROUPS = 4
-"""How many local groups of a source must have failed, one after the other, for it to count as one that the policy fails on. Of
-groups of 8, a policy that passes one time in ten fails four in a row 3 times in a hundred; one that passes one time in fifty,
-every other time, and has next to nothing to learn from there."""
+"""How many local groups of a source must have failed, one after the other, for it to count as one
+that the policy fails on. Of groups of 8, a policy that passes one time in ten fails four in a row 3
+times in a hundred; one that passes one time in fifty, every other time, and has next to nothing to
+learn from there."""
 
 MAX_SOURCES = 1024
 """More sources than any node draws from; the one observed first is forgotten first."""
@@ -31,7 +33,9 @@ MAX_SOURCES = 1024
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """Discounted counts of this node's completions on one source of tasks, and how many of the newest groups failed in a row."""
+    """Discounted counts of this node's completions on one source of tasks, and how many of the
+    newest groups failed in a row.
+    """
 
     passes: float = 0.0
     completions: float = 0.0
@@ -39,13 +43,17 @@ class PassRecord:
 
     @property
     def all_fail(self) -> bool:
-        """Whether no completion of the last `RECENT_GROUPS` local groups passed; a source with fewer is not known to."""
+        """Whether no completion of the last `RECENT_GROUPS` local groups passed; a source with
+        fewer is not known to.
+        """
         return self.failed_groups >= RECENT_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What a strategy may use besides the entries. `sources`: own record by task source (`pool.task_source`)."""
+    """What a strategy may use besides the entries. `sources`: own record by task source
+    (`pool.task_source`).
+    """
 
     sources: Mapping[str, PassRecord] = field(default_factory=lambda: MappingProxyType({}))
 

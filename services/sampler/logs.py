@@ -1,4 +1,6 @@
-"""The two streams the sampler lives between: the scored log it reads and the batch log it appends to."""
+"""The two streams the sampler lives between: the scored log it reads and the batch log it appends
+to.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class ScoredLog:
         self._transport = transport
 
     async def read_into(self, memory: SamplerMemory) -> list[str]:
-        """Take in the next messages after the memory's cursor, some hundreds at most; returns what was wrong with unreadable ones.
+        """Take in the next messages after the memory's cursor, some hundreds at most; returns what
+        was wrong with unreadable ones.
 
         The cursor has moved exactly if there was anything.
         """
@@ -48,7 +51,9 @@ class ScoredLog:
         return dict(await asyncio.gather(*(one(entry.seq) for entry in entries)))
 
     async def bounds(self) -> tuple[int, int]:
-        """First position still held (one past the last when the stream is empty) and last position ever used."""
+        """First position still held (one past the last when the stream is empty) and last position
+        ever used.
+        """
         state = await self._transport.stream_state(self.stream)
         return (state.first_seq if state.messages else state.last_seq + 1), state.last_seq
 
@@ -69,14 +74,18 @@ class ScoredLog:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest batch (None before the first) and the position after which the next one must stand."""
+    """The newest batch (None before the first) and the position after which the next one must
+    stand.
+    """
 
     batch: Batch | None
     seq: int
 
 
 class BatchLog:
-    """A node's batches. Appending is a compare-and-set on the log's end, so that two samplers never both append one."""
+    """A node's batches. Appending is a compare-and-set on the log's end, so that two samplers never
+    both append one.
+    """
 
     def __init__(self, transport: Transport, node: str) -> None:
         self.stream = node_batches_stream(node)
@@ -97,7 +106,8 @@ class BatchLog:
     async def append(self, batch: Batch, after_seq: int) -> int | None:
         """Append right after `after_seq`; returns the position.
 
-        None when a batch of this number was there already, which may have other content: read the log's end.
+        None when a batch of this number was there already, which may have other content: read the
+        log's end.
 
         Raises:
             Conflict: the log's end is elsewhere.

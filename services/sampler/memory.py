@@ -1,13 +1,14 @@
 """What the sampler knows, as a pure replay of the scored stream.
 
-Invariant: the memory is a function of the newest batch's `SamplerState`, of the stream up to `cursor` and of the next batch's
-number, and of nothing else. A sampler that is killed at any instant and reads the stream again therefore builds the batch that it
-would have built. This is why time plays no part here (ageing out is decided with each batch) and why a full pool gives up the entry
-that came first.
+Invariant: the memory is a function of the newest batch's `SamplerState`, of the stream up to
+`cursor` and of the next batch's number, and of nothing else. A sampler that is killed at any
+instant and reads the stream again therefore builds the batch that it would have built. This is why
+time plays no part here (ageing out is decided with each batch) and why a full pool gives up the
+entry that came first.
 
-Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`: the generator's admission adds them up,
-and a group in neither would take a place from it for ever. A group that is replayed was consumed with its first batch and is not
-counted again.
+Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`: the
+generator's admission adds them up, and a group in neither would take a place from it for ever. A
+group that is replayed was consumed with its first batch and is not counted again.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
-"""A group id seen this many positions back or less is known. Positions, not seconds, because a verifier that is down for an hour
-and then publishes its last group once more moves the stream by one."""
+"""A group id seen this many positions back or less is known. Positions, not seconds, because a
+verifier that is down for an hour and then publishes its last group once more moves the stream by
+one."""
 
 MAX_POSITIONS = 100_000
-"""An entry this far behind the newest position leaves, so that the list of settled positions in a batch stays small."""
+"""An entry this far behind the newest position leaves, so that the list of settled positions in a
+batch stays small.
+"""
 
 _UNMOVED = SteeringState()
 
@@ -42,9 +46,10 @@ DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advant
 class Limits:
     """Bounds on what is remembered.
 
-    newcomer_share: part of the external pool that is newcomers' when it is full.
-    in_flight_local: the most local groups the generator may have out, (max_staleness + 1) * I with the largest I there may be.
-    replay_batches: how many batches back a local group may first have been trained on to be trained on again; 0: none is.
+    newcomer_share: part of the external pool that is newcomers' when it is full. in_flight_local:
+    the most local groups the generator may have out, (max_staleness + 1) * I with the largest I
+    there may be. replay_batches: how many batches back a local group may first have been trained on
+    to be trained on again; 0: none is.
     """
 
     max_staleness: int
@@ -61,7 +66,9 @@ class SamplerMemory:
     def __init__(
         self, limits: Limits, keeps: Callable[[PoolEntry], bool], state: SamplerState | None = None, next_number: int = 1
     ) -> None:
-        """Start from `state` (the newest batch's) with the pools still empty: replay the stream from `cursor + 1` to fill them."""
+        """Start from `state` (the newest batch's) with the pools still empty: replay the stream
+        from `cursor + 1` to fill them.
+        """
         self._known = state or SamplerState()
         self._known_settled = frozenset(self._known.settled)
         self._limits = limits
@@ -70,12 +77,16 @@ class SamplerMemory:
         self.local = Pool(limits.pool_local)
         self.external = Pool(limits.pool_external, limits.newcomer_share)
         self.replayable = ReplayPool(limits.replay_batches, self._known.replayable, next_number)
-        """Local groups of earlier batches that the next one may have again; none of them is in a pool."""
+        """Local groups of earlier batches that the next one may have again; none of them is in a
+        pool.
+        """
         self.next_number = next_number
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local
         self.own = self._known.own
-        """What the scored local groups up to `cursor` showed, too stale ones and all; those of before `scored_seq` are counted."""
+        """What the scored local groups up to `cursor` showed, too stale ones and all; those of
+        before `scored_seq` are counted.
+        """
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups given up since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -83,7 +94,9 @@ class SamplerMemory:
         """Position of the last message that was taken in, or is not needed."""
 
     def observe(self, seq: int, scored: ScoredGroup | None) -> None:
-        """Take in the message at `seq`, the next one that the stream holds; None when it cannot be decoded."""
+        """Take in the message at `seq`, the next one that the stream holds; None when it cannot be
+        decoded.
+        """
         self._pass_over(self.cursor + 1, seq - 1)
         self.cursor = seq
         if scored is None:
@@ -109,20 +122,26 @@ class SamplerMemory:
         self._admit(pool_entry(seq, scored))
 
     def skip_to(self, first_seq: int) -> None:
-        """Positions before `first_seq` no longer exist in the stream; those not settled are lost."""
+        """Positions before `first_seq` no longer exist in the stream; those not settled are
+        lost.
+        """
         self._pass_over(self.cursor + 1, first_seq - 1)
         self.cursor = max(self.cursor, first_seq - 1)
 
     @property
     def heard_of(self) -> dict[str, float]:
-        """Other nodes of whom a usable group came within the last `DUPLICATE_POSITIONS`, and when the newest arrived (Unix time).
+        """Other nodes of whom a usable group came within the last `DUPLICATE_POSITIONS`, and when
+        the newest arrived (Unix time).
 
-        Positions bound it because a restarted sampler reads no further back, and must then know the same nodes.
+        Positions bound it because a restarted sampler reads no further back, and must then know the
+        same nodes.
         """
         return {node: at for node, (seq, at) in self._heard.items() if seq > self.cursor - DUPLICATE_POSITIONS}
 
     def lose(self, seq: int, reason: DropReason = "lost") -> None:
-        """This entry can be in no batch: the stream no longer holds its payload, or it is too large for the log."""
+        """This entry can be in no batch: the stream no longer holds its payload, or it is too large
+        for the log.
+        """
         for pool in (self.local, self.external):
             entry = pool.remove(seq)
             if entry is not None:
@@ -130,9 +149,11 @@ class SamplerMemory:
         self.replayable.forget(seq)
 
     def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
-        """Remove a batch's groups and those that grew too old; returns the state that travels in this batch.
+        """Remove a batch's groups and those that grew too old; returns the state that travels in
+        this batch.
 
-        `chosen` lacks the replayed ones, of which nothing changes. `steering` is what decides the next one.
+        `chosen` lacks the replayed ones, of which nothing changes. `steering` is what decides the
+        next one.
         """
         entries = list(chosen)
         for entry in entries:
@@ -145,7 +166,9 @@ class SamplerMemory:
         return self.state(steering)
 
     def advance(self) -> None:
-        """The batch is in the log: count on, and let go the local groups that no later batch may take."""
+        """The batch is in the log: count on, and let go the local groups that no later batch may
+        take.
+        """
         self.next_number += 1
         self.replayable.advance(self.next_number)
         for entry in self.local:
@@ -171,8 +194,8 @@ class SamplerMemory:
         )
 
     def purgeable_seq(self, published: SamplerState) -> int:
-        """Up to where the stream may be forgotten, given the newest published state: settled, not to be replayed, and no longer
-        needed to know ids."""
+        """Up to where the stream may be forgotten, given the newest published state: settled, not
+        to be replayed, and no longer needed to know ids."""
         return _unneeded_seq(published)
 
     def _admit(self, entry: PoolEntry) -> None:
@@ -221,7 +244,8 @@ class SamplerMemory:
     def _pass_over(self, first: int, last: int) -> None:
         """Positions `first..last` are not in the stream: those not settled are lost.
 
-        How many of them were local nobody can say any more, but never more than the generator may have out.
+        How many of them were local nobody can say any more, but never more than the generator may
+        have out.
         """
         before_news = range(max(first, self._known.floor_seq + 1), min(last, self._known.scored_seq) + 1)
         lost = sum(seq not in self._known_settled for seq in before_news)
@@ -239,7 +263,9 @@ def _unneeded_seq(state: SamplerState) -> int:
 
 
 def state_for_new_stream(state: SamplerState, in_flight_local: int) -> SamplerState:
-    """The state to go on with when the scored stream was made anew: its positions mean nothing, what was out is lost."""
+    """The state to go on with when the scored stream was made anew: its positions mean nothing,
+    what was out is lost.
+    """
     return msgspec.structs.replace(
         state, scored_seq=0, floor_seq=0, settled=[], replayable=[], dropped_local=state.dropped_local + in_flight_local
     )

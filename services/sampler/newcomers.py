@@ -1,8 +1,9 @@
-"""At most a part of a batch's foreign groups is newcomers' while established nodes have enough: pure, chance is an argument.
+"""At most a part of a batch's foreign groups is newcomers' while established nodes have enough:
+pure, chance is an argument.
 
-A newcomer is a share (`ScoredGroup.share`) of which no group in the pool was taken in as an established one's. What established
-nodes cannot fill is newcomers', so that a young swarm, in which everybody is new, shares at full speed; a thousand new keys still
-get no more of a batch than one.
+A newcomer is a share (`ScoredGroup.share`) of which no group in the pool was taken in as an
+established one's. What established nodes cannot fill is newcomers', so that a young swarm, in which
+everybody is new, shares at full speed; a thousand new keys still get no more of a batch than one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
 
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
-    """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the established leave."""
+    """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the
+    established leave.
+    """
     return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 
 

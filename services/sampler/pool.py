@@ -1,7 +1,8 @@
 """What the sampler remembers of a scored group, and the bounded pool that holds such entries.
 
-An entry is a few hundred bytes whatever the group's size: payloads stay in the scored stream and are read again, by position, for
-the few groups that a batch takes. A pool of long-context groups would otherwise need tens of gigabytes.
+An entry is a few hundred bytes whatever the group's size: payloads stay in the scored stream and
+are read again, by position, for the few groups that a batch takes. A pool of long-context groups
+would otherwise need tens of gigabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class PoolEntry:
     group_id: str
     origin: Origin
     node: str
-    """Whose share of a batch it takes: its author's key, all known copiers', or its node's name where that is all known."""
+    """Whose share of a batch it takes: its author's key, all known copiers', or its node's name
+    where that is all known.
+    """
     dataset: str
     source: str
     """Which source of tasks it is of, see `task_source`."""
@@ -33,7 +36,8 @@ class PoolEntry:
     policy_version: int
     created_at: float
     received_at: float
-    """When this node's verifier scored it; for a foreign group the only time that is not hearsay."""
+    """When this node's verifier scored it; for a foreign group the only time that is not hearsay.
+    """
     mean_reward: float
     informative: bool
     """Whether its rewards differ, so that it has an advantage."""
@@ -47,7 +51,9 @@ class PoolEntry:
     """Whether that sender had earned a whole share when the group was taken in."""
 
     def age_s(self, now: float) -> float:
-        """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its author says."""
+        """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its
+        author says.
+        """
         return max(0.0, now - min(self.created_at, self.received_at))
 
     def waited_s(self, now: float) -> float:
@@ -55,12 +61,16 @@ class PoolEntry:
         return max(0.0, now - self.received_at)
 
     def staleness(self, batch_number: int) -> int:
-        """Policy versions between the one that sampled it and the one that batch `batch_number` updates; 0 is on-policy."""
+        """Policy versions between the one that sampled it and the one that batch `batch_number`
+        updates; 0 is on-policy.
+        """
         return batch_number - 1 - self.policy_version
 
 
 def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
-    """The entry for a group that was scored (`scored.failure` is None and `scored.rewards` is not empty)."""
+    """The entry for a group that was scored (`scored.failure` is None and `scored.rewards` is not
+    empty).
+    """
     group, rewards = scored.group, scored.rewards
     return PoolEntry(
         seq=seq,
@@ -96,11 +106,13 @@ def _deviation(rewards: Sequence[float]) -> float:
 
 
 class Pool:
-    """At most `capacity` entries, each group once. When full, the oldest entry of whoever has most of it gives way.
+    """At most `capacity` entries, each group once. When full, the oldest entry of whoever has most
+    of it gives way.
 
-    Newcomers and established senders each have a part of the room, by `newcomer_share`, and may use what the other leaves: who
-    sends much displaces itself, and newcomers, however many, take no more than their part from who is established. Of senders with
-    equally many, the oldest entry goes.
+    Newcomers and established senders each have a part of the room, by `newcomer_share`, and may use
+    what the other leaves: who sends much displaces itself, and newcomers, however many, take no
+    more than their part from who is established. Of senders with equally many, the oldest entry
+    goes.
     """
 
     def __init__(self, capacity: int, newcomer_share: float = 1.0) -> None:
@@ -111,7 +123,9 @@ class Pool:
         self._by_seq: dict[int, PoolEntry] = {}
         self._group_ids: set[str] = set()
         self._by_share: dict[tuple[bool, str], dict[int, None]] = {}
-        """Positions by whether the sender was established, and by sender; in the order in which they came."""
+        """Positions by whether the sender was established, and by sender; in the order in which
+        they came.
+        """
 
     def __len__(self) -> int:
         """How many entries it holds."""
@@ -137,7 +151,8 @@ class Pool:
         """Take an entry in; returns the one that had to give way, if any, which may be this one.
 
         Raises:
-            ValueError: the group is here already, or an entry with a later position is: callers add in stream order.
+            ValueError: the group is here already, or an entry with a later position is: callers add
+                in stream order.
         """
         if entry.group_id in self._group_ids:
             raise ValueError(f"group {entry.group_id} is in the pool already")

@@ -1,11 +1,13 @@
-"""Own replay: which local groups of earlier batches a batch trains on once more (`sampler.replay`). Pure.
+"""Own replay: which local groups of earlier batches a batch trains on once more (`sampler.replay`).
+Pure.
 
-A local group with an advantage stays replayable for `sampler.replay_batches` batches after the first that it was in. A batch has up
-to `sampler.replay` of them on top of I and J, drawn uniformly and without replacement; nothing waits for them, and a group may be
-replayed in several batches.
+A local group with an advantage stays replayable for `sampler.replay_batches` batches after the
+first that it was in. A batch has up to `sampler.replay` of them on top of I and J, drawn uniformly
+and without replacement; nothing waits for them, and a group may be replayed in several batches.
 
-The newest batch's state names their positions by first batch (`SamplerState.replayable`); the entries come from the scored stream,
-which is therefore read again, and kept, from the oldest of them on. A group is counted as consumed with its first batch alone.
+The newest batch's state names their positions by first batch (`SamplerState.replayable`); the
+entries come from the scored stream, which is therefore read again, and kept, from the oldest of
+them on. A group is counted as consumed with its first batch alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from shared.seeds import number_from
 
 
 class ReplayPool:
-    """The replayable groups: none with `batches` 0, else those first trained on at most so many batches ago."""
+    """The replayable groups: none with `batches` 0, else those first trained on at most so many
+    batches ago.
+    """
 
     def __init__(self, batches: int, known: Sequence[TrainedGroups] = (), next_number: int = 1) -> None:
         """Start from what the newest batch's state names; `read_again` gives it the entries."""
@@ -44,12 +48,16 @@ class ReplayPool:
         return group_id in self._group_ids
 
     def read_again(self, entry: PoolEntry) -> None:
-        """The stream still holds a group of which `awaits` is true. Where the stream was made anew it may be any other one."""
+        """The stream still holds a group of which `awaits` is true. Where the stream was made anew
+        it may be any other one.
+        """
         if entry.origin == "local" and entry.informative:
             self._hold(entry)
 
     def trained(self, entries: Iterable[PoolEntry], batch: int) -> None:
-        """Batch `batch` is the first that has these local groups. Those without an advantage have nothing to teach again."""
+        """Batch `batch` is the first that has these local groups. Those without an advantage have
+        nothing to teach again.
+        """
         if not self._batches:
             return
         for entry in entries:
@@ -91,14 +99,17 @@ class ReplayPool:
 def replayed(replayable: Sequence[PoolEntry], wanted: int, seed: int) -> list[PoolEntry]:
     """At most `wanted` of the groups, uniformly and without replacement, by position.
 
-    Each group has a lot of its own, of the batch's seed and its position, and the smallest lots win. A group that turns out to be
-    gone from the stream changes no other's lot: to leave it out and draw again is as if it had never been there.
+    Each group has a lot of its own, of the batch's seed and its position, and the smallest lots
+    win. A group that turns out to be gone from the stream changes no other's lot: to leave it out
+    and draw again is as if it had never been there.
     """
     return sorted(sorted(replayable, key=lambda entry: _lot(seed, entry.seq))[:wanted], key=lambda entry: entry.seq)
 
 
 def oldest_replayable(known: Sequence[TrainedGroups]) -> int | None:
-    """The first position from which a state's replayable groups must be read again; None where it names none."""
+    """The first position from which a state's replayable groups must be read again; None where it
+    names none.
+    """
     return min((seq for each in known for seq in each.seqs), default=None)
 
 

@@ -1,7 +1,9 @@
-"""The sampler as a process: follows the scored stream and the trainer, and appends each batch as soon as it may.
+"""The sampler as a process: follows the scored stream and the trainer, and appends each batch as
+soon as it may.
 
-All decisions are `memory`'s and `assembly`'s. This file only reads, asks them, and appends. Whenever it is in doubt about the log's
-end (an append that timed out, another sampler's batch) it forgets everything and reads the logs again, which is also how it starts.
+All decisions are `memory`'s and `assembly`'s. This file only reads, asks them, and appends.
+Whenever it is in doubt about the log's end (an append that timed out, another sampler's batch) it
+forgets everything and reads the logs again, which is also how it starts.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02
-"""Pause after finding nothing new while the trainer waits for a batch: a demo's whole step takes 0.3 s."""
+"""Pause after finding nothing new while the trainer waits for a batch: a demo's whole step takes
+0.3 s.
+"""
 IDLE_WHILE_TRAINING_S = 0.1
 """Pause while the trainer is busy; its news ends it at once."""
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -217,7 +221,9 @@ class SamplerService:
             self._figures.waited(decision.reason, time.monotonic() - decided_at)
 
     async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
-        """Append the planned batch; False when it must be planned anew because a payload is gone."""
+        """Append the planned batch; False when it must be planned anew because a payload is
+        gone.
+        """
         started = time.monotonic()
         payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.replayed))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
@@ -260,7 +266,9 @@ class SamplerService:
         return True
 
     def _fitting(self, plan: BatchPlan, present: dict[int, ScoredGroup], loaded: _Loaded) -> BatchPlan | None:
-        """The plan as the log takes it; None when a group that fits into no batch was given up, so that it is planned anew."""
+        """The plan as the log takes it; None when a group that fits into no batch was given up, so
+        that it is planned anew.
+        """
         if self._room_bytes is None:
             return plan
         sizes = {seq: len(encode(scored)) for seq, scored in present.items()}
@@ -288,7 +296,9 @@ class SamplerService:
             )
 
     def _make_room(self, batch: Batch, error: TooLarge) -> None:
-        """Note what the log takes: its limit less what a batch has besides groups, or half of what it refused."""
+        """Note what the log takes: its limit less what a batch has besides groups, or half of what
+        it refused.
+        """
         size_bytes, groups_bytes = len(encode(batch)), sum(len(encode(item.scored)) for item in batch.items)
         limit_bytes = size_bytes // 2 if error.limit_bytes is None else error.limit_bytes
         self._room_bytes = max(1, min(limit_bytes - (size_bytes - groups_bytes), groups_bytes - 1))
@@ -328,7 +338,9 @@ class SamplerService:
         )
 
     async def _report(self, loaded: _Loaded) -> None:
-        """Tell the generator what was consumed and dropped and what the next batch takes: its admission may be waiting for it."""
+        """Tell the generator what was consumed and dropped and what the next batch takes: its
+        admission may be waiting for it.
+        """
         memory, moves = loaded.memory, self._steering_rules.sharing is not None
         position = SamplerPosition(
             batch_number=memory.next_number - 1,

@@ -1,22 +1,28 @@
-"""How many foreign groups a batch takes: at most the configured J, and I + J stays. A pure state machine, one step a batch.
+"""How many foreign groups a batch takes: at most the configured J, and I + J stays. A pure state
+machine, one step a batch.
 
 Once in `period_batches` batches it looks at what the period showed and sets J for the next one:
 
-* **Need.** f is the share of the local groups that have an advantage, smoothed over periods. At `enough_informative` or more, local
-  groups teach by themselves and sharing only makes the policy follow others: J goes to 0. At `few_informative` or less J goes to
-  its maximum; between the two it is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
+* **Need.** f is the share of the local groups that have an advantage, smoothed over periods. At
+  `enough_informative` or more, local groups teach by themselves and sharing only makes the policy
+  follow others: J goes to 0. At `few_informative` or less J goes to its maximum; between the two it
+  is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
   half of itself at most.
-* **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not lie below the best of late by more
-  than `_STANDARD_ERRORS` standard errors, and no dataset may be forgotten while others rise (`forgetting`). While one does and
-  foreign groups are trained on, in a slow decline or in an oscillation, the ceiling of J is halved every period, for held-out
-  results every period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm periods, and each cut
-  doubles the patience, so that sharing that hurts is tried ever more seldom. What this cannot see is sharing that makes a rise
-  slower without ever making it a fall, and what happens between two evaluations.
-* **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when less than half of J came, or the
-  mean age was above half of `max_age_s`, the ceiling falls below J, without a loss of patience.
+* **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not lie
+  below the best of late by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
+  forgotten while others rise (`forgetting`). While one does and foreign groups are trained on, in a
+  slow decline or in an oscillation, the ceiling of J is halved every period, for held-out results
+  every period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm
+  periods, and each cut doubles the patience, so that sharing that hurts is tried ever more seldom.
+  What this cannot see is sharing that makes a rise slower without ever making it a fall, and what
+  happens between two evaluations.
+* **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when
+  less than half of J came, or the mean age was above half of `max_age_s`, the ceiling falls below
+  J, without a loss of patience.
 
-J = min(need, ceiling). More local groups are always safe, so I rises at once; fewer are announced by one a period, and what the
-generator has out by then is used before anything else (`assembly`), not thrown away.
+J = min(need, ceiling). More local groups are always safe, so I rises at once; fewer are announced
+by one a period, and what the generator has out by then is used before anything else (`assembly`),
+not thrown away.
 """
 
 from __future__ import annotations
@@ -31,20 +37,30 @@ from services.sampler.forgetting import after_evaluation
 from shared.contracts.sampler_state import Level, OwnRecord, SharingState
 
 _SMOOTHING = 0.5
-"""Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one period's."""
+"""Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one
+period's.
+"""
 _STANDARD_ERRORS = 2.5
-"""Against the best of some ten smoothed values, noise alone falls that far about once in a hundred periods."""
+"""Against the best of some ten smoothed values, noise alone falls that far about once in a hundred
+periods.
+"""
 _FORGETTING = 0.1
-"""Part of the way from the best to the present that a period forgets: a fall is held against sharing for some ten periods."""
+"""Part of the way from the best to the present that a period forgets: a fall is held against
+sharing for some ten periods.
+"""
 _FIRST_PATIENCE = 2
 _MOST_PATIENCE = 64
 _OLD = 0.75
-"""Part of the age limit from which on groups are old. An even draw from a pool that never runs dry has waited half of it."""
+"""Part of the age limit from which on groups are old. An even draw from a pool that never runs dry
+has waited half of it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingRules:
-    """most_external: the largest J, and that of the first batches. period_batches: between two looks."""
+    """most_external: the largest J, and that of the first batches. period_batches: between two
+    looks.
+    """
 
     most_external: int
     period_batches: int
@@ -55,7 +71,9 @@ class SharingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a batch had of others: groups wanted and taken, how long a typical sender's waited here, how many the pool has left."""
+    """What a batch had of others: groups wanted and taken, how long a typical sender's waited here,
+    how many the pool has left.
+    """
 
     wanted: int
     taken: int
@@ -110,7 +128,8 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     groups = own.groups - state.groups
     mean = (own.reward_sum - state.reward_sum) / groups
     variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
-    # A period in which all groups came out alike says nothing of the noise: one of them could have come out otherwise.
+    # A period in which all groups came out alike says nothing of the noise: one of them could have
+    # come out otherwise.
     error = math.sqrt((variance + 0.25 / groups) / groups)
     level, fell = _level(state.reward, mean, error)
     return replace(state, reward=level), fell
@@ -134,7 +153,9 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
 
 
 def _level(before: Level | None, value: float, error: float) -> tuple[Level, bool]:
-    """The value taken into account, and whether the smoothed one lies below the best by more than noise explains."""
+    """The value taken into account, and whether the smoothed one lies below the best by more than
+    noise explains.
+    """
     now = value if before is None else before.now + _SMOOTHING * (value - before.now)
     now = min(1.0, max(0.0, now))
     best = now if before is None else max(now, before.best - _FORGETTING * (before.best - now))

@@ -1,6 +1,8 @@
-"""What the next batch is made of, as far as that moves: I and J (`sharing`) and the strategy (`bandit`). Pure.
+"""What the next batch is made of, as far as that moves: I and J (`sharing`) and the strategy
+(`bandit`). Pure.
 
-Everything here is decided with a batch for the one after it and travels in that batch, so a restarted sampler goes on the same way.
+Everything here is decided with a batch for the one after it and travels in that batch, so a
+restarted sampler goes on the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from shared.contracts.sampler_state import OwnRecord, SteeringState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteeringRules:
-    """The fixed part. local, external: I and J of the configuration. arms: what the bandit mixes, empty for any other strategy.
+    """The fixed part. local, external: I and J of the configuration. arms: what the bandit mixes,
+    empty for any other strategy.
 
     sharing: None where I and J stay as they are. seed: the node's, for the bandit's draws.
     """
@@ -37,7 +40,9 @@ class SteeringRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InForce:
-    """I, J and the strategy of one batch. most_local: local groups beyond I that it may take before they are too stale."""
+    """I, J and the strategy of one batch. most_local: local groups beyond I that it may take before
+    they are too stale.
+    """
 
     local: int
     external: int
@@ -47,7 +52,9 @@ class InForce:
 
 
 def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> SteeringState:
-    """The state to go on with: what the configuration asks for and the state lacks is started, what it no longer asks for ends."""
+    """The state to go on with: what the configuration asks for and the state lacks is started, what
+    it no longer asks for ends.
+    """
     arms, moves = state.bandit, state.sharing
     if not rules.arms:
         arms = None
@@ -63,7 +70,9 @@ def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> S
 
 
 def in_force(rules: SteeringRules, state: SteeringState) -> InForce:
-    """What the next batch is made of. `state`: a `reconciled` one, or one that `after_batch` gave."""
+    """What the next batch is made of. `state`: a `reconciled` one, or one that `after_batch`
+    gave.
+    """
     name = rules.strategy if state.bandit is None else bandit.in_force(state.bandit)
     explained = name if state.bandit is None else f"{BANDIT}: {name}"
     total = rules.local + rules.external

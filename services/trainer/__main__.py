@@ -1,4 +1,6 @@
-"""`python -m services.trainer`, or `torchrun --nproc-per-node N -m services.trainer` for a policy that one GPU does not hold."""
+"""`python -m services.trainer`, or `torchrun --nproc-per-node N -m services.trainer` for a policy
+that one GPU does not hold.
+"""
 
 import os
 

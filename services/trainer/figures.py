@@ -26,7 +26,9 @@ _WINDOW_STEPS = 50
 
 
 class TrainerGauges:
-    """The trainer's metrics. Labels are bounded: phases, origins, reasons for leaving a group out, kinds of write."""
+    """The trainer's metrics. Labels are bounded: phases, origins, reasons for leaving a group out,
+    kinds of write.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:

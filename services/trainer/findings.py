@@ -1,9 +1,11 @@
-"""What the trainer found of others' text, for this node's verifiers: how many of a sender's answers in a batch were absurd.
+"""What the trainer found of others' text, for this node's verifiers: how many of a sender's answers
+in a batch were absurd.
 
-It tells, and decides nothing: what counts against whom is the verifiers' business (`services.verifier.shared_reputation`). Only
-text that the policy finds absurd is told. Whether a group's gradient opposes the trend of held-out results is not measured: that
-takes a gradient of the held-out set, as dear as a step; beside it one group's gradient is noise; and a group that is right where
-the policy is wrong, which is what foreign groups are for, opposes it too.
+It tells, and decides nothing: what counts against whom is the verifiers' business
+(`services.verifier.shared_reputation`). Only text that the policy finds absurd is told. Whether a
+group's gradient opposes the trend of held-out results is not measured: that takes a gradient of the
+held-out set, as dear as a step; beside it one group's gradient is noise; and a group that is right
+where the policy is wrong, which is what foreign groups are for, opposes it too.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from shared.transport.base import Transport
 
 
 def absurd_text(batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int]) -> list[AbsurdText]:
-    """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` are its answers that were trained on.
+    """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` are its
+    answers that were trained on.
 
-    Answers that were left out for another reason, or as candidates, say nothing. Those that were not looked at count as good.
+    Answers that were left out for another reason, or as candidates, say nothing. Those that were
+    not looked at count as good.
     """
     return [
         AbsurdText(batch=batch, sender=node, absurd=count, answers=count + trained_of.get(node, 0))

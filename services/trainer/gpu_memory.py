@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 
 
 class GpuMemory(Collector):
-    """Bytes that torch has allocated, has reserved, and had allocated at its peak, over all GPUs of this process; 0 without one."""
+    """Bytes that torch has allocated, has reserved, and had allocated at its peak, over all GPUs of
+    this process; 0 without one.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         registry.register(self)

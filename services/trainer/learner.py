@@ -1,6 +1,8 @@
-"""The policy and its optimizer: one `step` per batch, and everything needed to go on as if nothing had happened.
+"""The policy and its optimizer: one `step` per batch, and everything needed to go on as if nothing
+had happened.
 
-Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give the same weights bit for bit.
+Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give
+the same weights bit for bit.
 """
 
 from __future__ import annotations
@@ -57,11 +59,11 @@ class _Update:
 
 
 class Learner:
-    """Trains the configured model on batches, one step each; together with other processes when `parallel` says so, which then
-    make the same calls.
+    """Trains the configured model on batches, one step each; together with other processes when
+    `parallel` says so, which then make the same calls.
 
-    Raises (on construction) ModelLoadError or ValueError when the configuration and the model do not fit; the message names
-    cause and remedy.
+    Raises (on construction) ModelLoadError or ValueError when the configuration and the model do
+    not fit; the message names cause and remedy.
     """
 
     def __init__(self, config: NodeConfig, parallel: Parallel = ALONE) -> None:
@@ -103,7 +105,9 @@ class Learner:
         self._earlier_groups: Window = []
 
     def step(self, batch: Batch) -> StepRecord:
-        """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill in."""
+        """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill
+        in.
+        """
         started = time.perf_counter()
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
         taken = take_in(preferred.batch, self.rules, self._earlier_groups)
@@ -120,10 +124,11 @@ class Learner:
         return {} if self._adapters is None else self._adapters.metadata()
 
     def policy(self) -> dict[str, Tensor]:
-        """The policy as generators load it: all weights under Hugging Face names, tied tensors once, in `published_dtype`; or the
-        factors of its adapters alone, in float32.
+        """The policy as generators load it: all weights under Hugging Face names, tied tensors
+        once, in `published_dtype`; or the factors of its adapters alone, in float32.
 
-        Afterwards `delta_rounding` says what that dtype loses of what merged adapters add (None without).
+        Afterwards `delta_rounding` says what that dtype loses of what merged adapters add (None
+        without).
         """
         if self._adapters is not None:
             return adapter_tensors(self.model, self._parallel.whole)
@@ -162,7 +167,8 @@ class Learner:
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
-        # What is dropped for its likelihood is known from these alone, and must not count in the divisor.
+        # What is dropped for its likelihood is known from these alone, and must not count in the
+        # divisor.
         if self._config.updates_per_batch > 1 or config.needs_proximal:
             proximal = batch_logprobs(self.model, groups, config, self._parallel)
             intake = replace(intake, groups=without_dropped(groups, config, proximal))

@@ -1,8 +1,9 @@
-"""What a training step will hold in memory, from a model's configuration alone: no weight is read and nothing is computed.
+"""What a training step will hold in memory, from a model's configuration alone: no weight is read
+and nothing is computed.
 
-The model is built without numbers, and torch says of one forward pass what it would keep for the backward pass. That is exact for
-the attention that torch takes on a CPU (flash attention), for which a GPU's is alike; `tests/integration/test_memory_need.py` holds
-it to a measured step.
+The model is built without numbers, and torch says of one forward pass what it would keep for the
+backward pass. That is exact for the attention that torch takes on a CPU (flash attention), for
+which a GPU's is alike; `tests/integration/test_memory_need.py` holds it to a measured step.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ LOGITS_BYTES = 5 * CHUNK_BYTES
 class TrainingPlan:
     """How a policy would be trained.
 
-    dtype: `model.dtype`, of products; without adapters the weights are float32 in any case. tokens: padded tokens of one pass,
-    `trainer.token_budget`, in rows of `width`. processes: GPUs over which torchrun splits the policy (FSDP2).
+    dtype: `model.dtype`, of products; without adapters the weights are float32 in any case. tokens:
+    padded tokens of one pass, `trainer.token_budget`, in rows of `width`. processes: GPUs over
+    which torchrun splits the policy (FSDP2).
     """
 
     dtype: torch.dtype
@@ -52,11 +54,12 @@ class TrainingPlan:
 class MemoryNeed:
     """Bytes that one process holds in a step.
 
-    states: weights, gradients, Adam's two moments and, because of the bound on foreign groups, a copy of the gradients; its part of
-    them. together: what FSDP2 puts together for a moment; 0 alone. activations: what one pass keeps for the backward pass, copies
-    of the weights in the products' dtype among them. logits: of a chunk, and the output layer's own gradient beside the one that is
-    added to. Not counted: logits of a model that cannot compute them in chunks (log `logits_not_chunked`), and the reference
-    model of `trainer.kl_coefficient`.
+    states: weights, gradients, Adam's two moments and, because of the bound on foreign groups, a
+    copy of the gradients; its part of them. together: what FSDP2 puts together for a moment; 0
+    alone. activations: what one pass keeps for the backward pass, copies of the weights in the
+    products' dtype among them. logits: of a chunk, and the output layer's own gradient beside the
+    one that is added to. Not counted: logits of a model that cannot compute them in chunks (log
+    `logits_not_chunked`), and the reference model of `trainer.kl_coefficient`.
     """
 
     states: int
@@ -66,7 +69,9 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All at once, which is more than a step holds. Torch's allocator and CUDA keep about 1 GB of a GPU besides."""
+        """All at once, which is more than a step holds. Torch's allocator and CUDA keep about 1 GB
+        of a GPU besides.
+        """
         return self.states + self.together + self.activations + self.logits
 
 
@@ -74,8 +79,9 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
     """What a step of the causal model takes that `config`, a transformers configuration, describes.
 
     Raises:
-        ValueError, KeyError: there is no causal language model of this kind, its linear layers cannot be adapted or its activations
-            recomputed, its positions do not reach `width`, or its pass cannot be followed without numbers.
+        ValueError, KeyError: there is no causal language model of this kind, its linear layers
+            cannot be adapted or its activations recomputed, its positions do not reach `width`, or
+            its pass cannot be followed without numbers.
     """
     if plan.width < 1 or plan.tokens < 1:
         raise ValueError(f"{plan.tokens} tokens in rows of {plan.width}: both must be 1 or more")
@@ -91,7 +97,8 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         blocks = transformer_blocks(model)
         largest = max((_bytes(block.parameters()) for block in blocks), default=0)
         around = _bytes(parameters) - sum(_bytes(block.parameters()) for block in blocks)
-        # The next block is fetched while one computes; what is around the blocks stays together, with its gradient.
+        # The next block is fetched while one computes; what is around the blocks stays together,
+        # with its gradient.
         together = 2 * around + 3 * largest
     return MemoryNeed(
         states=-(-states // plan.processes),
@@ -172,7 +179,9 @@ def _unlogged() -> Iterator[None]:
 
 
 def _give_shapes(model: nn.Module) -> None:
-    """Put tensors of the current fake mode in the place of meta tensors, tied ones once: autocast passes meta tensors by."""
+    """Put tensors of the current fake mode in the place of meta tensors, tied ones once: autocast
+    passes meta tensors by.
+    """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):

@@ -1,4 +1,6 @@
-"""The model that a trainer trains, as its configuration wants it: master weights, adapters, dropout, activation memory."""
+"""The model that a trainer trains, as its configuration wants it: master weights, adapters,
+dropout, activation memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from shared.seeds import number_from
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """`model` trains in float32 (what LoRA freezes stays in `dtype`); `dtype` is that of products and published weights."""
+    """`model` trains in float32 (what LoRA freezes stays in `dtype`); `dtype` is that of products
+    and published weights.
+    """
 
     model: Any
     tokenizer: Any
@@ -36,7 +40,8 @@ def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyM
 
     Raises:
         ModelLoadError: the model is missing or broken.
-        ValueError: LoRA's target modules are not in the model, or it cannot be trained right (`UntrainableModel`).
+        ValueError: LoRA's target modules are not in the model, or it cannot be trained right
+            (`UntrainableModel`).
     """
     device = parallel.device(config.model.device)
     dtype = resolve_dtype(config.model.dtype, device)
@@ -74,10 +79,12 @@ def node_seed(config: NodeConfig) -> int:
 
 
 def with_adapters(model: Any, lora: LoraSection) -> Any:
-    """`model` behind low-rank adapters of `lora.rank`, in float32 whatever the model is in; only they are trained.
+    """`model` behind low-rank adapters of `lora.rank`, in float32 whatever the model is in; only
+    they are trained.
 
     Raises:
-        ValueError: the target modules are not in the model, or a policy with these adapters merged cannot be published.
+        ValueError: the target modules are not in the model, or a policy with these adapters merged
+            cannot be published.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -107,7 +114,9 @@ def _tell_of_idle_adapters(model: Any, parallel: Parallel) -> None:
 
 
 def _check_mergeable(adapted: Any) -> None:
-    """Refuse adapters that no merged policy can hold: on one use of a shared weight, and on what is no layer with a weight."""
+    """Refuse adapters that no merged policy can hold: on one use of a shared weight, and on what is
+    no layer with a weight.
+    """
     from peft.tuners.lora.layer import ParamWrapper
 
     for name, module in adapted.named_modules():
@@ -136,7 +145,9 @@ def _check_mergeable(adapted: Any) -> None:
 
 @torch.no_grad()
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether a layer that is called linear, and may compute in its own way, gives what a linear layer gives."""
+    """Whether a layer that is called linear, and may compute in its own way, gives what a linear
+    layer gives.
+    """
     if type(layer).forward is nn.Linear.forward:
         return True
     weight = layer.weight

@@ -1,4 +1,6 @@
-"""What is written down of every step: one line of `metrics.jsonl`, and TensorBoard events when tensorboard is installed."""
+"""What is written down of every step: one line of `metrics.jsonl`, and TensorBoard events when
+tensorboard is installed.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ EVENTS_FOLDER = "tensorboard"
 class PhaseSeconds:
     """Wall clock of a step's phases, in seconds.
 
-    wait: for the batch to be there. publish: from the end of the optimizer's step until the policy pointer names the new
-    policy. checkpoint: of the checkpoint written since the line before this one, because a step's line is on disk before the
-    checkpoint that contains the step.
+    wait: for the batch to be there. publish: from the end of the optimizer's step until the policy
+    pointer names the new policy. checkpoint: of the checkpoint written since the line before this
+    one, because a step's line is on disk before the checkpoint that contains the step.
     """
 
     wait: float = 0.0
@@ -40,25 +42,29 @@ class PhaseSeconds:
 class StepRecord:
     """One trainer step.
 
-    `updated` is False when no group had an advantage (or a gradient was not finite): the step counts, the weights stay.
-    `reward_local` is this node's mean reward of its local groups' completions, sampled by its own policy; `reward_external` is
-    this node's reward for the other nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
-    policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per token (k3); means over tokens of
-    the groups that took part, and over the updates. `staleness_*` counts policy versions, over local groups; None without one.
-    `groups_replayed` local groups of earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
-    `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions, `staleness_replayed` their mean
-    staleness. In `grad_norm_local`, which is about whose text it is, they are local.
-    `answers_absurd` foreign answers were not trained on because this node's policy finds them absurd, `absurd_of` says by node;
-    `foreign_answers_of` says how many of each node's were.
-    Where the sampler left the choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were
-    not trained on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups' text and of the
-    others'.
-    `behaviour_share` and `reencoded_share` are shares of the groups taken in.
-    `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups give to the gradient before any bound,
-    means over the updates; None without such groups. `groups_bounded` foreign groups were held to the bound of a group's gradient
-    (`trainer.foreign_norm_factor`), most in any update, `bounded_of` says by node; `over_budget_of` says whose groups among
-    `skipped` were left out for their cost. `capability_of` says by node what foreign advantages were multiplied by, where
-    enough is known of it (`trainer.foreign_capability_window`).
+    `updated` is False when no group had an advantage (or a gradient was not finite): the step
+    counts, the weights stay. `reward_local` is this node's mean reward of its local groups'
+    completions, sampled by its own policy; `reward_external` is this node's reward for the other
+    nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
+    policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per
+    token (k3); means over tokens of the groups that took part, and over the updates. `staleness_*`
+    counts policy versions, over local groups; None without one. `groups_replayed` local groups of
+    earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
+    `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions,
+    `staleness_replayed` their mean staleness. In `grad_norm_local`, which is about whose text it
+    is, they are local. `answers_absurd` foreign answers were not trained on because this node's
+    policy finds them absurd, `absurd_of` says by node; `foreign_answers_of` says how many of each
+    node's were. Where the sampler left the choice to the trainer
+    (`services.trainer.selection.preference`), `groups_left_out` candidates were not trained on;
+    `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups'
+    text and of the others'. `behaviour_share` and `reencoded_share` are shares of the groups taken
+    in. `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups
+    give to the gradient before any bound, means over the updates; None without such groups.
+    `groups_bounded` foreign groups were held to the bound of a group's gradient
+    (`trainer.foreign_norm_factor`), most in any update, `bounded_of` says by node; `over_budget_of`
+    says whose groups among `skipped` were left out for their cost. `capability_of` says by node
+    what foreign advantages were multiplied by, where enough is known of it
+    (`trainer.foreign_capability_window`).
     """
 
     step: int
@@ -112,8 +118,8 @@ class StepRecord:
 class MetricsLog:
     """`metrics.jsonl` of a run, one line a step, and its TensorBoard events.
 
-    Opening it forgets the lines of steps after `step` (those that are trained again after a resume), so that every step is
-    there once.
+    Opening it forgets the lines of steps after `step` (those that are trained again after a
+    resume), so that every step is there once.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -128,7 +134,8 @@ class MetricsLog:
         """Write one step, after those that could not be written before.
 
         Raises:
-            OSError: such as a full disk; no torn line is left, and the next call writes the line too.
+            OSError: such as a full disk; no torn line is left, and the next call writes the line
+                too.
         """
         self._unwritten.append(json.dumps(_finite(asdict(record)), separators=(",", ":")).encode() + b"\n")
         while self._unwritten:
@@ -157,7 +164,9 @@ class MetricsLog:
 
 
 def forget_steps_after(file: Path, step: int) -> None:
-    """Rewrite `file` (by rename) without lines of steps after `step`, torn lines and second lines of a step."""
+    """Rewrite `file` (by rename) without lines of steps after `step`, torn lines and second lines
+    of a step.
+    """
     if not file.exists():
         return
     kept: dict[int, str] = {}

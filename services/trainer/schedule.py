@@ -11,8 +11,8 @@ ScheduleKind = Literal["constant", "linear", "cosine"]
 def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKind, end_step: int) -> float:
     """Learning rate of step `step` (the first is 1).
 
-    It rises linearly to `peak`, reached at step `warmup_steps + 1`, then stays (`constant`) or falls to 0 just after `end_step`
-    along a line or half a cosine, and stays 0.
+    It rises linearly to `peak`, reached at step `warmup_steps + 1`, then stays (`constant`) or
+    falls to 0 just after `end_step` along a line or half a cosine, and stays 0.
 
     Example: peak 1, warm-up 2, linear to step 6: 1/3, 2/3, 1, 3/4, 1/2, 1/4, 0.
     """

@@ -1,7 +1,9 @@
-"""The trainer: reads the batch log, trains a step per batch, publishes each policy, writes checkpoints.
+"""The trainer: reads the batch log, trains a step per batch, publishes each policy, writes
+checkpoints.
 
-This is the loop of steps; what is written beside them is `services.trainer.upkeep`. Nothing that fails outside the step (disk,
-policy store, server) changes what is trained: it is counted, said, and tried again.
+This is the loop of steps; what is written beside them is `services.trainer.upkeep`. Nothing that
+fails outside the step (disk, policy store, server) changes what is trained: it is counted, said,
+and tried again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
 _GRACE_S = 1.0
-"""How long a stopping trainer tries to tell others of its last step; what they miss they learn when it is back."""
+"""How long a stopping trainer tries to tell others of its last step; what they miss they learn when
+it is back.
+"""
 
 
 class TrainerService:
@@ -53,7 +57,9 @@ class TrainerService:
         self._config, self._learn = config, learn
 
     async def run(self, context: ServiceContext) -> None:
-        """Train until told to stop; after `trainer.max_steps` steps keep answering health checks until then."""
+        """Train until told to stop; after `trainer.max_steps` steps keep answering health checks
+        until then.
+        """
         worker = TorchThread()
         try:
             context.status.state("loading")
@@ -157,7 +163,9 @@ class _Training:
         return bool(limit) and self._upkeep.position.batch_number >= limit
 
     async def _next_batch(self) -> tuple[Batch, TrainedPosition] | None:
-        """Wait for the next batch, catching up meanwhile on what could not be written. None when stopped."""
+        """Wait for the next batch, catching up meanwhile on what could not be written. None when
+        stopped.
+        """
         polls = failures = 0
         next_upkeep = 0.0
         while not self._context.stopping.is_set():
@@ -208,8 +216,8 @@ class _Training:
             await self._upkeep.checkpoint()
 
     async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
-        """Train on `batch`, alone on the device where it is shared in turns; with the seconds waited for that. None where the
-        service is stopped first.
+        """Train on `batch`, alone on the device where it is shared in turns; with the seconds
+        waited for that. None where the service is stopped first.
         """
         if self._turns is None:
             return await self._torch.run(lambda: self._learner.step(batch)), 0.0
@@ -259,7 +267,8 @@ class _Training:
 
 
 async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
-    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not suffice.
+    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not
+    suffice.
 
     A server that is away must not keep the last checkpoint from being written in time.
     """

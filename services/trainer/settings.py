@@ -35,7 +35,9 @@ def _importance_config(config: NodeConfig) -> ImportanceConfig:
 
 
 def _counts_uninformative(config: NodeConfig) -> bool:
-    """Whether groups without advantage count in the means: as the configuration says, or as the objective's source has it."""
+    """Whether groups without advantage count in the means: as the configuration says, or as the
+    objective's source has it.
+    """
     wanted = config.trainer.count_uninformative
     return objective_config(config).objective.counts_uninformative if wanted is None else wanted
 
@@ -89,7 +91,9 @@ def influence_rules(config: NodeConfig) -> InfluenceRules:
 
 
 def update_config(config: NodeConfig) -> UpdateConfig:
-    """How a node's configuration turns groups into a gradient; what depends on the model and the machine is left at its default."""
+    """How a node's configuration turns groups into a gradient; what depends on the model and the
+    machine is left at its default.
+    """
     return UpdateConfig(
         objective=objective_config(config),
         importance=_importance_config(config),

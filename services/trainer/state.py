@@ -1,4 +1,6 @@
-"""What a trainer goes on from: the state of its learner, and how far in the log of batches that is."""
+"""What a trainer goes on from: the state of its learner, and how far in the log of batches that
+is.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from services.trainer.selection.capability import Window
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of tensors and numbers.
+    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of
+    tensors and numbers.
 
-    earlier_groups: what is known of the authors in earlier batches (`services.trainer.selection.capability`).
+    earlier_groups: what is known of the authors in earlier batches
+    (`services.trainer.selection.capability`).
     """
 
     weights: dict[str, Tensor]
@@ -25,7 +29,9 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPosition:
-    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that the weights contain."""
+    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that
+    the weights contain.
+    """
 
     batch_number: int = 0
     stream_seq: int = 0

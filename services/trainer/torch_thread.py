@@ -1,4 +1,6 @@
-"""The one thread in which a trainer's torch works, so that health, status and NATS go on during a step."""
+"""The one thread in which a trainer's torch works, so that health, status and NATS go on during a
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a trainer tells others beside its steps: policies, how far it is, what it found out. What fails waits for the next time."""
+"""What a trainer tells others beside its steps: policies, how far it is, what it found out. What
+fails waits for the next time.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Upkeep:
         await self._checkpoints.write(self.position, self.failed)
 
     async def run(self, *, log_exhausted: bool) -> None:
-        """Publish the policy if it is due and tell the others how far training is; failures are left for the next time."""
+        """Publish the policy if it is due and tell the others how far training is; failures are
+        left for the next time.
+        """
         try:
             await self._publish(log_exhausted)
         except (OSError, PolicyStoreError, TransportError) as error:
@@ -140,7 +144,9 @@ class Upkeep:
             self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
 
     async def _answer_refusal(self) -> None:
-        """Publish the newest policy as a full copy where a generator says that it cannot be fetched."""
+        """Publish the newest policy as a full copy where a generator says that it cannot be
+        fetched.
+        """
         refusal = await self._publisher.refused(self.position)
         if refusal is None:
             return

@@ -1,4 +1,6 @@
-"""Who is banned: by name and by key, so that neither comes back with another of the other. Pure; time is an argument."""
+"""Who is banned: by name and by key, so that neither comes back with another of the other. Pure;
+time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from shared.contracts.senders import Ban, BanList
 
 
 class Bans:
-    """The bans in force. A banned name bans the key it belongs to; a banned key bans every name that it signs for."""
+    """The bans in force. A banned name bans the key it belongs to; a banned key bans every name
+    that it signs for.
+    """
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust

@@ -1,11 +1,14 @@
-"""What a foreign group must pass before any other code sees it: ordered checks, each with a typed reason.
+"""What a foreign group must pass before any other code sees it: ordered checks, each with a typed
+reason.
 
-`services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in `Border.examination`: pure but for
-the memory of names and group ids, time is an argument, and nothing that a sender can put into a message makes it raise. What grows
-with the payload it only asks for: who drives it may have that done in a thread, while the memories belong to the caller's thread
-alone (`services.verifier.examiner`). The task is derived again and scored in the sandbox afterwards (`Border.conclude`). Rewards,
-truth and metadata from the wire are compared, never used. Only what a valid signature covers is blamed on anyone, and only on the
-key that made it (`services.verifier.refusals`).
+`services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in
+`Border.examination`: pure but for the memory of names and group ids, time is an argument, and
+nothing that a sender can put into a message makes it raise. What grows with the payload it only
+asks for: who drives it may have that done in a thread, while the memories belong to the caller's
+thread alone (`services.verifier.examiner`). The task is derived again and scored in the sandbox
+afterwards (`Border.conclude`). Rewards, truth and metadata from the wire are compared, never used.
+Only what a valid signature covers is blamed on anyone, and only on the key that made it
+(`services.verifier.refusals`).
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ T = TypeVar("T")
 _Problem = tuple[Refusal, str]
 
 JUDGED_BODIES = 100_000
-"""Refused bodies remembered with their signer, so that one sent again by somebody else is neither scored nor blamed twice."""
+"""Refused bodies remembered with their signer, so that one sent again by somebody else is neither
+scored nor blamed twice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,16 @@ class Candidate:
 
 
 Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
-"""Yields work that is pure, raises nothing and grows with the payload; wants its result sent. Its value is the verdict."""
+"""Yields work that is pure, raises nothing and grows with the payload; wants its result sent. Its
+value is the verdict.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderRules:
-    """What this node takes in, and what of that needs no memory; the fields are those of the configuration's `verifier` section."""
+    """What this node takes in, and what of that needs no memory; the fields are those of the
+    configuration's `verifier` section.
+    """
 
     node: str
     accept: Literal["same", "dataset", "any"]
@@ -104,7 +113,9 @@ class BorderRules:
 
 
 class Border:
-    """The checks and their memories: which key a name belongs to, which groups were seen, what each key's groups were worth."""
+    """The checks and their memories: which key a name belongs to, which groups were seen, what each
+    key's groups were worth.
+    """
 
     def __init__(
         self, rules: BorderRules, trust: Trust, replay: ReplayMemory, held_out: HeldOut, copies: CopyMemory | None = None
@@ -121,7 +132,9 @@ class Border:
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
-        """The first checks, possible before the payload is fetched: a ban of the name, and the size."""
+        """The first checks, possible before the payload is fetched: a ban of the name, and the
+        size.
+        """
         sender = subjects.rollouts_author(subject)
         ban = self.bans.of_name(sender, now_s)
         if ban is not None:
@@ -132,7 +145,9 @@ class Border:
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
     def sender(self, name: str | None, now_s: float) -> Sender:
-        """Whose share a message under this name takes, and how much of one that is. Before the signature: a claim."""
+        """Whose share a message under this name takes, and how much of one that is. Before the
+        signature: a claim.
+        """
         return self._senders.of_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
@@ -156,8 +171,8 @@ class Border:
     def examination(self, subject: str, payload: bytes, now_s: float, seq: int = 0, stored_at_s: float = 0.0) -> Examination:
         """All checks that need neither reasoning-gym nor a worker.
 
-        seq, stored_at_s: the message's position and Unix time in the swarm's stream, by which the first of two that say the same
-        is known.
+        seq, stored_at_s: the message's position and Unix time in the swarm's stream, by which the
+        first of two that say the same is known.
         """
         sender = subjects.rollouts_author(subject)
         refused = self.refuse_unread(subject, len(payload), now_s)
@@ -190,7 +205,8 @@ class Border:
         return self._refuse_copy(candidate, now_s) or candidate
 
     def conclude(self, candidate: Candidate, result: JobResult, now_s: float) -> Refused | None:
-        """The verdict once the sandbox has derived the task again and scored the answers. None: accepted and remembered.
+        """The verdict once the sandbox has derived the task again and scored the answers. None:
+        accepted and remembered.
 
         Whatever the verdict, the group's cost is charged to its key.
         """
@@ -208,7 +224,8 @@ class Border:
         except ValueError:
             reason = Refusal.TASK_UNDERIVABLE
         detail = result.detail if result.reason is not None else "not every answer has a reward"
-        # On a machine that is short of processors an honest group may miss the deadline, and has used little of them.
+        # On a machine that is short of processors an honest group may miss the deadline, and has
+        # used little of them.
         part = min(1.0, result.cpu_s) if reason is Refusal.SCORING_TIMEOUT else 1.0
         return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s, part)
 
@@ -217,7 +234,9 @@ class Border:
         return self._key_problem(public_key, now_s) is not None
 
     def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
-        """The last checks: while this group was scored, another like it or under another name of its key may have come in."""
+        """The last checks: while this group was scored, another like it or under another name of
+        its key may have come in.
+        """
         refused = self._refuse_copy(candidate, now_s, accepting=True)
         if refused is not None:
             return refused
@@ -233,7 +252,8 @@ class Border:
         key, sender = candidate.public_key, candidate.sender
         found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s, candidate.stored_at_s)
         for copier in copiers if accepting else ():
-            # Its group was looked at before the one it was made from: too late to refuse it, not to count it, once.
+            # Its group was looked at before the one it was made from: too late to refuse it, not to
+            # count it, once.
             self._senders.copied(copier, now_s)
             self.reputation.blame(copier, "", Refusal.COPIED, now_s)
         if found is None:
@@ -253,7 +273,9 @@ class Border:
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse what `key` has signed, and blame it once where the reason is its fault, in `part`."""
+        """Refuse what `key` has signed, and blame it once where the reason is its fault, in
+        `part`.
+        """
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
@@ -281,7 +303,9 @@ class Border:
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | _Problem:
-        """The group's print, if its texts and tokens are what is let in. Reads what no event changes."""
+        """The group's print, if its texts and tokens are what is let in. Reads what no event
+        changes.
+        """
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
         for completion in group.completions:
@@ -326,7 +350,8 @@ def _group(body: bytes, max_completions: int) -> RolloutGroup | _Problem:
 
 
 def _judged_id(public_key: str, body_id: str) -> str:
-    # With the signer: else who signs another's body again with a key of his own would have the true one refused.
+    # With the signer: else who signs another's body again with a key of his own would have the true
+    # one refused.
     return content_id(f"{public_key} {body_id}".encode())
 
 
@@ -335,19 +360,25 @@ def _decode_reason(error: MessageError) -> Refusal:
 
 
 def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:
-    """The group with at most `count` completions, its first ones: a node that samples more of them is heard, for so much."""
+    """The group with at most `count` completions, its first ones: a node that samples more of them
+    is heard, for so much.
+    """
     if len(group.completions) <= count:
         return group
     return msgspec.structs.replace(group, completions=group.completions[:count])
 
 
 def without_prompt(group: RolloutGroup) -> RolloutGroup:
-    """The group without its sender's prompt tokens: who trains on it renders the prompt from the derived question."""
+    """The group without its sender's prompt tokens: who trains on it renders the prompt from the
+    derived question.
+    """
     return group if group.prompt_ids is None else msgspec.structs.replace(group, prompt_ids=None)
 
 
 def without_token_ids(group: RolloutGroup) -> RolloutGroup:
-    """The group as a node with another tokenizer uses it: its texts, and how likely their author found them."""
+    """The group as a node with another tokenizer uses it: its texts, and how likely their author
+    found them.
+    """
     completions = [msgspec.structs.replace(each, token_ids=None) for each in group.completions]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
 

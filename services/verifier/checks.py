@@ -1,7 +1,8 @@
-"""The border's checks in their order, each with its reason: what `services.verifier.border` does, said once.
+"""The border's checks in their order, each with its reason: what `services.verifier.border` does,
+said once.
 
-`docs/trust.md` has this as a table, written by `python -m monitoring.border_doc`; `tests/unit/test_border_order.py` holds the
-border to it.
+`docs/trust.md` has this as a table, written by `python -m monitoring.border_doc`;
+`tests/unit/test_border_order.py` holds the border to it.
 """
 
 from __future__ import annotations

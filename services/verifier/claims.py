@@ -1,8 +1,10 @@
-"""What large foreign payloads may cost: bytes in work at once, and chunks read once. Pure: no clock, no I/O.
+"""What large foreign payloads may cost: bytes in work at once, and chunks read once. Pure: no
+clock, no I/O.
 
-A message of a few hundred bytes can claim a payload of megabytes. Two things keep that from becoming a lever: payloads in work
-are bounded for the node and for each sender, and a chunk belongs to the message that referred to it first, so that bytes stored
-once are read once and not for each of a thousand references to them.
+A message of a few hundred bytes can claim a payload of megabytes. Two things keep that from
+becoming a lever: payloads in work are bounded for the node and for each sender, and a chunk belongs
+to the message that referred to it first, so that bytes stored once are read once and not for each
+of a thousand references to them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ NODE_BYTES = 64 * 2**20
 SENDER_BYTES = 16 * 2**20
 """Of these one sender's, so that four must join in to make others' large groups wait."""
 SMALL_BYTES = 64 * 1024
-"""Smaller payloads do not count: with 64 messages in work they are 4 MiB at most, and must not wait behind large ones."""
+"""Smaller payloads do not count: with 64 messages in work they are 4 MiB at most, and must not wait
+behind large ones.
+"""
 MAX_CHUNKS = 65_536
 """Chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
 
@@ -44,10 +48,11 @@ class BytesInFlight:
                 del self._of_sender[sender]
 
     def look(self) -> Callable[[str, int], bool]:
-        """A test of whether a sender's payload may be started, for one look along the line in its order.
+        """A test of whether a sender's payload may be started, for one look along the line in its
+        order.
 
-        A payload that does not fit keeps later large ones out too, else small claims would for ever slip in before it. Larger than
-        a bound it may start where nothing else is in work.
+        A payload that does not fit keeps later large ones out too, else small claims would for ever
+        slip in before it. Larger than a bound it may start where nothing else is in work.
         """
         somebody_waits = False
 
@@ -65,14 +70,18 @@ class BytesInFlight:
 
 
 class ClaimedChunks:
-    """Which message each chunk belongs to, by sender: what one refers to takes nothing from another."""
+    """Which message each chunk belongs to, by sender: what one refers to takes nothing from
+    another.
+    """
 
     def __init__(self, capacity: int = MAX_CHUNKS) -> None:
         self._capacity = capacity
         self._owner: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     def claim(self, sender: str, seq: int, chunks: Sequence[int]) -> int | None:
-        """Note that the message at `seq` refers to these chunks. Returns another of the sender's messages if that was first."""
+        """Note that the message at `seq` refers to these chunks. Returns another of the sender's
+        messages if that was first.
+        """
         for chunk in chunks:
             owner = self._owner.get((sender, chunk), seq)
             if owner != seq:

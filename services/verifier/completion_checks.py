@@ -10,7 +10,9 @@ from shared.contracts.messages import Completion
 
 
 def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
-    """Why packed token ids are refused, or None. As an array: a list of a million numbers costs a hundred groups' time."""
+    """Why packed token ids are refused, or None. As an array: a list of a million numbers costs a
+    hundred groups' time.
+    """
     if len(packed) % 4:
         return Refusal.MALFORMED, f"token ids of {len(packed)} bytes, not a multiple of 4"
     if (np.frombuffer(packed, "<i4") < 0).any():
@@ -19,9 +21,11 @@ def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
 
 
 def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
-    """Why the completion is refused, or None. Whether the ids say the text is the trainer's to see, which has the tokenizer.
+    """Why the completion is refused, or None. Whether the ids say the text is the trainer's to see,
+    which has the tokenizer.
 
-    No engine samples an answer of no tokens, and a sampled token's logprob is finite and not above 0.
+    No engine samples an answer of no tokens, and a sampled token's logprob is finite and not above
+    0.
     """
     if len(completion.text) > max_chars:
         return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"

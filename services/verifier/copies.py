@@ -1,16 +1,20 @@
-"""Whether a group says what was said before: the same task with the same or nearly the same answers (`services.verifier.prints`).
+"""Whether a group says what was said before: the same task with the same or nearly the same answers
+(`services.verifier.prints`).
 
-Groups of one *task* are compared: dataset, question, and seed + index, because many datasets make item `index` from their seed plus
-the index, so that two references of equal sum are one task. Honest nodes draw tasks that nobody can foretell
-(`shared.tasks.source`): two of them hardly ever meet in one. Still nobody is kept out for answers that anybody might give, or he
-who guesses a node's next task and its likely answers could silence it: another's group is a copy when enough long text of its own
-says so, or when all its answers, most of them different, are equal. One sender may send two groups of a task, and nothing twice.
+Groups of one *task* are compared: dataset, question, and seed + index, because many datasets make
+item `index` from their seed plus the index, so that two references of equal sum are one task.
+Honest nodes draw tasks that nobody can foretell (`shared.tasks.source`): two of them hardly ever
+meet in one. Still nobody is kept out for answers that anybody might give, or he who guesses a
+node's next task and its likely answers could silence it: another's group is a copy when enough long
+text of its own says so, or when all its answers, most of them different, are equal. One sender may
+send two groups of a task, and nothing twice.
 
-The same question under another reference is another task, in which honest nodes do meet where questions are few: only telling
-text is a copy there, and nobody is blamed.
+The same question under another reference is another task, in which honest nodes do meet where
+questions are few: only telling text is a copy there, and nobody is blamed.
 
-Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or repeated is forgotten first. Each
-process has its own, which a restart empties: a copy comes in once more then.
+Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or
+repeated is forgotten first. Each process has its own, which a restart empties: a copy comes in once
+more then.
 """
 
 from __future__ import annotations
@@ -27,10 +31,14 @@ from shared.contracts.messages import RolloutGroup, Task
 __all__ = ["CopyMemory", "Likeness", "Print"]
 
 GROUPS_OF_A_TASK = 2
-"""What one sender may send of a task. One is the rule; a node that died while sampling draws the task again."""
+"""What one sender may send of a task. One is the rule; a node that died while sampling draws the
+task again.
+"""
 
 REMEMBERED_S = 3600.0
-"""A node that is started anew draws its tasks again from the first on, and is not to be taken for its own copy for ever."""
+"""A node that is started anew draws its tasks again from the first on, and is not to be taken for
+its own copy for ever.
+"""
 
 MAX_GROUPS = 16_384
 MAX_BYTES = 32 * 2**20
@@ -41,7 +49,9 @@ _PER_QUESTION = 16
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """`kind`: of an earlier local group, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first."""
+    """`kind`: of an earlier local group, or of another's. `telling`: to be blamed on the sender.
+    `of`: whose group came first.
+    """
 
     kind: Literal["repeated", "copied"]
     telling: bool
@@ -61,7 +71,9 @@ class CopyMemory:
     """The groups that were taken in lately, and this node's own."""
 
     def __init__(self, salt: bytes = b"") -> None:
-        """`salt` keys the hashes, so that nobody can prepare texts against them; drawn at random when empty."""
+        """`salt` keys the hashes, so that nobody can prepare texts against them; drawn at random
+        when empty.
+        """
         self._printer = Printer(salt or secrets.token_bytes(16))
         self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
@@ -84,11 +96,13 @@ class CopyMemory:
     def look(
         self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
     ) -> tuple[Likeness | None, list[str]]:
-        """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs was looked at first, but lies
-        later in the stream than this one, however much later this one is looked at.
+        """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs
+        was looked at first, but lies later in the stream than this one, however much later this one
+        is looked at.
 
-        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives; 0 for the node's local groups,
-        which nobody precedes. Where the two disagree (the stream was made anew) nobody is blamed.
+        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives;
+        0 for the node's local groups, which nobody precedes. Where the two disagree (the stream was
+        made anew) nobody is blamed.
         """
         new = _Seen(public_key, seq, stored_at_s, now_s, made)
         found, copiers = self._same_task(new)
@@ -170,7 +184,9 @@ class CopyMemory:
 
 
 def _precedes(new: _Seen, seen: _Seen) -> bool:
-    """Whether the stream says that `new` was there before. A stream that was made anew counts from 1 again, its clock does not."""
+    """Whether the stream says that `new` was there before. A stream that was made anew counts from
+    1 again, its clock does not.
+    """
     return new.seq < seen.seq and new.stored_at_s <= seen.stored_at_s
 
 

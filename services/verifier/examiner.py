@@ -1,8 +1,10 @@
-"""Has a foreign message examined without holding up what else the verifier does: large payloads are read in a thread.
+"""Has a foreign message examined without holding up what else the verifier does: large payloads are
+read in a thread.
 
-Decoding, hashing and verifying 8 MiB take some hundred milliseconds, in which no local group would get its rewards. One thread,
-first come first served, so that all strangers together take one processor at most. The border's memories are touched in the event
-loop only; what has changed there while the thread was at work is seen by the checks that follow.
+Decoding, hashing and verifying 8 MiB take some hundred milliseconds, in which no local group would
+get its rewards. One thread, first come first served, so that all strangers together take one
+processor at most. The border's memories are touched in the event loop only; what has changed there
+while the thread was at work is seen by the checks that follow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Examiner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="examiner")
 
     async def examine(self, subject: str, payload: bytes, now_s: float, seq: int, stored_at_s: float) -> Candidate | Refused:
-        """All checks before scoring; arguments as in `Border.examination`. Whatever is small is done here and now."""
+        """All checks before scoring; arguments as in `Border.examination`. Whatever is small is
+        done here and now.
+        """
         examination, result = self._border.examination(subject, payload, now_s, seq, stored_at_s), None
         while True:
             try:

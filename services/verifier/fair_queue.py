@@ -1,15 +1,19 @@
-"""Which waiting message is looked at next, so that no sender takes what others need: pure, time is an argument.
+"""Which waiting message is looked at next, so that no sender takes what others need: pure, time is
+an argument.
 
-Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each sender has earned
-(`services.verifier.standing`), and what one does not use is left to the others (max-min fairness); the bucket limits a sender also
-when nobody else is there. A message takes as many turns and tokens as its size does (`turns_of`). Senders that have not earned a
-whole share yet are newcomers: all of them together get `newcomer_share` of the turns while established senders wait too, and never
-less, so that a thousand new names neither crowd anybody out nor are locked out themselves. When too much waits, the class that
-takes most room for its share, and there the sender that takes most, loses its oldest.
+Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each
+sender has earned (`services.verifier.standing`), and what one does not use is left to the others
+(max-min fairness); the bucket limits a sender also when nobody else is there. A message takes as
+many turns and tokens as its size does (`turns_of`). Senders that have not earned a whole share yet
+are newcomers: all of them together get `newcomer_share` of the turns while established senders wait
+too, and never less, so that a thousand new names neither crowd anybody out nor are locked out
+themselves. When too much waits, the class that takes most room for its share, and there the sender
+that takes most, loses its oldest.
 
-The sender is what the subject says, before any check: what turns out to be a forgery is given back (`refund`), so that forging
-costs its victim nothing. Names that belong to a key wait in that key's line; one that belongs to nobody yet has a line of its own,
-and what it brings is charged to the key that signed it once that is known (`charge`), so that names do not multiply a share.
+The sender is what the subject says, before any check: what turns out to be a forgery is given back
+(`refund`), so that forging costs its victim nothing. Names that belong to a key wait in that key's
+line; one that belongs to nobody yet has a line of its own, and what it brings is charged to the key
+that signed it once that is known (`charge`), so that names do not multiply a share.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
 NEWCOMER_SHARE = 0.25
 BYTES_PER_TURN = 2**20
-"""Reading, hashing and checking a megabyte takes about as long as all else that is done with a group before it is scored."""
+"""Reading, hashing and checking a megabyte takes about as long as all else that is done with a
+group before it is scored.
+"""
 
 T = TypeVar("T")
 
@@ -46,7 +52,9 @@ class _Sender(Generic[T]):
     bucket: TokenBucket
     earned: float
     turn: float
-    """Self-clocked fair queueing (Golestani, INFOCOM 1994): when its next message is through, in turns; the smallest goes first."""
+    """Self-clocked fair queueing (Golestani, INFOCOM 1994): when its next message is through, in
+    turns; the smallest goes first.
+    """
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     size_bytes: int = 0
 
@@ -61,8 +69,9 @@ class _Sender(Generic[T]):
 
     @property
     def claim_to_give_way(self) -> tuple[bool, float]:
-        """An established sender with one message in line, be it large, gives way after all that have more, so that several keys
-        cannot push it out. Not a newcomer: ever new names have one message each."""
+        """An established sender with one message in line, be it large, gives way after all that
+        have more, so that several keys cannot push it out. Not a newcomer: ever new names have one
+        message each."""
         return not self.established or len(self.waiting) > 1, self.room
 
 
@@ -71,8 +80,8 @@ class _Class:
     share: float
     turn: float = 0.0
     line_turn: float = 0.0
-    """Turn of the message served last. A line that had nothing waiting comes in 1 / share later, so that ever new names, which
-    share little, never stand before one that has earned more."""
+    """Turn of the message served last. A line that had nothing waiting comes in 1 / share later, so
+    that ever new names, which share little, never stand before one that has earned more."""
     waiting: int = 0
     size_bytes: int = 0
 
@@ -82,12 +91,16 @@ class _Class:
 
 
 class FairQueue(Generic[T]):
-    """Messages by sender: `rate_per_s` for all together, `max_share` of it for each, `burst_s` seconds of both at once."""
+    """Messages by sender: `rate_per_s` for all together, `max_share` of it for each, `burst_s`
+    seconds of both at once.
+    """
 
     def __init__(
         self, rate_per_s: float, max_share: float, burst_s: float, now_s: float, newcomer_share: float = NEWCOMER_SHARE
     ) -> None:
-        """`newcomer_share`: of the turns, for all that have not earned a whole share together, in (0, 1)."""
+        """`newcomer_share`: of the turns, for all that have not earned a whole share together, in
+        (0, 1).
+        """
         self._rate_per_s = rate_per_s * max_share
         self._burst_s = burst_s
         self._budget = TokenBucket(rate_per_s, rate_per_s * burst_s, now_s)
@@ -101,8 +114,9 @@ class FairQueue(Generic[T]):
     def offer(self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0) -> list[tuple[str, T]]:
         """Put a message in line. Returns those that had to give way, with their senders.
 
-        `size_bytes` is what it claims to be: a reference takes the room of the payload that it makes this node fetch.
-        `earned`: the sender's share in (0, 1], as it stands now; below 1 it is a newcomer.
+        `size_bytes` is what it claims to be: a reference takes the room of the payload that it
+        makes this node fetch. `earned`: the sender's share in (0, 1], as it stands now; below 1 it
+        is a newcomer.
         """
         line = self._line(sender, now_s, earned)
         place = self._classes[line.established]
@@ -121,7 +135,8 @@ class FairQueue(Generic[T]):
         return dropped
 
     def next(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> tuple[str, T] | None:
-        """The next message and its sender, None when nobody may go on now. Whose next message does not fit waits his turn.
+        """The next message and its sender, None when nobody may go on now. Whose next message does
+        not fit waits his turn.
 
         `fits` is asked in the order in which senders would be served.
         """
@@ -153,7 +168,9 @@ class FairQueue(Generic[T]):
         return name, message
 
     def charge(self, key: str, now_s: float, earned: float = 1.0, size_bytes: int = 0) -> bool:
-        """Take a message's tokens of this key's own line that came under a name of nobody's. False when it has none left."""
+        """Take a message's tokens of this key's own line that came under a name of nobody's. False
+        when it has none left.
+        """
         bucket = self._line(key, now_s, earned).bucket
         self._senders.move_to_end(key)
         if bucket.available(now_s) < 1:
@@ -172,7 +189,8 @@ class FairQueue(Generic[T]):
         if line is None:
             return
         if line.established:
-            # Newcomers keep to their part of the turns also with messages that cost next to nothing: else replays go before all.
+            # Newcomers keep to their part of the turns also with messages that cost next to
+            # nothing: else replays go before all.
             place = self._classes[True]
             place.turn -= turns / place.share
         if blameless:
@@ -186,7 +204,9 @@ class FairQueue(Generic[T]):
         return any(fits(name, self._senders[name].waiting[0][1]) for name in self._ready(now_s))
 
     def _ready(self, now_s: float) -> list[str]:
-        """Senders whose next message their own allowance lets through, in the order in which they would be served."""
+        """Senders whose next message their own allowance lets through, in the order in which they
+        would be served.
+        """
         ready = [name for name, line in self._senders.items() if line.waiting and line.bucket.available(now_s) >= 1]
         return sorted(ready, key=lambda name: (self._classes[self._senders[name].established].turn, self._senders[name].turn))
 

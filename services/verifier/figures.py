@@ -23,7 +23,9 @@ _RESULTS = ("scored", "timeout", "killed", "error")
 
 
 class Figures:
-    """Counts what is scored and what crosses the border. `datasets` are those of the node's own tasks."""
+    """Counts what is scored and what crosses the border. `datasets` are those of the node's own
+    tasks.
+    """
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str] = ()) -> None:
         self._status = status

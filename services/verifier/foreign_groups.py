@@ -1,8 +1,10 @@
-"""Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget, scored, and stored in `scored`.
+"""Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget,
+scored, and stored in `scored`.
 
-Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks at what it passed. Reading
-goes `intake_look_factor` times faster than the budget, so that what others sent is found behind one sender's flood
-(`services.verifier.fair_queue`); a flood beyond that is sampled, and senders in good standing are asked for their newest group.
+Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks
+at what it passed. Reading goes `intake_look_factor` times faster than the budget, so that what
+others sent is found behind one sender's flood (`services.verifier.fair_queue`); a flood beyond that
+is sampled, and senders in good standing are asked for their newest group.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ class Intake:
         self._news.set()
 
     def _drop_left_out(self) -> None:
-        """Give up the groups of keys that were banned or put in quarantine while these waited or were in work."""
+        """Give up the groups of keys that were banned or put in quarantine while these waited or
+        were in work.
+        """
         now_s = time.time()
         for key in self._pool.foreign_senders():
             if self._border.left_out(key, now_s):
@@ -288,7 +292,9 @@ class Intake:
         return result
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
-        """The checks before scoring. What they refuse costs nobody's budget, but its sender's where it is the sender's doing."""
+        """The checks before scoring. What they refuse costs nobody's budget, but its sender's where
+        it is the sender's doing.
+        """
         author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if verdict is None:
@@ -322,7 +328,9 @@ class Intake:
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
 
     def _refuse_reference(self, message: StoredMessage) -> Refused | None:
-        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another message referred to."""
+        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another
+        message referred to.
+        """
         author = subjects.rollouts_author(message.subject)
         try:
             reference = reference_of(message)

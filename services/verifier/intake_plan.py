@@ -1,8 +1,8 @@
 """How many foreign messages to look at, and which: pure, time and randomness are arguments.
 
-Small swarm: *follow*, every message in order. When the backlog is more than the budget covers in `CATCH_UP_S`, *draw* positions at
-random from the stream instead and jump to its end, so that a node's cost does not grow with the swarm and what it sees is a fair
-sample of the window.
+Small swarm: *follow*, every message in order. When the backlog is more than the budget covers in
+`CATCH_UP_S`, *draw* positions at random from the stream instead and jump to its end, so that a
+node's cost does not grow with the swarm and what it sees is a fair sample of the window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class TokenBucket:
         return int(self._tokens)
 
     def take(self, count: int) -> None:
-        """Use tokens. More than are available is a debt, which time pays back before there is one again."""
+        """Use tokens. More than are available is a debt, which time pays back before there is one
+        again.
+        """
         self._tokens -= count
 
     def give_back(self, count: int) -> None:
@@ -41,7 +43,9 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class IntakePlan:
-    """What to read now and where the shared cursor goes. Follow: the messages in `(cursor, next_cursor]`. Draw: `positions`."""
+    """What to read now and where the shared cursor goes. Follow: the messages in
+    `(cursor, next_cursor]`. Draw: `positions`.
+    """
 
     mode: Literal["idle", "follow", "draw"]
     next_cursor: int
@@ -53,7 +57,8 @@ def plan_intake(*, cursor: int, first_seq: int, last_seq: int, allowed: int, rat
 
     Args:
         cursor: everything up to this sequence was looked at or passed over.
-        first_seq: oldest kept. last_seq: newest. A stream made anew (last_seq below the cursor) is followed from its start.
+        first_seq: oldest kept. last_seq: newest. A stream made anew (last_seq below the cursor) is
+            followed from its start.
         allowed: how many may be looked at now (`TokenBucket`).
         rate_per_s: the budget, which decides when the backlog is too large to follow.
     """

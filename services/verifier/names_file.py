@@ -1,7 +1,9 @@
-"""The file of names and keys: lines `name key seen groups`, appended under a lock, so that replicas on one machine agree.
+"""The file of names and keys: lines `name key seen groups`, appended under a lock, so that replicas
+on one machine agree.
 
-`seen` is the Unix time of the newest accepted group when the line was written, `groups` how many there were. Lines `name key` of
-earlier versions are read too: there the first line of a name and of a key counts. What is torn or is no such line is passed over.
+`seen` is the Unix time of the newest accepted group when the line was written, `groups` how many
+there were. Lines `name key` of earlier versions are read too: there the first line of a name and of
+a key counts. What is torn or is no such line is passed over.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,
 
 
 class NameLine(NamedTuple):
-    """One line. `first_counts`: an earlier line of the name or key stays in force (lines of earlier versions)."""
+    """One line. `first_counts`: an earlier line of the name or key stays in force (lines of earlier
+    versions).
+    """
 
     name: str
     public_key: str
@@ -41,7 +45,9 @@ class NamesFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else appends or rewrites meanwhile. Raises OSError when the folder cannot be written."""
+        """Nobody else appends or rewrites meanwhile. Raises OSError when the folder cannot be
+        written.
+        """
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -50,7 +56,9 @@ class NamesFile:
             os.close(descriptor)
 
     def read(self) -> list[NameLine]:
-        """The whole lines that were not read before; all of them when another process has written the file anew."""
+        """The whole lines that were not read before; all of them when another process has written
+        the file anew.
+        """
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

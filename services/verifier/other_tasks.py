@@ -1,6 +1,8 @@
-"""Which senders have only ever sent tasks that this node does not take in: two nodes with different configurations look just so.
+"""Which senders have only ever sent tasks that this node does not take in: two nodes with different
+configurations look just so.
 
-Pure. One such group is nobody's fault and not worth a word; a sender of which nothing else comes is told to the operator, once.
+Pure. One such group is nobody's fault and not worth a word; a sender of which nothing else comes is
+told to the operator, once.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ class OtherTasks:
         self._refused: OrderedDict[str, int] = OrderedDict()
 
     def refused(self, sender: str) -> bool:
-        """Note a group whose task is not taken in. True when it is time to tell, once for a sender."""
+        """Note a group whose task is not taken in. True when it is time to tell, once for a
+        sender.
+        """
         count = self._refused.pop(sender, 0) + 1
         self._refused[sender] = count
         if len(self._refused) > MAX_SENDERS:

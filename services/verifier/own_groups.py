@@ -1,7 +1,9 @@
-"""Local groups: from the work queue through the scorer to `scored`, then to the swarm, then acknowledged.
+"""Local groups: from the work queue through the scorer to `scored`, then to the swarm, then
+acknowledged.
 
-A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a second delivery after a crash is a
-duplicate that the server drops. What cannot be scored is stored as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
+A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a
+second delivery after a crash is a duplicate that the server drops. What cannot be scored is stored
+as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class LocalScorer:
         log: Any,
         note_own: Callable[[RolloutGroup], None] = lambda _: None,
     ) -> None:
-        """`note_own` is told of each scored group, so that who sends it back as his own is known."""
+        """`note_own` is told of each scored group, so that who sends it back as his own is
+        known.
+        """
         self._config = config
         self._id = config.node.id
         self._node = node
@@ -59,7 +63,9 @@ class LocalScorer:
         self._in_work: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Score for ever. A group that hangs does not delay those behind it beyond what the workers allow."""
+        """Score for ever. A group that hangs does not delay those behind it beyond what the workers
+        allow.
+        """
         try:
             while True:
                 await self._take_more()
@@ -113,7 +119,8 @@ class LocalScorer:
         group_id = content_id(payload)
         self._own.learn(group)
         if delivery.deliveries >= self._config.verifier.max_deliver > 1:
-            # Each earlier try ended in a crash or an outage; the last one is used to put the group away safely.
+            # Each earlier try ended in a crash or an outage; the last one is used to put the group
+            # away safely.
             await self._scored.give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return

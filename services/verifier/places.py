@@ -1,8 +1,9 @@
-"""How many foreign groups are in work at once, of whom, and in how many bytes: pure, no clock, no I/O.
+"""How many foreign groups are in work at once, of whom, and in how many bytes: pure, no clock, no
+I/O.
 
-A place is held while a group is fetched, examined or stored. While it waits for the scorers it holds none, else those whose groups
-are slow to score would keep everybody else from being looked at; what waits there is bounded, and time dealt out, by
-`shared.tasks.sandbox.foreign_line`.
+A place is held while a group is fetched, examined or stored. While it waits for the scorers it
+holds none, else those whose groups are slow to score would keep everybody else from being looked
+at; what waits there is bounded, and time dealt out, by `shared.tasks.sandbox.foreign_line`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from services.verifier.claims import BytesInFlight
 
 IN_WORK = 64
 IN_WORK_PER_SENDER = 4
-"""Enough to hide the time that payloads take to arrive. Those that wait for the scorers count here too."""
+"""Enough to hide the time that payloads take to arrive. Those that wait for the scorers count here
+too.
+"""
 
 
 class Places:
@@ -32,7 +35,9 @@ class Places:
         return self._held < IN_WORK
 
     def fits(self) -> Callable[[str, int], bool]:
-        """A test of whether a sender's payload of a size may be started, for one look along the line in its order."""
+        """A test of whether a sender's payload of a size may be started, for one look along the
+        line in its order.
+        """
         within = self._bytes.look()
         return lambda sender, size_bytes: self._of_sender[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
 

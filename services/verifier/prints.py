@@ -1,12 +1,14 @@
 """What is remembered of a group's answers without their text, and how alike two groups are. Pure.
 
-Two answers are alike when equal but for case, spaces, accents, simple compatibility forms and invisible characters, or when what
-each says beyond its group's common text has a Jaccard index of about `ALIKE` or more over sets of 5-character shingles
-(one-permutation MinHash, Li et al. 2012, with 64 bins of 8 bits). Text that more than half of a group's different answers share is
-a turn of phrase of its policy and says nothing about who wrote it: those bins are left empty.
+Two answers are alike when equal but for case, spaces, accents, simple compatibility forms and
+invisible characters, or when what each says beyond its group's common text has a Jaccard index of
+about `ALIKE` or more over sets of 5-character shingles (one-permutation MinHash, Li et al. 2012,
+with 64 bins of 8 bits). Text that more than half of a group's different answers share is a turn of
+phrase of its policy and says nothing about who wrote it: those bins are left empty.
 
-It runs in the verifier's event loop on whatever strangers write. So every step is linear in the characters, and no character grows
-to several: NFKC takes seconds for 16,384 combining marks and makes 18 characters of one.
+It runs in the verifier's event loop on whatever strangers write. So every step is linear in the
+characters, and no character grows to several: NFKC takes seconds for 16,384 combining marks and
+makes 18 characters of one.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ ALIKE = 0.7
 COPIED = 0.75
 
 LONG = 24
-"""Filled bins from which on an answer's own text counts as evidence: some thirty characters. Shorter ones coincide by chance,
-however many do."""
+"""Filled bins from which on an answer's own text counts as evidence: some thirty characters.
+Shorter ones coincide by chance, however many do."""
 
 SUSPECT = 48
 """Filled bins of the different long answers that are alike, from which on a group is refused."""
 
 TELLING = 96
-"""The same, from which on chance is no explanation and the sender is blamed: some hundred characters of text."""
+"""The same, from which on chance is no explanation and the sender is blamed: some hundred
+characters of text.
+"""
 
 _GROUP_BYTES = 800
 _TEXT_BYTES = BINS + 90
@@ -45,7 +49,9 @@ _KEPT_HASHES = 2048
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """An answer. `bins`: 1 + (least hash mod 255), 0 where the bin is empty or holds what is common to the group."""
+    """An answer. `bins`: 1 + (least hash mod 255), 0 where the bin is empty or holds what is common
+    to the group.
+    """
 
     exact: bytes
     bins: bytes
@@ -58,7 +64,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Print:
-    """What is remembered of a group. `task`: dataset, question and item; `question`: the first two only."""
+    """What is remembered of a group. `task`: dataset, question and item; `question`: the first two
+    only.
+    """
 
     task: bytes
     question: bytes
@@ -77,8 +85,9 @@ class Print:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Most answers of one group are alike to another's. `whole`: they are equal, one for one, and more than half of them differ
-    from each other, as two samples of one policy hardly ever are. `evidence`: filled bins of those that are long."""
+    """Most answers of one group are alike to another's. `whole`: they are equal, one for one, and
+    more than half of them differ from each other, as two samples of one policy hardly ever are.
+    `evidence`: filled bins of those that are long."""
 
     whole: bool
     evidence: int
@@ -121,7 +130,8 @@ class Printer:
         mixed ^= mixed >> np.uint64(32)
         rank = mixed & np.uint64(2**58 - 1)
         if count > 2 * _KEPT_HASHES:
-            # The least of 64 bins are among the least of all, but for a text that says little again and again.
+            # The least of 64 bins are among the least of all, but for a text that says little again
+            # and again.
             low = rank < np.uint64(2**58 * _KEPT_HASHES // count)
             if np.count_nonzero(low) > _KEPT_HASHES // 2:
                 mixed, rank = mixed[low], rank[low]
@@ -130,10 +140,13 @@ class Printer:
 
 
 def normalised(text: str) -> NDArray[np.uint32]:
-    """Code points of the text without what can be varied without saying anything else, one for one at most."""
+    """Code points of the text without what can be varied without saying anything else, one for one
+    at most.
+    """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     folded = _folding()[np.minimum(codes, _TABLE)]
-    # Beyond the table: tags and variation selectors are invisible, everything else stands for itself.
+    # Beyond the table: tags and variation selectors are invisible, everything else stands for
+    # itself.
     folded = np.where((codes >= _TABLE) & (codes >> 12 != 0xE0), codes, folded)
     return np.asarray(folded[folded != 0], dtype=np.uint32)
 
@@ -166,7 +179,8 @@ def compare(new: Sequence[Text], old: Sequence[Text]) -> Match | None:
     unmatched = [text for text in old if _take(left, text.exact)]
     whole = not others and not unmatched and 2 * len({text.exact for text in new}) > len(new)
     matched += _nearly_equal(others, unmatched)
-    # A group that is mostly copied is a copy; so is one that hides a whole copied group among as many other answers.
+    # A group that is mostly copied is a copy; so is one that hides a whole copied group among as
+    # many other answers.
     if len(matched) < COPIED * len(new) and (len(matched) < COPIED * len(old) or 2 * len(old) < len(new)):
         return None
     return Match(whole, _evidence(matched))
@@ -177,7 +191,9 @@ def _evidence(texts: Sequence[Text]) -> int:
 
 
 def _without_common(least: NDArray[np.uint64]) -> list[bytes]:
-    """Bins of different answers, shape (answers, BINS), without the values that more than half of them have."""
+    """Bins of different answers, shape (answers, BINS), without the values that more than half of
+    them have.
+    """
     ordered = np.sort(least, axis=0)
     # What more than half have is in the middle of the sorted column.
     middle = ordered[len(least) // 2] if len(least) else np.zeros(BINS, np.uint64)
@@ -213,7 +229,9 @@ def _matrix(texts: Sequence[Text]) -> NDArray[np.uint8]:
 
 
 def _jaccard(new: NDArray[np.uint8], old: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Estimates for all pairs, shape (new, old), from the bins that either fills; 0 where neither fills any."""
+    """Estimates for all pairs, shape (new, old), from the bins that either fills; 0 where neither
+    fills any.
+    """
     left, right = new[:, None, :], old[None, :, :]
     filled = ((left > 0) | (right > 0)).sum(axis=2)
     equal = ((left == right) & (left > 0)).sum(axis=2)

@@ -8,7 +8,9 @@ MAX_SENDERS = 10_000
 
 
 class Quarantine:
-    """Twice as long for each strike, back to the first length after a quiet hour. Time is an argument."""
+    """Twice as long for each strike, back to the first length after a quiet hour. Time is an
+    argument.
+    """
 
     def __init__(self) -> None:
         self._senders: dict[str, tuple[float, float]] = {}
@@ -24,12 +26,16 @@ class Quarantine:
         return length_s
 
     def remaining_s(self, sender: str, now_s: float) -> float:
-        """How long `sender` is still left out; 0 when it is not. A clock set back makes no term longer than it was."""
+        """How long `sender` is still left out; 0 when it is not. A clock set back makes no term
+        longer than it was.
+        """
         until_s, length_s = self._senders.get(sender, (0.0, 0.0))
         return min(length_s, max(0.0, until_s - now_s))
 
     def term(self, sender: str) -> tuple[float, float]:
-        """Until when `sender` was left out last (Unix time), and for how long; zeros when it never was."""
+        """Until when `sender` was left out last (Unix time), and for how long; zeros when it never
+        was.
+        """
         return self._senders.get(sender, (0.0, 0.0))
 
     def restore(self, sender: str, until_s: float, length_s: float) -> None:

@@ -36,7 +36,9 @@ class Refusal(Enum):
 
 
 class Found(Enum):
-    """What is found out about a group after it was taken in. The values stand beside those of `Refusal` in reports."""
+    """What is found out about a group after it was taken in. The values stand beside those of
+    `Refusal` in reports.
+    """
 
     ABSURD = "absurd"
 
@@ -55,22 +57,29 @@ BLAME: dict[Offence, float] = {
     Refusal.COPIED: 0.25,
     Found.ABSURD: 0.5,
 }
-"""How bad a body is for the standing of the key that signed it, in [0, 1]; what is missing here is nobody's fault.
+"""How bad a body is for the standing of the key that signed it, in [0, 1]; what is missing here is
+nobody's fault.
 
 Only a body under a valid signature can be blamed on anyone, and only on the key, never on a name:
 
-* Before the signature is checked everybody could have sent it: too large, chunks missing or not the message's own, unreadable
-  envelope, forged signature.
-* The envelope's `node` and the subject are not signed. A peer can store another's message under a third one's subject (`author`).
-* Whoever reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body counts once, however often it comes.
-* Whoever reads another swarm can bring its groups here (`other_swarm`), and an honest node may be set up wrongly.
-* `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this node's choices and version.
-* `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a judgement on many groups
-  (`services.verifier.scoring_cost`) and leads to quarantine by itself.
-* A copy is blamed only where chance is no explanation, and on the later one in the stream (`services.verifier.copies`).
-* What this node's policy finds absurd may be what it has yet to learn: it counts by the part of the answers that are.
-* Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong clock, two nodes of one
-  name. What no honest node of the same software sends weighs 1.
+* Before the signature is checked everybody could have sent it: too large, chunks missing or not the
+  message's own, unreadable envelope, forged signature.
+* The envelope's `node` and the subject are not signed. A peer can store another's message under a
+  third one's subject (`author`).
+* Whoever reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body counts
+  once, however often it comes.
+* Whoever reads another swarm can bring its groups here (`other_swarm`), and an honest node may be
+  set up wrongly.
+* `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this
+  node's choices and version.
+* `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
+  judgement on many groups (`services.verifier.scoring_cost`) and leads to quarantine by itself.
+* A copy is blamed only where chance is no explanation, and on the later one in the stream
+  (`services.verifier.copies`).
+* What this node's policy finds absurd may be what it has yet to learn: it counts by the part of the
+  answers that are.
+* Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong
+  clock, two nodes of one name. What no honest node of the same software sends weighs 1.
 """
 
 
@@ -78,8 +87,9 @@ Only a body under a valid signature can be blamed on anyone, and only on the key
 class Refused:
     """A message that stays outside.
 
-    `sender` is the subject's node, None where the subject names none: a claim, good for counting. `blamed` is the key that signed
-    it, where the reason can be blamed on it; `quarantined_s` is how long that key is left out from now on because of it.
+    `sender` is the subject's node, None where the subject names none: a claim, good for counting.
+    `blamed` is the key that signed it, where the reason can be blamed on it; `quarantined_s` is how
+    long that key is left out from now on because of it.
     """
 
     reason: Refusal

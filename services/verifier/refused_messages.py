@@ -1,4 +1,6 @@
-"""Foreign messages that stay outside, counted and told: to the log in detail, to the operator what he can do something about."""
+"""Foreign messages that stay outside, counted and told: to the log in detail, to the operator what
+he can do something about.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class RefusedMessages:
         self._other_tasks.accepted(sender)
 
     def refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
-        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log names what the header claims."""
+        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log
+        names what the header claims.
+        """
         self._figures.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]
         named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}

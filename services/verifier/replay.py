@@ -1,4 +1,6 @@
-"""Which foreign groups were taken in: none counts twice, also after a restart or at another replica on the same machine."""
+"""Which foreign groups were taken in: none counts twice, also after a restart or at another replica
+on the same machine.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ _SPARE_LINES = 1024
 
 
 class ReplayMemory:
-    """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which their age alone refuses them.
+    """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which
+    their age alone refuses them.
 
-    The file only grows by appending, until most of it is of no use any more and it is written again. Any process may die at any
-    instant: the new file takes the old one's place in one step, a torn last line costs that line only, and what another process
-    appends meanwhile is carried over (unless the one that writes is killed in the instant between these two steps; the other
-    process still knows it). What other processes appended is read before an id is called new.
+    The file only grows by appending, until most of it is of no use any more and it is written
+    again. Any process may die at any instant: the new file takes the old one's place in one step, a
+    torn last line costs that line only, and what another process appends meanwhile is carried over
+    (unless the one that writes is killed in the instant between these two steps; the other process
+    still knows it). What other processes appended is read before an id is called new.
     """
 
     def __init__(self, capacity: int, path: Path | None = None, *, keep_s: float = math.inf, now_s: float | None = None) -> None:
-        """`path` None keeps the memory in this process only. `now_s` is the time of loading, Unix seconds; None: the clock's."""
+        """`path` None keeps the memory in this process only. `now_s` is the time of loading, Unix
+        seconds; None: the clock's.
+        """
         self._capacity = capacity
         self._path = path
         self._keep_s = keep_s
@@ -95,7 +101,9 @@ class ReplayMemory:
                 return
 
     def _shorten(self, path: Path, now_s: float) -> None:
-        """Write the file again with what is still of use, if that is less than half. One process at a time; others go on."""
+        """Write the file again with what is still of use, if that is less than half. One process at
+        a time; others go on.
+        """
         if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
             return
         with path.with_suffix(".lock").open("w") as lock:
@@ -129,7 +137,8 @@ class ReplayMemory:
             return
         with file:
             stat = os.fstat(file.fileno())
-            # Inode numbers are used again soon, so a file that was written again carries a mark of its own.
+            # Inode numbers are used again soon, so a file that was written again carries a mark of
+            # its own.
             version = stat.st_ino, file.read(_MARK_BYTES)
             if version != self._version and (stat.st_ino != self._version[0] or self._read_bytes >= _MARK_BYTES):
                 self._read_bytes = self._lines = 0

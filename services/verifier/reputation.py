@@ -1,8 +1,9 @@
-"""What each key's groups were worth so far: a moving average of its offences, quarantine when it is high, and a way back.
+"""What each key's groups were worth so far: a moving average of its offences, quarantine when it is
+high, and a way back.
 
-Pure: time is an argument. What happened is kept as events too, so that replicas can apply theirs to a common state
-(`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name in a message is only a claim
-(`services.verifier.refusals`).
+Pure: time is an argument. What happened is kept as events too, so that replicas can apply theirs to
+a common state (`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name
+in a message is only a claim (`services.verifier.refusals`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from services.verifier.refusals import BLAME, Found, Offence, Refusal
 from shared.contracts.senders import MAX_REPUTATIONS, KeyReputation
 
 STEP = 0.1
-"""Weight of the newest group in the moving average: seven offences in a row, or half of many, are too much."""
+"""Weight of the newest group in the moving average: seven offences in a row, or half of many, are
+too much.
+"""
 
 LIMIT = 0.5
 """Suspicion above this means quarantine."""
@@ -36,7 +39,9 @@ _OFFENCES: dict[str, Offence] = {offence.value: offence for offence in (*Refusal
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A judged group: accepted (`offence` None), or an offence, by the part of the group that it concerns."""
+    """A judged group: accepted (`offence` None), or an offence, by the part of the group that it
+    concerns.
+    """
 
     public_key: str
     name: str
@@ -59,7 +64,9 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One key's reputation. `suspicion` is in [0, 1]; `refused` counts only what it can be blamed for."""
+    """One key's reputation. `suspicion` is in [0, 1]; `refused` counts only what it can be blamed
+    for.
+    """
 
     public_key: str
     name: str
@@ -70,7 +77,9 @@ class Standing:
 
 
 class Reputation:
-    """Suspicion per key: the exponentially weighted average of its judged groups, 0 for an accepted one, `BLAME` for the others."""
+    """Suspicion per key: the exponentially weighted average of its judged groups, 0 for an accepted
+    one, `BLAME` for the others.
+    """
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -78,9 +87,11 @@ class Reputation:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def blame(self, public_key: str, name: str, reason: Offence, now_s: float, part: float = 1.0) -> float:
-        """Note an offence. Returns the seconds for which the key is left out because of it, 0 for none.
+        """Note an offence. Returns the seconds for which the key is left out because of it, 0 for
+        none.
 
-        `part`, in [0, 1]: of the group. A judgement on the cost of many groups (`SCORING_COST`) is enough by itself.
+        `part`, in [0, 1]: of the group. A judgement on the cost of many groups (`SCORING_COST`) is
+        enough by itself.
         """
         event = Event(public_key, name, reason, part, now_s)
         self._events.append(event)
@@ -93,7 +104,9 @@ class Reputation:
         self.apply(event)
 
     def apply(self, event: Event) -> float:
-        """What `blame` and `credit` do, for an event that is in the common state or is no replica's own."""
+        """What `blame` and `credit` do, for an event that is in the common state or is no replica's
+        own.
+        """
         offence = event.offence
         if offence is None:
             self._move(event.public_key, event.name, 0.0, event.at_s).accepted += 1
@@ -134,7 +147,9 @@ class Reputation:
         self._events = deque([*events, *self._events], maxlen=MAX_EVENTS)
 
     def adopt(self, keys: Iterable[KeyReputation], events: Iterable[Event]) -> None:
-        """Take the common state's records in place of one's own, and apply to them what it does not contain yet."""
+        """Take the common state's records in place of one's own, and apply to them what it does not
+        contain yet.
+        """
         adopted = set()
         for each in keys:
             adopted.add(each.public_key)
@@ -148,7 +163,9 @@ class Reputation:
                 self.apply(event)
 
     def records(self, now_s: float) -> list[KeyReputation]:
-        """What the common state keeps: the worst keys, and those with most accepted groups, at most `MAX_REPUTATIONS`."""
+        """What the common state keeps: the worst keys, and those with most accepted groups, at most
+        `MAX_REPUTATIONS`.
+        """
         worst = sorted(self._records, key=lambda key: (-self.remaining_s(key, now_s), -self.suspicion(key, now_s)))
         best = sorted(self._records, key=lambda key: -self._records[key].accepted)
         kept = dict.fromkeys((*worst[: MAX_REPUTATIONS // 2], *best[: MAX_REPUTATIONS // 2]))

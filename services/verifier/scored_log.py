@@ -16,7 +16,9 @@ from shared.transport.base import PubAck, StoredMessage, Transport
 
 
 class ScoredLog:
-    """Writes the outcome of local groups, each under a name of its own, so that a second try writes nothing twice."""
+    """Writes the outcome of local groups, each under a name of its own, so that a second try writes
+    nothing twice.
+    """
 
     def __init__(self, node_id: str, node: Transport, figures: Figures, log: Any) -> None:
         self._id, self._node, self._figures, self._log = node_id, node, figures, log
@@ -38,13 +40,17 @@ class ScoredLog:
         self._figures.buried()
 
     async def store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
-        """Put a scored group into the node's stream. A second copy is acknowledged as a duplicate."""
+        """Put a scored group into the node's stream. A second copy is acknowledged as a
+        duplicate.
+        """
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
         name, headers = attempt_id(message, scored.group_id), {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
         return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
 
     def scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:
-        """The message of a group and what its completions earned, or why nothing is known of that."""
+        """The message of a group and what its completions earned, or why nothing is known of
+        that.
+        """
         return ScoredGroup(
             group_id=group_id,
             origin="local",

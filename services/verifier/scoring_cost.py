@@ -1,9 +1,10 @@
 """What each key's groups cost in the scorers, and when that is too much. Pure; time is an argument.
 
-No hang is free, and no single slow answer is an offence: a key may use `GRACE_S` seconds of processor time, and `PER_GROUP_S` more
-for each group of its that was accepted. Both are forgotten with the half-life `HALF_LIFE_S`. Processor time, not wall clock, so
-that a busy machine blames nobody. What a key costs at any one moment is limited before that: by the group's deadline, and by the
-scorers' time being dealt out evenly by key (`shared.tasks.sandbox.fair_share`).
+No hang is free, and no single slow answer is an offence: a key may use `GRACE_S` seconds of
+processor time, and `PER_GROUP_S` more for each group of its that was accepted. Both are forgotten
+with the half-life `HALF_LIFE_S`. Processor time, not wall clock, so that a busy machine blames
+nobody. What a key costs at any one moment is limited before that: by the group's deadline, and by
+the scorers' time being dealt out evenly by key (`shared.tasks.sandbox.fair_share`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 
 GRACE_S = 15.0
 PER_GROUP_S = 0.5
-"""Groups of eight answers to reasoning-gym's datasets cost 0.01 s at the median and 0.23 s at most, the fork included."""
+"""Groups of eight answers to reasoning-gym's datasets cost 0.01 s at the median and 0.23 s at most,
+the fork included.
+"""
 HALF_LIFE_S = 600.0
 MAX_KEYS = 10_000
 
@@ -32,7 +35,9 @@ class ScoringCost:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     def charge(self, public_key: str, cpu_s: float, *, accepted: bool, now_s: float) -> bool:
-        """Note a group and its cost. True when the key has cost too much now; it starts again with half of the grace."""
+        """Note a group and its cost. True when the key has cost too much now; it starts again with
+        half of the grace.
+        """
         account = self._accounts.setdefault(public_key, _Account(updated_s=now_s))
         self._accounts.move_to_end(public_key)
         if len(self._accounts) > MAX_KEYS:

@@ -1,7 +1,8 @@
-"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its file, the common reputation; and
-says who stands badly.
+"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its
+file, the common reputation; and says who stands badly.
 
-Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one request.
+Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one
+request.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class SenderWatch:
                 self._log.debug("bans_not_read", reason=str(error))
 
     async def look(self) -> None:
-        """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier lists in force.
+        """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier
+        lists in force.
 
         Raises:
             TransportError: the node plane does not answer.
@@ -85,7 +87,8 @@ class SenderWatch:
         self._figures.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
 
     async def exchange(self) -> None:
-        """Keep what is known of keys, and learn what other replicas, the trainer and an earlier life of this one knew.
+        """Keep what is known of keys, and learn what other replicas, the trainer and an earlier
+        life of this one knew.
 
         Raises:
             TransportError: the node plane does not answer.

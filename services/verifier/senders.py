@@ -1,7 +1,9 @@
-"""Whose share of the intake and of a batch a group takes, and how much of one: by key where it is known. Pure; time is an argument.
+"""Whose share of the intake and of a batch a group takes, and how much of one: by key where it is
+known. Pure; time is an argument.
 
-Keys that were caught copying foreign groups again and again share one sender's quota, all together: a cluster that sends the same
-material under many keys gains nothing by their number. A key leaves it an hour after it was last caught.
+Keys that were caught copying foreign groups again and again share one sender's quota, all together:
+a cluster that sends the same material under many keys gains nothing by their number. A key leaves
+it an hour after it was last caught.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ COPIERS = "~copiers"
 """The share of all keys caught copying; no node's name and no key."""
 
 CAUGHT = 3
-"""Copies that no chance explains, within `CAUGHT_S`, before a key counts as a copier: one may be a node that was restored."""
+"""Copies that no chance explains, within `CAUGHT_S`, before a key counts as a copier: one may be a
+node that was restored.
+"""
 
 CAUGHT_S = 3600.0
 MAX_CAUGHT = 10_000
@@ -25,7 +29,9 @@ MAX_CAUGHT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """`share`: what messages of equal value count against together. `earned`: how much of a whole share it is, see `standing`."""
+    """`share`: what messages of equal value count against together. `earned`: how much of a whole
+    share it is, see `standing`.
+    """
 
     share: str
     earned: float
@@ -55,7 +61,9 @@ class Senders:
         self._caught: OrderedDict[str, _Caught] = OrderedDict()
 
     def of_name(self, name: str, now_s: float) -> Sender:
-        """A message under this name, before its signature was looked at. A name that belongs to no key waits in its own line."""
+        """A message under this name, before its signature was looked at. A name that belongs to no
+        key waits in its own line.
+        """
         key = self._trust.key_of(name)
         return self.of_key(key, now_s) if key is not None else Sender(name, earned(0, 0.0, self._needed), known=False)
 

@@ -42,7 +42,9 @@ class VerifierService:
     """One verifier replica."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Load the node's key and derive the held-out set, which nothing from outside may contain."""
+        """Load the node's key and derive the held-out set, which nothing from outside may
+        contain.
+        """
         run_dir = config.node.run_dir
         try:
             given = config.verifier.signing_key_file
@@ -143,7 +145,9 @@ class VerifierService:
 
 
 def _replay_capacity(config: NodeConfig) -> int:
-    """Room for all that can be taken in while it is not too old, so that the age check takes over where the memory ends."""
+    """Room for all that can be taken in while it is not too old, so that the age check takes over
+    where the memory ends.
+    """
     verifier = config.verifier
     return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * _longest_s(config)) + 1))
 

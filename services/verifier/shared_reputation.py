@@ -1,8 +1,10 @@
-"""Keeps the reputation of keys in the node's bucket: it outlives a restart, and all replicas have one.
+"""Keeps the reputation of keys in the node's bucket: it outlives a restart, and all replicas have
+one.
 
-Each replica applies what happened at it to the common state, by compare-and-set, and takes the outcome as its own. The trainer's
-findings of absurd text are applied by whichever replica reads them first; the state says up to which batch that was done. A state
-that cannot be read is given up, with a log line: everybody is a newcomer again, which costs nobody anything while there is room.
+Each replica applies what happened at it to the common state, by compare-and-set, and takes the
+outcome as its own. The trainer's findings of absurd text are applied by whichever replica reads
+them first; the state says up to which batch that was done. A state that cannot be read is given up,
+with a log line: everybody is a newcomer again, which costs nobody anything while there is room.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from shared.transport.base import Conflict, Transport, TransportError
 
 
 class FindingsReader:
-    """Counts the trainer's findings against the keys that they concern, in proportion, and never enough for quarantine."""
+    """Counts the trainer's findings against the keys that they concern, in proportion, and never
+    enough for quarantine.
+    """
 
     def __init__(self, reputation: Reputation, trust: Trust) -> None:
         self._reputation = reputation
@@ -54,10 +58,12 @@ class SharedReputation:
         self._unreadable_revision = 0
 
     async def exchange(self, now_s: float) -> None:
-        """Apply what happened here and what the trainer found, and take over what happened at others.
+        """Apply what happened here and what the trainer found, and take over what happened at
+        others.
 
         Raises:
-            TransportError: the node plane does not answer; nothing is lost, the next exchange does it.
+            TransportError: the node plane does not answer; nothing is lost, the next exchange does
+                it.
         """
         state, revision = await self._read()
         findings = await self._findings()

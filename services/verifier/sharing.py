@@ -1,4 +1,6 @@
-"""Sends local groups to the swarm, from a bounded queue, so that an outage of the swarm plane never stops the node."""
+"""Sends local groups to the swarm, from a bounded queue, so that an outage of the swarm plane never
+stops the node.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ RETRY_S = 1.0
 
 
 class Parcel(NamedTuple):
-    """A signed group on its way. `shared_id` is the id of the bytes that cross; another one where token ids are left out."""
+    """A signed group on its way. `shared_id` is the id of the bytes that cross; another one where
+    token ids are left out.
+    """
 
     subject: str
     task: str
@@ -36,7 +40,9 @@ class Parcel(NamedTuple):
 
 
 class Outbox:
-    """Groups on their way to the swarm; the oldest is dropped, and counted, when there are too many."""
+    """Groups on their way to the swarm; the oldest is dropped, and counted, when there are too
+    many.
+    """
 
     def __init__(
         self,
@@ -58,7 +64,9 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def offer(self, group: RolloutGroup, group_id: str, rewards: list[float]) -> None:
-        """Queue a scored group if the share policy wants it. Never waits. `group_id` is the one it has on this node."""
+        """Queue a scored group if the share policy wants it. Never waits. `group_id` is the one it
+        has on this node.
+        """
         if not is_shared(self._config.share, rewards):
             return
         signed = sign(group, self._key, share_tokens=self._config.share_tokens, swarm_id=self._swarm_id)

@@ -22,18 +22,20 @@ def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[f
 
 
 def sign(group: RolloutGroup, key: SigningKey, *, share_tokens: bool, swarm_id: str = DEFAULT_SWARM_ID) -> SignedRollouts:
-    """The group as it crosses the swarm plane, without token ids where the node keeps them to itself. `swarm_id` is the setting
-    `nats.swarm_id`: the group counts in that swarm only."""
+    """The group as it crosses the swarm plane, without token ids where the node keeps them to
+    itself. `swarm_id` is the setting `nats.swarm_id`: the group counts in that swarm only."""
     body = encode(group if share_tokens else without_tokens(group))
     signature = key.sign(signed_bytes(swarm_id, body))
     return SignedRollouts(swarm=swarm_id, node=group.node, public_key=key.public_key, signature=signature, body=body)
 
 
 def message_id(shared_id: str, key: SigningKey) -> str:
-    """The `Nats-Msg-Id` under which a group is published: the same after a restart, and nobody else's to know before.
+    """The `Nats-Msg-Id` under which a group is published: the same after a restart, and nobody
+    else's to know before.
 
-    A server stores one message of an id, whoever sends it. The chunks of a large group can be read before its message is there, and
-    with the id of its bytes alone (`content_id`) a reader could take that first, so that the group would never be stored.
-    Ed25519 signatures are deterministic (RFC 8032, section 5.1.6).
+    A server stores one message of an id, whoever sends it. The chunks of a large group can be read
+    before its message is there, and with the id of its bytes alone (`content_id`) a reader could
+    take that first, so that the group would never be stored. Ed25519 signatures are deterministic
+    (RFC 8032, section 5.1.6).
     """
     return hashlib.sha256(key.sign(_MESSAGE_ID_DOMAIN + shared_id.encode())).hexdigest()

@@ -1,4 +1,6 @@
-"""Local groups that were handed out too often: nobody gets them any more, so they are looked for and put away."""
+"""Local groups that were handed out too often: nobody gets them any more, so they are looked for
+and put away.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class SpentGroups:
         self._seen_since: dict[int, float] = {}
 
     async def sweep(self) -> None:
-        """For ever: put away groups that were handed out too often and are invisible to everybody but the stream."""
+        """For ever: put away groups that were handed out too often and are invisible to everybody
+        but the stream.
+        """
         period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
         swept_s = time.monotonic()
         while True:
@@ -44,7 +48,9 @@ class SpentGroups:
                 self._log.warning("sweep_delayed", reason=str(error))
 
     async def put_away_spent(self) -> int:
-        """Put away the groups whose deliveries are used up by the server's own notices, which it keeps. Returns how many."""
+        """Put away the groups whose deliveries are used up by the server's own notices, which it
+        keeps. Returns how many.
+        """
         stream, notices_stream = subjects.node_rollouts_stream(self._id), subjects.node_spent_stream(self._id)
         notices = await self._node.read(notices_stream, 1, SWEPT)
         count = 0
@@ -59,10 +65,11 @@ class SpentGroups:
         return count
 
     async def sweep_once(self, now_s: float) -> int:
-        """Put away what was handed out and not settled for longer than all its tries can take. Returns how many groups.
+        """Put away what was handed out and not settled for longer than all its tries can take.
+        Returns how many groups.
 
-        For what the notices miss: the server gives one only when somebody asks for more. A consumer delivers in order, so that all
-        but the newest `pending` were handed out at least once.
+        For what the notices miss: the server gives one only when somebody asks for more. A consumer
+        delivers in order, so that all but the newest `pending` were handed out at least once.
         """
         stream = subjects.node_rollouts_stream(self._id)
         state = await self._node.stream_state(stream)
@@ -77,7 +84,9 @@ class SpentGroups:
         return len(expired)
 
     async def put_away(self, stream: str, message: StoredMessage) -> None:
-        """Take one group out of the queue: it is stored as failed, and its bytes become a dead letter."""
+        """Take one group out of the queue: it is stored as failed, and its bytes become a dead
+        letter.
+        """
         unreadable = ""
         try:
             payload = await self._node.payload(message)

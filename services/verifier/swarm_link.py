@@ -40,7 +40,9 @@ class SwarmLink:
         return self._transport
 
     async def run(self) -> None:
-        """Connect in the background and make sure of the streams again whenever the swarm plane comes back."""
+        """Connect in the background and make sure of the streams again whenever the swarm plane
+        comes back.
+        """
         if self._config.nats.swarm_url is None:
             return
         self._figures.connected(self._was_connected)
@@ -57,7 +59,9 @@ class SwarmLink:
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Close the connection that was made here; the one given at the start belongs to the runtime."""
+        """Close the connection that was made here; the one given at the start belongs to the
+        runtime.
+        """
         if self._transport is not None and self._transport is not self._given:
             await self._transport.close()
 

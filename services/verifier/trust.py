@@ -1,4 +1,6 @@
-"""Which key a node's name belongs to: the one that used it first, remembered across restarts (open), or the one listed (roster)."""
+"""Which key a node's name belongs to: the one that used it first, remembered across restarts
+(open), or the one listed (roster).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,19 @@ from services.verifier.names_file import NameLine, NamesFile
 from shared.identity.roster import RosterEntry, read_roster
 
 MAX_NAMES = 20_000
-"""Names remembered at most; beyond that the ones that matter least give way, so that a newcomer always finds room."""
+"""Names remembered at most; beyond that the ones that matter least give way, so that a newcomer
+always finds room.
+"""
 
 IDLE_S = 30 * 86_400.0
-"""A name without an accepted group for this long is free again: the default of `verifier.forget_names_after_s`."""
+"""A name without an accepted group for this long is free again: the default of
+`verifier.forget_names_after_s`.
+"""
 
 RENAME_AFTER_S = 3600.0
-"""A key may take another name when its present one has brought no accepted group for this long; it has one name at any time."""
+"""A key may take another name when its present one has brought no accepted group for this long; it
+has one name at any time.
+"""
 
 KEPT_GROUPS = 32
 """A name with as many accepted groups gives way only when no name with fewer is left."""
@@ -33,7 +41,9 @@ class Trust(Protocol):
         ...
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """Note an accepted group of this key: `name` is its name from now on. False when `may_use` says no."""
+        """Note an accepted group of this key: `name` is its name from now on. False when `may_use`
+        says no.
+        """
         ...
 
     def key_of(self, name: str) -> str | None:
@@ -96,11 +106,13 @@ class _Name:
 
 
 class KnownKeys:
-    """One name for each key and one key for each name, in a file that replicas on one machine share (`names_file`).
+    """One name for each key and one key for each name, in a file that replicas on one machine share
+    (`names_file`).
 
-    A name is given with the first accepted group, never on arrival: what costs nothing but a signature binds nothing. It is free
-    again after `idle_s` without an accepted group. When all `MAX_NAMES` are taken, names with few accepted groups that were not
-    used for longest give way, so that nobody can fill the list against newcomers, nor take an established node's name.
+    A name is given with the first accepted group, never on arrival: what costs nothing but a
+    signature binds nothing. It is free again after `idle_s` without an accepted group. When all
+    `MAX_NAMES` are taken, names with few accepted groups that were not used for longest give way,
+    so that nobody can fill the list against newcomers, nor take an established node's name.
     """
 
     def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
@@ -133,7 +145,8 @@ class KnownKeys:
         return known.public_key if known else None
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """Note an accepted group of this key under this name. False when the name or the key belongs elsewhere.
+        """Note an accepted group of this key under this name. False when the name or the key
+        belongs elsewhere.
 
         Raises:
             OSError: the file cannot be written.
@@ -172,7 +185,9 @@ class KnownKeys:
         self._make_room()
 
     def _set(self, line: NameLine) -> None:
-        """The newest line of a name and of a key counts: it was written by who looked first, under the file's lock."""
+        """The newest line of a name and of a key counts: it was written by who looked first, under
+        the file's lock.
+        """
         known = self._names.pop(line.name, None)
         if known is not None and self._name_of.get(known.public_key) == line.name:
             del self._name_of[known.public_key]

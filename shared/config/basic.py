@@ -15,4 +15,6 @@ BASIC = frozenset(
         *("http.base_port",),
     }
 )
-"""As `section.key`. `swarm config show` prints these and what differs from its default; `--all` prints everything."""
+"""As `section.key`. `swarm config show` prints these and what differs from its default; `--all`
+prints everything.
+"""

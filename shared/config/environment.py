@@ -1,4 +1,6 @@
-"""Whether the environment's `SWARM_` variables can be settings at all, before pydantic reads them. Pure."""
+"""Whether the environment's `SWARM_` variables can be settings at all, before pydantic reads them.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def setting_variables(variables: Iterable[str]) -> list[str]:
 
 
 def environment_problem(variables: Mapping[str, str], settings: type[BaseModel]) -> str | None:
-    """What is wrong with the first variable that names no section of `settings`, or is text where JSON is needed."""
+    """What is wrong with the first variable that names no section of `settings`, or is text where
+    JSON is needed.
+    """
     for name in setting_variables(variables):
         path = name[len(ENV_PREFIX) :].lower().split("__")
         if path[0] not in settings.model_fields:
@@ -33,7 +37,9 @@ def environment_problem(variables: Mapping[str, str], settings: type[BaseModel])
 
 
 def _kinds(settings: type[BaseModel], path: list[str]) -> list[Any]:
-    """The types that the setting at `path` may have; none where there is no such setting, which pydantic says better."""
+    """The types that the setting at `path` may have; none where there is no such setting, which
+    pydantic says better.
+    """
     kinds: list[Any] = [settings]
     for name in path:
         section = next((kind for kind in kinds if _is_section(kind)), None)

@@ -1,4 +1,6 @@
-"""Load a node's configuration: TOML file, then environment (`SWARM_TRAINER__LEARNING_RATE=1e-5`), then explicit overrides."""
+"""Load a node's configuration: TOML file, then environment (`SWARM_TRAINER__LEARNING_RATE=1e-5`),
+then explicit overrides.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from shared.suggestion import did_you_mean
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names each field, what is wrong with it and where it came from."""
+    """The configuration cannot be used; the message names each field, what is wrong with it and
+    where it came from.
+    """
 
 
 class NodeConfig(BaseSettings):

@@ -1,4 +1,6 @@
-"""Which groups become a batch. Every field says what it is, in which unit, and why its default is what it is."""
+"""Which groups become a batch. Every field says what it is, in which unit, and why its default is
+what it is.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values do not change after loading, and numbers are finite."""
+    """Base of every section: unknown keys are refused, values do not change after loading, and
+    numbers are finite.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -1,4 +1,6 @@
-"""The sections of a node's configuration. Every field says what it is, in which unit, and why its default is what it is."""
+"""The sections of a node's configuration. Every field says what it is, in which unit, and why its
+default is what it is.
+"""
 
 from __future__ import annotations
 

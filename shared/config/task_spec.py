@@ -11,7 +11,9 @@ from shared.config.section import Section
 
 
 class TaskSpec(Section):
-    """A source of tasks: one reasoning-gym dataset under one configuration, or a file of the user's own."""
+    """A source of tasks: one reasoning-gym dataset under one configuration, or a file of the user's
+    own.
+    """
 
     source: Literal["reasoning_gym", "file"] = Field("reasoning_gym", description="Where its questions come from.")
     dataset: str = Field(
@@ -36,7 +38,9 @@ class TaskSpec(Section):
 
     @property
     def canonical_config(self) -> str:
-        """The configuration as it travels in a task reference: JSON with sorted keys and no spaces."""
+        """The configuration as it travels in a task reference: JSON with sorted keys and no
+        spaces.
+        """
         return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
 
     @field_validator("config")

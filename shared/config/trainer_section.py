@@ -1,4 +1,6 @@
-"""How a node's trainer learns. Every field says what it is, in which unit, and why its default is what it is."""
+"""How a node's trainer learns. Every field says what it is, in which unit, and why its default is
+what it is.
+"""
 
 from __future__ import annotations
 

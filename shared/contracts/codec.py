@@ -1,11 +1,12 @@
 """Messages to bytes and back, and the arrays of token ids and logprobs in them.
 
-Packed with `msgpack` and unpacked straight into structs by msgspec's typed decoder: unknown fields, missing fields, values out of
-range, over-long lengths, NaN and an unknown schema version are refused before any other code sees them, in time that does not
-depend on what a hostile sender put in.
+Packed with `msgpack` and unpacked straight into structs by msgspec's typed decoder: unknown fields,
+missing fields, values out of range, over-long lengths, NaN and an unknown schema version are
+refused before any other code sees them, in time that does not depend on what a hostile sender put
+in.
 
-Token arrays travel as raw little-endian bytes (`int32` ids, `float32` logprobs) because a list of a million Python integers costs
-far more to decode than to use.
+Token arrays travel as raw little-endian bytes (`int32` ids, `float32` logprobs) because a list of a
+million Python integers costs far more to decode than to use.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def decode(payload: bytes, kind: type[M]) -> M:
     """Unpack and validate one message.
 
     Raises:
-        MessageError: `schema_version` for a version this software does not know, `malformed` for everything else.
+        MessageError: `schema_version` for a version this software does not know, `malformed` for
+            everything else.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -79,7 +81,9 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> list[float]:
-    """Inverse of `pack_logprobs`. Raises MessageError (`malformed`) on a torn array, NaN, or a value above 0 (rounding aside)."""
+    """Inverse of `pack_logprobs`. Raises MessageError (`malformed`) on a torn array, NaN, or a
+    value above 0 (rounding aside).
+    """
     values = _unpack("f", packed).tolist()
     if any(math.isnan(v) or v > MAX_LOGPROB for v in values):
         raise MessageError("malformed", "a log-probability is NaN or positive")

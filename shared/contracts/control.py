@@ -1,4 +1,5 @@
-"""What a node's services tell each other besides rollouts: policies, positions, evaluations, leases, how they are.
+"""What a node's services tell each other besides rollouts: policies, positions, evaluations,
+leases, how they are.
 
 Most of it lies under a key of the node's bucket (`shared.contracts.subjects`).
 """
@@ -47,7 +48,9 @@ class PolicyDelta(Message, frozen=True, kw_only=True):
 
 
 class PolicyPointer(Message, frozen=True, kw_only=True):
-    """Where the newest policy is. `version` counts the batches trained on; version 0 is the base policy."""
+    """Where the newest policy is. `version` counts the batches trained on; version 0 is the base
+    policy.
+    """
 
     schema: SchemaVersion = 1
     version: Count
@@ -56,17 +59,23 @@ class PolicyPointer(Message, frozen=True, kw_only=True):
     uri: Annotated[str, Meta(max_length=2048)]
     batch_number: Count
     consumed_local: Count
-    """Local groups in all batches up to `batch_number` (`SamplerState.consumed_local` of that batch)."""
+    """Local groups in all batches up to `batch_number` (`SamplerState.consumed_local` of that
+    batch).
+    """
     created_at: UnixTime
     anchor: PolicyFile | None = None
-    """None: `uri` is the policy. Else `deltas`, in order, make it of this full copy, and `uri` is the full copy's."""
+    """None: `uri` is the policy. Else `deltas`, in order, make it of this full copy, and `uri` is
+    the full copy's.
+    """
     deltas: Annotated[list[PolicyDelta], Meta(max_length=MAX_DELTAS)] = []
 
 
 class PolicyRefusal(Message, frozen=True, kw_only=True):
-    """A generator could not fetch the policy that the trainer announced: a part of it is gone, damaged or was made of other bytes.
+    """A generator could not fetch the policy that the trainer announced: a part of it is gone,
+    damaged or was made of other bytes.
 
-    The trainer answers with a full copy of its newest policy, or the node would wait for groups of a policy that nobody can load.
+    The trainer answers with a full copy of its newest policy, or the node would wait for groups of
+    a policy that nobody can load.
     """
 
     schema: SchemaVersion = 1
@@ -77,9 +86,11 @@ class PolicyRefusal(Message, frozen=True, kw_only=True):
 
 
 class TrainerPosition(Message, frozen=True, kw_only=True):
-    """How far the trainer is in its log of batches; the sampler builds the next batch when this comes near.
+    """How far the trainer is in its log of batches; the sampler builds the next batch when this
+    comes near.
 
-    A trainer takes one step a batch and publishes one version a step: the first three numbers are the same.
+    A trainer takes one step a batch and publishes one version a step: the first three numbers are
+    the same.
     """
 
     schema: SchemaVersion = 1
@@ -91,7 +102,9 @@ class TrainerPosition(Message, frozen=True, kw_only=True):
 
 
 class SamplerPosition(Message, frozen=True, kw_only=True):
-    """What the sampler gave up on, so that admission does not count groups that will never be trained on."""
+    """What the sampler gave up on, so that admission does not count groups that will never be
+    trained on.
+    """
 
     schema: SchemaVersion = 1
     batch_number: Count
@@ -137,10 +150,11 @@ class NodeRecord(Message, frozen=True, kw_only=True):
 
 
 class ServiceStatus(Message, frozen=True, kw_only=True):
-    """What one process says of itself every few seconds, in `node_<id>` under `status.<role>.<replica>`.
+    """What one process says of itself every few seconds, in `node_<id>` under
+    `status.<role>.<replica>`.
 
-    `figures` holds the counters and gauges that `swarm status` and the progress view show; their names are listed in
-    `shared.runtime.status`.
+    `figures` holds the counters and gauges that `swarm status` and the progress view show; their
+    names are listed in `shared.runtime.status`.
     """
 
     schema: SchemaVersion = 1
@@ -156,13 +170,17 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
 
 
 class TaskLedger(Message, frozen=True, kw_only=True):
-    """Which task draws were handed out (`services.generator.ledger`): replicas of a generator share it by compare-and-set."""
+    """Which task draws were handed out (`services.generator.ledger`): replicas of a generator share
+    it by compare-and-set.
+    """
 
     schema: SchemaVersion = 1
     next_draw: Count = 0
     leases: Annotated[list[DrawLease], Meta(max_length=65_536)] = []
     secret: Annotated[bytes, Meta(max_length=64)] = b""
-    """Keys the draws' tasks, so that nobody outside the node can tell the next ones; empty until a generator makes it."""
+    """Keys the draws' tasks, so that nobody outside the node can tell the next ones; empty until a
+    generator makes it.
+    """
 
 
 class DrawLease(Message, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""How large streams, messages and queues may become. The one place for these numbers: streams are made from them (`streams`), and
-the verifier's settings begin with those of its consumer."""
+"""How large streams, messages and queues may become. The one place for these numbers: streams are
+made from them (`streams`), and the verifier's settings begin with those of its consumer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 VERIFIER_ACK_WAIT_S = 60.0
-"""A group that a verifier neither finished nor said to be working on is handed to another after this. Default of
-`verifier.ack_wait_s`."""
+"""A group that a verifier neither finished nor said to be working on is handed to another after
+this. Default of `verifier.ack_wait_s`."""
 VERIFIER_MAX_DELIVER = 5
 """After this many tries a group goes to the dead letters. Default of `verifier.max_deliver`."""
 VERIFIER_MAX_ACK_PENDING = 256
@@ -20,7 +20,9 @@ VERIFIER_MAX_ACK_PENDING = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
-    """Bounds of a node's streams. A server holds at most twice the sum of the byte limits, for blobs."""
+    """Bounds of a node's streams. A server holds at most twice the sum of the byte limits, for
+    blobs.
+    """
 
     duplicate_window_s: float = 600.0
     """A message published again within this is known by its id."""
@@ -56,11 +58,15 @@ class SwarmLimits:
     group_max_bytes: int = 64 * MIB
     evals_max_age_s: float = 30 * DAY_S
     evals_max_per_node: int = 1024
-    """Held-out reports kept of one node: four times what `swarm top` draws, 30 days at one in 42 minutes."""
+    """Held-out reports kept of one node: four times what `swarm top` draws, 30 days at one in 42
+    minutes.
+    """
     eval_max_bytes: int = 32 * 1024
     """Largest report: some 300 datasets, of which reasoning-gym has about 100; ten are 1 kB."""
     evals_max_bytes: int = 1024 * MIB
-    """32 nodes with as many and as large reports as they may have: so many must join to push out others' scores."""
+    """32 nodes with as many and as large reports as they may have: so many must join to push out
+    others' scores.
+    """
     node_ttl_s: float = 900.0
     """A node that has not renewed its entry for this long is gone from the directory."""
 

@@ -1,7 +1,8 @@
-"""The name of a rollout group in logs and message headers: the first 16 digits of its id, the same from generator to trainer.
+"""The name of a rollout group in logs and message headers: the first 16 digits of its id, the same
+from generator to trainer.
 
-It is a name for people who follow a group, not a key: what decides (duplicates, replays) uses the whole id. A header of a foreign
-message is a claim; the border takes the id from the bytes.
+It is a name for people who follow a group, not a key: what decides (duplicates, replays) uses the
+whole id. A header of a foreign message is a claim; the border takes the id from the bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ def rollout_id_of(group_id: str) -> str:
 
 
 def claimed_rollout_id(headers: Mapping[str, str]) -> str | None:
-    """What a message's header says, or None where it says nothing or no rollout id. Fit for a log whoever wrote it."""
+    """What a message's header says, or None where it says nothing or no rollout id. Fit for a log
+    whoever wrote it.
+    """
     claimed = headers.get(ROLLOUT_ID_HEADER, "")
     return claimed if _VALID.fullmatch(claimed) else None
 
 
 def batch_fields(batch: Batch) -> dict[str, object]:
-    """What a log line says of a batch: its number, size, datasets and rollout ids; of a large one the first `MAX_NAMED` ids."""
+    """What a log line says of a batch: its number, size, datasets and rollout ids; of a large one
+    the first `MAX_NAMED` ids.
+    """
     groups = [item.scored for item in batch.items]
     return {
         "batch": batch.number,

@@ -1,4 +1,5 @@
-"""What a sampler must know to go on. It travels in every batch, so that the newest batch in the log is the sampler's memory.
+"""What a sampler must know to go on. It travels in every batch, so that the newest batch in the log
+is the sampler's memory.
 
 Every field has a default: a batch of an older version is a memory that lacks the newer knowledge.
 """
@@ -15,15 +16,19 @@ Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events weigh less."""
 Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
 MAX_REPLAYABLE = 65_536
-"""Local groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in each batch."""
+"""Local groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in
+each batch.
+"""
 MAX_DATASETS = 1024
 """Datasets whose held-out pass rates are followed."""
 
 
 class SourceRecord(Message, frozen=True, kw_only=True):
-    """How this node's policy lately did on one source of tasks, named by `services.sampler.pool.task_source`.
+    """How this node's policy lately did on one source of tasks, named by
+    `services.sampler.pool.task_source`.
 
-    failed_groups: how many of the newest local groups, one after the other, had no completion that passes.
+    failed_groups: how many of the newest local groups, one after the other, had no completion that
+    passes.
     """
 
     source: ShortText
@@ -33,7 +38,8 @@ class SourceRecord(Message, frozen=True, kw_only=True):
 
 
 class OwnRecord(Message, frozen=True, kw_only=True):
-    """What the node's own scored groups showed. All but `sources` are plain sums since the node's first group.
+    """What the node's own scored groups showed. All but `sources` are plain sums since the node's
+    first group.
 
     reward_sum, reward_squares: of the groups' mean rewards and of their squares.
     """
@@ -46,7 +52,9 @@ class OwnRecord(Message, frozen=True, kw_only=True):
 
 
 class ArmRecord(Message, frozen=True, kw_only=True):
-    """One strategy in the bandit's hand: how long it was used and what was gained meanwhile, both discounted."""
+    """One strategy in the bandit's hand: how long it was used and what was gained meanwhile, both
+    discounted.
+    """
 
     strategy: ShortText
     windows: Discounted = 0.0
@@ -54,7 +62,9 @@ class ArmRecord(Message, frozen=True, kw_only=True):
 
 
 class ArmRun(Message, frozen=True, kw_only=True):
-    """`strategy` is in force from batch `first_batch` on; the empty string where a batch had no foreign group."""
+    """`strategy` is in force from batch `first_batch` on; the empty string where a batch had no
+    foreign group.
+    """
 
     first_batch: Count
     strategy: ShortText
@@ -63,8 +73,9 @@ class ArmRun(Message, frozen=True, kw_only=True):
 class BanditState(Message, frozen=True, kw_only=True):
     """The mixture's memory (`services.sampler.bandit`).
 
-    version, pass_rate: the newest held-out result that was counted. scale: discounted mean square of the gains, its weight
-    `scale_weight`. runs: which strategy was in force since then, the last one being that of the next batch.
+    version, pass_rate: the newest held-out result that was counted. scale: discounted mean square
+    of the gains, its weight `scale_weight`. runs: which strategy was in force since then, the last
+    one being that of the next batch.
     """
 
     arms: Annotated[list[ArmRecord], Meta(max_length=64)] = []
@@ -83,7 +94,9 @@ class Level(Message, frozen=True, kw_only=True):
 
 
 class DatasetLevel(Message, frozen=True, kw_only=True):
-    """Held-out results on one dataset: the newest pass rate, of `n` questions, and the best mean of two that is remembered."""
+    """Held-out results on one dataset: the newest pass rate, of `n` questions, and the best mean of
+    two that is remembered.
+    """
 
     dataset: DatasetName
     n: Count
@@ -92,7 +105,9 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
 
 class SharingState(Message, frozen=True, kw_only=True):
-    """Memory of the controller that moves J (`services.sampler.share_controller`), which is also where its words are explained."""
+    """Memory of the controller that moves J (`services.sampler.share_controller`), which is also
+    where its words are explained.
+    """
 
     external: Count
     ceiling: Count
@@ -122,17 +137,20 @@ class SteeringState(Message, frozen=True, kw_only=True):
 
 
 class TrainedGroups(Message, frozen=True, kw_only=True):
-    """Positions of local groups whose first batch was `batch` and that later ones may replay (`services.sampler.replay`)."""
+    """Positions of local groups whose first batch was `batch` and that later ones may replay
+    (`services.sampler.replay`).
+    """
 
     batch: Count
     seqs: Annotated[list[Count], Meta(max_length=MAX_REPLAYABLE)]
 
 
 class SamplerState(Message, frozen=True, kw_only=True):
-    """What a sampler must know to go on: it travels in each batch, so the newest batch in the log is the sampler's memory.
+    """What a sampler must know to go on: it travels in each batch, so the newest batch in the log
+    is the sampler's memory.
 
-    `settled` holds the stream positions in `(floor_seq, scored_seq]` that were trained on or dropped; everything at or below
-    `floor_seq` is settled.
+    `settled` holds the stream positions in `(floor_seq, scored_seq]` that were trained on or
+    dropped; everything at or below `floor_seq` is settled.
     """
 
     scored_seq: Count = 0

@@ -1,8 +1,9 @@
-"""What is known of senders, in the node's key-value bucket: bans, standings, reputations, and what the trainer found.
+"""What is known of senders, in the node's key-value bucket: bans, standings, reputations, and what
+the trainer found.
 
-`swarm ban` writes the bans by compare-and-set; verifiers read them every second. Verifiers write how they think of senders
-(standings, for people) and what they must know again after a restart (reputation, one entry for all replicas). The trainer writes
-findings, which verifiers read.
+`swarm ban` writes the bans by compare-and-set; verifiers read them every second. Verifiers write
+how they think of senders (standings, for people) and what they must know again after a restart
+(reputation, one entry for all replicas). The trainer writes findings, which verifiers read.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class BanList(Message, frozen=True, kw_only=True):
 
 
 class SenderStanding(Message, frozen=True, kw_only=True):
-    """What a verifier holds against one key. `refused` counts by reason only what the key can be blamed for."""
+    """What a verifier holds against one key. `refused` counts by reason only what the key can be
+    blamed for.
+    """
 
     public_key: Annotated[str, Meta(max_length=64)]
     name: ShortText
@@ -63,7 +66,9 @@ class SenderStanding(Message, frozen=True, kw_only=True):
 
 
 class SendersReport(Message, frozen=True, kw_only=True):
-    """The worst senders as one verifier replica sees them, in the bucket under `SENDERS_PREFIX` and the replica's name."""
+    """The worst senders as one verifier replica sees them, in the bucket under `SENDERS_PREFIX` and
+    the replica's name.
+    """
 
     schema: SchemaVersion = 1
     node: NodeId
@@ -72,8 +77,8 @@ class SendersReport(Message, frozen=True, kw_only=True):
 
 
 class KeyReputation(Message, frozen=True, kw_only=True):
-    """What is known of one key. `suspicion` is in [0, 1], as of `updated_at`; it was left out until `quarantined_until`, last for
-    `quarantine_s`."""
+    """What is known of one key. `suspicion` is in [0, 1], as of `updated_at`; it was left out until
+    `quarantined_until`, last for `quarantine_s`."""
 
     public_key: Annotated[str, Meta(max_length=64)]
     name: ShortText
@@ -86,7 +91,9 @@ class KeyReputation(Message, frozen=True, kw_only=True):
 
 
 class ReputationState(Message, frozen=True, kw_only=True):
-    """What all replicas of a node's verifier know of keys. `findings_batch`: findings up to this batch are taken into account."""
+    """What all replicas of a node's verifier know of keys. `findings_batch`: findings up to this
+    batch are taken into account.
+    """
 
     schema: SchemaVersion = 1
     findings_batch: Count = 0
@@ -94,7 +101,9 @@ class ReputationState(Message, frozen=True, kw_only=True):
 
 
 class AbsurdText(Message, frozen=True, kw_only=True):
-    """Of the `answers` of a sender in a batch, `absurd` were not trained on because the node's policy finds them absurd."""
+    """Of the `answers` of a sender in a batch, `absurd` were not trained on because the node's
+    policy finds them absurd.
+    """
 
     batch: Count
     sender: NodeId

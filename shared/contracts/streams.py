@@ -1,7 +1,9 @@
-"""Which streams, consumers and buckets a node and a swarm have. Every process makes sure of them as it starts.
+"""Which streams, consumers and buckets a node and a swarm have. Every process makes sure of them as
+it starts.
 
-All streams are windows: what falls out of a node's own was trained on or given up on long before. Each stream that may carry
-large payloads has a companion for their chunks with the same byte limit (`shared.transport.blobs`), and a server reserves both.
+All streams are windows: what falls out of a node's own was trained on or given up on long before.
+Each stream that may carry large payloads has a companion for their chunks with the same byte limit
+(`shared.transport.blobs`), and a server reserves both.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
 
 
 def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S, max_deliver: int = VERIFIER_MAX_DELIVER) -> ConsumerSpec:
-    """The consumer that all verifier replicas of a node share, with the settings `verifier.ack_wait_s` and `max_deliver`."""
+    """The consumer that all verifier replicas of a node share, with the settings
+    `verifier.ack_wait_s` and `max_deliver`.
+    """
     return ConsumerSpec(
         name=subjects.VERIFIER_CONSUMER,
         ack_wait_s=ack_wait_s,
@@ -141,7 +145,9 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
 
 
 async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
-    """Make the swarm's streams where they are missing, or only look whether they are there. Raises MissingStreams."""
+    """Make the swarm's streams where they are missing, or only look whether they are there. Raises
+    MissingStreams.
+    """
     if create:
         await ensure_swarm_streams(transport, replicas=replicas)
         return
@@ -165,10 +171,11 @@ def _missing(error: TransportError, command: str) -> MissingStreams:
 
 
 async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1) -> None:
-    """Make the node's streams and bucket as `limits` has them, also where they exist with other settings.
+    """Make the node's streams and bucket as `limits` has them, also where they exist with other
+    settings.
 
-    The verifier's consumer is made only if it is missing: its settings are the verifier's own, and other services' defaults must
-    not set them back.
+    The verifier's consumer is made only if it is missing: its settings are the verifier's own, and
+    other services' defaults must not set them back.
     """
     for spec in node_streams(node, replicas=replicas):
         await transport.ensure_stream(spec)
@@ -181,7 +188,8 @@ async def ensure_node_streams(transport: Transport, node: str, *, replicas: int 
 
 
 async def update_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
-    """Make the swarm's streams and bucket as `limits` has them, also where they exist with other settings.
+    """Make the swarm's streams and bucket as `limits` has them, also where they exist with other
+    settings.
 
     For their operator alone. Messages stay, but for those beyond a bound that is new.
     """
@@ -191,8 +199,9 @@ async def update_swarm_streams(transport: Transport, *, replicas: int = 1) -> No
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
-    """Make the swarm's streams where they are missing. Existing ones belong to everybody and stay as they are: nodes of other
-    versions, or an operator, would otherwise set them back and forth."""
+    """Make the swarm's streams where they are missing. Existing ones belong to everybody and stay
+    as they are: nodes of other versions, or an operator, would otherwise set them back and forth.
+    """
     for spec in swarm_streams(replicas=replicas):
         try:
             await transport.stream_state(spec.name)

@@ -1,7 +1,8 @@
 """Names of subjects, streams, buckets and consumers. Nothing else in the code spells one out.
 
-Tokens are bounded on purpose: node ids only, never a dataset, a step or a uuid, because the server keeps an index entry per
-distinct subject in memory, and a permission with a wildcard lets its holder make up as many subjects as it likes.
+Tokens are bounded on purpose: node ids only, never a dataset, a step or a uuid, because the server
+keeps an index entry per distinct subject in memory, and a permission with a wildcard lets its
+holder make up as many subjects as it likes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ VERIFIER_CONSUMER = "verifier"
 
 
 def rollouts(node: str) -> str:
-    """Where `node` shares groups with the swarm, of all datasets: a group says itself which task it is of, signed."""
+    """Where `node` shares groups with the swarm, of all datasets: a group says itself which task it
+    is of, signed.
+    """
     return f"{_ROLLOUTS_PREFIX}.{node}"
 
 
@@ -34,8 +37,9 @@ def evals(node: str) -> str:
 
 
 def rollouts_author(subject: str) -> str | None:
-    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this schema version, or names no node: a
-    subject's tokens may hold anything but white space, and the author's name goes into logs, metrics and reports."""
+    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this
+    schema version, or names no node: a subject's tokens may hold anything but white space, and the
+    author's name goes into logs, metrics and reports."""
     parts = subject.split(".")
     if len(parts) == 4 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX and is_node_name(parts[3]):
         return parts[3]
@@ -83,12 +87,16 @@ def node_dead_letters(node: str) -> str:
 
 
 def node_spent_stream(node: str) -> str:
-    """Which of a node's unscored groups were handed out as often as they may be: the server's own notices."""
+    """Which of a node's unscored groups were handed out as often as they may be: the server's own
+    notices.
+    """
     return f"NODE_{node.upper()}_SPENT"
 
 
 def node_spent(node: str) -> str:
-    """Subject on which the server says that a group was handed out as often as it may be (its advisory)."""
+    """Subject on which the server says that a group was handed out as often as it may be (its
+    advisory).
+    """
     return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{node_rollouts_stream(node)}.{VERIFIER_CONSUMER}"
 
 

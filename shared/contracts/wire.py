@@ -1,4 +1,6 @@
-"""What every message is built on: its base struct, the bounds of its fields, and the error of a message that cannot be used."""
+"""What every message is built on: its base struct, the bounds of its fields, and the error of a
+message that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,13 @@ _SWARM_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 SWARM_ID_PATTERN = rf"^{_SWARM_ID}$"
 """For pydantic, whose `$` matches at the end only and which knows no \\Z."""
 DEFAULT_SWARM_ID = "swarm"
-"""What nodes are signed for that were told nothing: those that share a server are one swarm without any setting."""
+"""What nodes are signed for that were told nothing: those that share a server are one swarm without
+any setting.
+"""
 SwarmId = Annotated[str, Meta(pattern=rf"^{_SWARM_ID}\Z")]
 _NODE_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
-# Patterns end with \Z: `$` also matches before a newline at the end, and such a name forges a line wherever names are listed.
+# Patterns end with \Z: `$` also matches before a newline at the end, and such a name forges a line
+# wherever names are listed.
 NodeId = Annotated[str, Meta(pattern=rf"^{_NODE_NAME}\Z")]
 DatasetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,62}\Z")]
 ShortText = Annotated[str, Meta(max_length=512)]
@@ -39,7 +44,9 @@ _MAX_DETAIL = 400
 
 
 def is_node_name(text: str) -> bool:
-    """Whether `text` can be the name of a node. Subjects and keys may hold anything but white space."""
+    """Whether `text` can be the name of a node. Subjects and keys may hold anything but white
+    space.
+    """
     return re.fullmatch(_NODE_NAME, text) is not None
 
 
@@ -47,7 +54,8 @@ class MessageError(ValueError):
     """A message that cannot be used. `reason` is one short word, fit for a metric label."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        # A decoder's words quote the message: the name of a field nobody knows is the sender's to choose.
+        # A decoder's words quote the message: the name of a field nobody knows is the sender's to
+        # choose.
         self.detail = visible(detail, _MAX_DETAIL)
         super().__init__(f"{reason}: {self.detail}")
         self.reason = reason

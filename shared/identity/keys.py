@@ -39,7 +39,8 @@ def new_seed() -> bytes:
 
 
 def load_or_create(path: Path) -> SigningKey:
-    """The key in `path`, made first when there is none. Safe from several processes at once: all end with the same key.
+    """The key in `path`, made first when there is none. Safe from several processes at once: all
+    end with the same key.
 
     Raises:
         KeyFileError: the file cannot be read or written, is readable for others, or holds no key.
@@ -57,11 +58,13 @@ def load(path: Path) -> SigningKey:
     """The key in `path`.
 
     Raises:
-        KeyFileError: there is none, it cannot be read, is one's own and readable for others, or holds no key.
+        KeyFileError: there is none, it cannot be read, is one's own and readable for others, or
+            holds no key.
     """
     try:
         state = path.stat()
-        # As ssh has it: a file that belongs to somebody else, as a mounted secret does, was given to this user on purpose.
+        # As ssh has it: a file that belongs to somebody else, as a mounted secret does, was given
+        # to this user on purpose.
         if state.st_uid == os.geteuid() and state.st_mode & 0o077:
             raise KeyFileError(f"key file {path} is readable for others: run `chmod 600 {path}`")
         seed = path.read_bytes().strip()
@@ -96,7 +99,9 @@ def is_public_key(text: str) -> bool:
 
 
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` is by the holder of `public_key`. False for anything malformed, never raises."""
+    """Whether `signature` over `message` is by the holder of `public_key`. False for anything
+    malformed, never raises.
+    """
     raw = _decode_public(public_key)
     if raw is None:
         return False
@@ -109,7 +114,8 @@ def verify(public_key: str, message: bytes, signature: bytes) -> bool:
 
 def _create(path: Path) -> bool:
     """Whether the file is new."""
-    # A finished file appears under its name at once, and `link` refuses to replace another process's.
+    # A finished file appears under its name at once, and `link` refuses to replace another
+    # process's.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

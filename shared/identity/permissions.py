@@ -1,8 +1,10 @@
-"""Who may publish and subscribe to what on a secured server: the one place that knows. Rendered by `swarm nats config`.
+"""Who may publish and subscribe to what on a secured server: the one place that knows. Rendered by
+`swarm nats config`.
 
-A node's user on the swarm plane publishes only under the node's own name and reads only by direct get; each role of a node has a
-user of its own on the node plane. Permissions alone would not hold them to that: the server does not check the reply subject of a
-request. So every user but an operator has an account of its own, whose imports are these permissions (`swarm_cli.nats.accounts`).
+A node's user on the swarm plane publishes only under the node's own name and reads only by direct
+get; each role of a node has a user of its own on the node plane. Permissions alone would not hold
+them to that: the server does not check the reply subject of a request. So every user but an
+operator has an account of its own, whose imports are these permissions (`swarm_cli.nats.accounts`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def inbox(node: str, role: str) -> str:
 
 
 def swarm_node(node: str) -> Permissions:
-    """A node on the swarm plane: own rollouts, scores and directory entry; all streams by direct get."""
+    """A node on the swarm plane: own rollouts, scores and directory entry; all streams by direct
+    get.
+    """
     streams = (
         *_with_chunks(subjects.SWARM_ROLLOUTS),
         subjects.SWARM_EVALS,
@@ -77,7 +81,9 @@ def node_role(node: str, role: str) -> Permissions:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What one role does beyond what all do: subjects and requests, keys written, streams read, keys watched."""
+    """What one role does beyond what all do: subjects and requests, keys written, streams read,
+    keys watched.
+    """
 
     publish: tuple[str, ...]
     keys: tuple[str, ...]
@@ -104,7 +110,8 @@ def _verifier(node: str) -> _Needs:
             *_with_chunk_subject(subjects.node_scored(node)),
             *_with_chunk_subject(subjects.node_dead_letters(node)),
             f"$JS.API.CONSUMER.MSG.NEXT.{rollouts}.{consumer}",
-            # Both formats of acknowledgement subjects (ADR-15): without and with domain and account.
+            # Both formats of acknowledgement subjects (ADR-15): without and with domain and
+            # account.
             f"$JS.ACK.{rollouts}.{consumer}.>",
             f"$JS.ACK.*.*.{rollouts}.{consumer}.>",
             _dropping(rollouts),
@@ -179,7 +186,8 @@ def _dropping(stream: str) -> str:
 
 
 def _purging(stream: str) -> tuple[str, str]:
-    # Who purges a stream looks first whether it has chunks, and gets no answer at all where it may not ask.
+    # Who purges a stream looks first whether it has chunks, and gets no answer at all where it may
+    # not ask.
     return f"$JS.API.STREAM.PURGE.{stream}", f"$JS.API.STREAM.INFO.{_chunks(stream)}"
 
 

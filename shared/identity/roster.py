@@ -1,4 +1,6 @@
-"""The roster: which names a node admits and their keys, as lines `name key [note]`; `#` starts a comment."""
+"""The roster: which names a node admits and their keys, as lines `name key [note]`; `#` starts a
+comment.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""LoRA adapters as a policy file: their factors alone, in float32 under peft's names, what they are, and which base they are for.
+"""LoRA adapters as a policy file: their factors alone, in float32 under peft's names, what they
+are, and which base they are for.
 
-A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds all weights. Whoever has the base model
-adds scaling x B x A to each adapted layer's output, so that nothing is rounded into the base's weights.
+A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds all
+weights. Whoever has the base model adds scaling x B x A to each adapted layer's output, so that
+nothing is rounded into the base's weights.
 """
 
 from __future__ import annotations
@@ -27,14 +29,17 @@ _ADAPTER = ".default"
 _NAMED = re.compile(r"\.default(\.weight)?$")
 _PARTS = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
 _BLOCKS = 4
-"""Of each tensor. A step at a small learning rate changes a hundredth of its bfloat16 weights, thus some of these 8,192."""
+"""Of each tensor. A step at a small learning rate changes a hundredth of its bfloat16 weights, thus
+some of these 8,192.
+"""
 _BLOCK_BYTES = 4096
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file of adapters says about itself.
 
-    base: the `base_fingerprint` of the model that they were trained on. dtype: in which the trainer has its weights.
+    base: the `base_fingerprint` of the model that they were trained on. dtype: in which the trainer
+    has its weights.
     """
 
     rank: int
@@ -65,12 +70,15 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def adapter_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_it_is) -> dict[str, Tensor]:
-    """The factors of all adapters of a peft model, on the CPU, under the names that peft saves them with."""
+    """The factors of all adapters of a peft model, on the CPU, under the names that peft saves them
+    with.
+    """
     return {_NAMED.sub(r"\1", name): value.float() for name, value in trainable_tensors(model, whole).items()}
 
 
 def adapted_module(tensor_name: str) -> tuple[str, str]:
-    """A saved factor's module under its Hugging Face name, and the parameter's name below it in a model with adapters.
+    """A saved factor's module under its Hugging Face name, and the parameter's name below it in a
+    model with adapters.
 
     Raises:
         WeightsError: it is no adapter's.
@@ -108,11 +116,13 @@ def read_adapters(file: Path) -> Adapters | None:
 
 
 def base_fingerprint(model_path: str, revision: str = "") -> str:
-    """Which weights a model's folder or hub name holds: the same wherever the files are the same, in whatever dtype they are read.
+    """Which weights a model's folder or hub name holds: the same wherever the files are the same,
+    in whatever dtype they are read.
 
-    The files are those that transformers loads, and no others that lie beside them. Of each its size and, of safetensors, names,
-    shapes and dtypes and four blocks of 4 KiB of every tensor are hashed: a base that was trained on, quantised or exchanged
-    differs in them, and a large model is not read for it.
+    The files are those that transformers loads, and no others that lie beside them. Of each its
+    size and, of safetensors, names, shapes and dtypes and four blocks of 4 KiB of every tensor are
+    hashed: a base that was trained on, quantised or exchanged differs in them, and a large model is
+    not read for it.
 
     Raises:
         WeightsError: there are no weights, or they cannot be read.
@@ -174,7 +184,8 @@ def modules_of(tensors: Mapping[str, Any]) -> list[str]:
 
 
 def write_peft_folder(file: Path, adapters: Adapters, modules: list[str], folder: Path) -> None:
-    """Make `folder`, which is new, what peft and vLLM load adapters from: a copy of the file, which may go, and its configuration.
+    """Make `folder`, which is new, what peft and vLLM load adapters from: a copy of the file, which
+    may go, and its configuration.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,6 @@
-"""LoRA adapters added into the weights they adapt: in float32, rounded once at the end, and how much that rounding loses."""
+"""LoRA adapters added into the weights they adapt: in float32, rounded once at the end, and how
+much that rounding loses.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class DeltaRounding:
-    """What became of the adapters' delta when the merged weights were rounded, over all adapted weights together.
+    """What became of the adapters' delta when the merged weights were rounded, over all adapted
+    weights together.
 
     With delta = what the adapters add, in float32, and kept = rounded(base + delta) - base:
 
-    lost_ratio: 1 - <kept, delta> / <delta, delta>. 0: the delta arrives whole; 1: nothing of it does. Of a delta that is not tiny,
-        rounding makes some elements larger and others smaller, which cancels out here, as it does in a layer's output.
+    lost_ratio: 1 - <kept, delta> / <delta, delta>. 0: the delta arrives whole; 1: nothing of it
+    does. Of a delta that is not tiny,
+        rounding makes some elements larger and others smaller, which cancels out here, as it does
+        in a layer's output.
     unmoved_ratio: share of the elements with a delta whose rounded weight equals the base's.
     """
 
@@ -27,7 +32,9 @@ class DeltaRounding:
 
 
 class RoundingTally:
-    """Adds up a `DeltaRounding` while weights are merged. Weights may be sharded: each process then counts its part."""
+    """Adds up a `DeltaRounding` while weights are merged. Weights may be sharded: each process then
+    counts its part.
+    """
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
@@ -40,7 +47,9 @@ class RoundingTally:
         self._sums = [before + now for before, now in zip(self._sums, sums, strict=True)] if self._sums else sums
 
     def rounding(self, number: Callable[[Tensor], float] = float) -> DeltaRounding | None:
-        """The result; None where adapters add nothing. `number` adds up a scalar over all processes, and all must ask."""
+        """The result; None where adapters add nothing. `number` adds up a scalar over all
+        processes, and all must ask.
+        """
         if not self._sums:
             return None
         wanted, kept, elements, unmoved = (number(each) for each in self._sums)
@@ -48,7 +57,9 @@ class RoundingTally:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with LoRA adapters, by the name of their base weight in the model's state; the trainer makes no other adapters."""
+    """Layers with LoRA adapters, by the name of their base weight in the model's state; the trainer
+    makes no other adapters.
+    """
     return {
         f"{name}.base_layer.weight": module
         for name, module in model.named_modules()
@@ -57,7 +68,9 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def merged_weight(layer: Any, dtype: torch.dtype | None = None, tally: RoundingTally | None = None) -> Tensor:
-    """base + delta of a LoRA layer, rounded once to `dtype` (None: the base weight's). The layer stays as it is."""
+    """base + delta of a LoRA layer, rounded once to `dtype` (None: the base weight's). The layer
+    stays as it is.
+    """
     base: Tensor = layer.base_layer.weight
     delta = _delta(layer)
     rounded = (base.float() + delta).to(dtype or base.dtype)
@@ -67,7 +80,9 @@ def merged_weight(layer: Any, dtype: torch.dtype | None = None, tally: RoundingT
 
 
 def _delta(layer: Any) -> Tensor:
-    """What the active adapters add, in float32. peft multiplies the two factors in the dtype they have, or that autocast gives."""
+    """What the active adapters add, in float32. peft multiplies the two factors in the dtype they
+    have, or that autocast gives.
+    """
     base: Tensor = layer.base_layer.weight
     layer = _with_float32_adapters(layer)
     delta = torch.zeros_like(base, dtype=torch.float32)
@@ -78,7 +93,9 @@ def _delta(layer: Any) -> Tensor:
 
 
 def _with_float32_adapters(layer: nn.Module) -> nn.Module:
-    """The layer, or one that shares all with it but has its adapters in float32. Those that the trainer makes are so already."""
+    """The layer, or one that shares all with it but has its adapters in float32. Those that the
+    trainer makes are so already.
+    """
     parts = {name: part for name, part in layer.named_children() if name.startswith("lora_")}
     if all(parameter.dtype == torch.float32 for part in parts.values() for parameter in part.parameters()):
         return layer

@@ -1,7 +1,8 @@
 """Whether a stranger's token ids say exactly the text that was scored, under one tokenizer.
 
-Decoding forgets: control tokens vanish, bytes that are no UTF-8 all become U+FFFD, ids above the vocabulary become nothing. What
-decoding forgets a sender could teach unseen, so ids pass only where every one of them shows in the text, but for one end token.
+Decoding forgets: control tokens vanish, bytes that are no UTF-8 all become U+FFFD, ids above the
+vocabulary become nothing. What decoding forgets a sender could teach unseen, so ids pass only where
+every one of them shows in the text, but for one end token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class AnswerTokens:
 
     Args:
         tokenizer: of the model that trains.
-        end_token_ids: every token that ends an answer; the first one is what `encode` puts behind an answer that ended.
+        end_token_ids: every token that ends an answer; the first one is what `encode` puts behind
+            an answer that ended.
         vocabulary_size: rows of the model's embedding.
     """
 
@@ -39,8 +41,9 @@ class AnswerTokens:
     def says(self, token_ids: Sequence[int], text: str, *, ended: bool) -> bool:
         """Whether `token_ids` are one way to write `text`, and nothing else.
 
-        ended: the author says that it ended the answer; then, and only then, one end token stands last. No other control token may
-        occur. Where the text holds U+FFFD, which stands for any broken bytes, only the tokens that `encode` gives are right.
+        ended: the author says that it ended the answer; then, and only then, one end token stands
+        last. No other control token may occur. Where the text holds U+FFFD, which stands for any
+        broken bytes, only the tokens that `encode` gives are right.
         """
         body = list(token_ids)
         if ended and (not body or body.pop() not in self._ends):
@@ -54,18 +57,23 @@ class AnswerTokens:
         return body == encode_answer(self._tokenizer, text, ended=False, end_token_id=None)
 
     def encode(self, text: str, *, ended: bool) -> list[int] | None:
-        """The text as plain text, an end token behind it where the author ended it; None when a control token comes of it."""
+        """The text as plain text, an end token behind it where the author ended it; None when a
+        control token comes of it.
+        """
         end = self._ends[0] if self._ends else None
         ids = encode_answer(self._tokenizer, text, ended=ended, end_token_id=end)
         plain = ids[:-1] if ended and end is not None else ids
         return None if self.control_tokens(plain) else ids
 
     def control_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the ids are control tokens; more in a prompt than its template has come from the question's text."""
+        """How many of the ids are control tokens; more in a prompt than its template has come from
+        the question's text.
+        """
         return sum(token in self._control and token not in self._unknown for token in token_ids)
 
     def _all_show(self, body: list[int], text: str) -> bool:
-        # Each token is at least a byte of the text. Decoders trim at the ends, so the tokens there are tried in place.
+        # Each token is at least a byte of the text. Decoders trim at the ends, so the tokens there
+        # are tried in place.
         if len(body) > len(text.encode()) or not all(map(self._is_visible, body)):
             return False
         decode = self._tokenizer

@@ -1,4 +1,6 @@
-"""What a model's configuration says of its attention: local windows, and which implementation computes what the model means."""
+"""What a model's configuration says of its attention: local windows, and which implementation
+computes what the model means.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,16 @@ _WINDOWS = (
     "attention_window",
     "attention_chunk_size",
     "local_attention",
-    # Of Doge: more keys than these, and every token keeps the highest, chosen among the later ones too.
+    # Of Doge: more keys than these, and every token keeps the highest, chosen among the later ones
+    # too.
     "keep_window_size",
 )
 
 
 def attention_windows(config: Any) -> list[int]:
-    """Widths, in tokens, of every kind of local attention that `config` names, ascending; a layer may still not use it."""
+    """Widths, in tokens, of every kind of local attention that `config` names, ascending; a layer
+    may still not use it.
+    """
     text = config.get_text_config()
     named = [getattr(text, name, None) for name in _WINDOWS]
     # MPT keeps what concerns attention in a configuration of its own.
@@ -26,7 +31,8 @@ def attention_windows(config: Any) -> list[int]:
 
 
 def meant_attention(config: Any) -> str | None:
-    """The only attention implementation that computes what `config` says, or None where transformers may choose.
+    """The only attention implementation that computes what `config` says, or None where
+    transformers may choose.
 
     A soft cap on attention scores is left out by `sdpa` without a word; only `eager` applies it.
     """

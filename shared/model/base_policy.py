@@ -1,9 +1,10 @@
 """Build the toy base policy: a small Qwen3 that can do each demo task some of the time.
 
-RL amplifies what a policy can already sometimes do. A policy that has seen only right answers for a minute is
-sure of what it knows and never tries the rest; what pre-training leaves in a real model is skill under noise.
-So the supervised start mixes right answers with a habitual slip and with other tasks' answers: the policy must
-learn the task to predict the mixture, answers rightly now and then, and RL has something to amplify.
+RL amplifies what a policy can already sometimes do. A policy that has seen only right answers for a
+minute is sure of what it knows and never tries the rest; what pre-training leaves in a real model
+is skill under noise. So the supervised start mixes right answers with a habitual slip and with
+other tasks' answers: the policy must learn the task to predict the mixture, answers rightly now and
+then, and RL has something to amplify.
 """
 
 from __future__ import annotations
@@ -41,19 +42,24 @@ POLICY_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class BasePolicyRecipe:
-    """Everything the built policy depends on, beside the versions of torch, reasoning-gym and the thread count.
+    """Everything the built policy depends on, beside the versions of torch, reasoning-gym and the
+    thread count.
 
     Attributes:
         seed: of weights, order and noise.
         steps: supervised optimizer steps; 1200 take about two minutes on one free core.
         batch_size: examples a step.
-        learning_rate: AdamW's peak, reached after 5 % of the steps and brought to a tenth by a cosine.
+        learning_rate: AdamW's peak, reached after 5 % of the steps and brought to a tenth by a
+            cosine.
         correct_fraction: share of supervised answers that are right.
-        habit_fraction: share that carry the habitual slip. Above `correct_fraction`, greedy decoding starts low too.
+        habit_fraction: share that carry the habitual slip. Above `correct_fraction`, greedy
+            decoding starts low too.
         held_out_count: questions kept out of training; the same set that evaluation uses.
         attempts_per_task: indices looked at per dataset for training questions.
-        hidden_size, intermediate_size, layers, heads, kv_heads: the Qwen3 shape; head size is hidden_size / heads.
-        vocab_size: upper bound of the tokenizer's vocabulary; training stops earlier when no pair repeats.
+        hidden_size, intermediate_size, layers, heads, kv_heads: the Qwen3 shape; head size is
+            hidden_size / heads.
+        vocab_size: upper bound of the tokenizer's vocabulary; training stops earlier when no pair
+            repeats.
         tie_word_embeddings: share the input and output embeddings.
     """
 
@@ -89,10 +95,12 @@ class BasePolicyRecipe:
 def build_base_policy(
     out_dir: Path, tasks: Sequence[DemoTask], recipe: BasePolicyRecipe | None = None, *, show_progress: bool = True
 ) -> Path:
-    """Build the policy into `out_dir` as a Hugging Face folder and return `out_dir`; do nothing if it is there.
+    """Build the policy into `out_dir` as a Hugging Face folder and return `out_dir`; do nothing if
+    it is there.
 
-    The folder counts as there when every file is and the recorded recipe and tasks are the ones asked for.
-    Same recipe, tasks and number of torch threads: the same bytes (CPU). Written beside and moved in at once.
+    The folder counts as there when every file is and the recorded recipe and tasks are the ones
+    asked for. Same recipe, tasks and number of torch threads: the same bytes (CPU). Written beside
+    and moved in at once.
 
     Raises:
         FileExistsError: `out_dir` holds files that this function did not write.
@@ -204,7 +212,9 @@ def supervise(
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Return the schedule at `step` of `steps`: linear over the first 5 %, then a cosine down to 0.1."""
+    """Return the schedule at `step` of `steps`: linear over the first 5 %, then a cosine down to
+    0.1.
+    """
     warm_up = max(1, steps // 20)
     if step < warm_up:
         return (step + 1) / warm_up
@@ -218,7 +228,9 @@ def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[in
 
 
 def answer_log_probabilities(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
-    """Return the log-probability of each row's whole answer, shape (rows,): its exponential is how often it is sampled."""
+    """Return the log-probability of each row's whole answer, shape (rows,): its exponential is how
+    often it is sampled.
+    """
     token_logprobs, row_of_token = _answer_token_logprobs(model, rows, pad_id)
     return torch.zeros(len(rows)).index_add(0, row_of_token, token_logprobs)
 
@@ -250,8 +262,8 @@ def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrained
 def write_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
     """Write a Hugging Face folder whose weights are stored in half precision and load as float32.
 
-    Rounding once here keeps the shipped file small; `dtype` in config.json stays float32, which is what
-    every loader then computes in, exactly the same numbers for each.
+    Rounding once here keeps the shipped file small; `dtype` in config.json stays float32, which is
+    what every loader then computes in, exactly the same numbers for each.
     """
     tokenizer.save_pretrained(folder)
     model.config.architectures = ["Qwen3ForCausalLM"]

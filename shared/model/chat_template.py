@@ -1,7 +1,8 @@
-"""Whether a tokenizer's chat template can ask what this project asks: one user turn, with a system turn before it where one is set.
+"""Whether a tokenizer's chat template can ask what this project asks: one user turn, with a system
+turn before it where one is set.
 
-A template is a program of the model's maker. Some refuse a system turn, some drop it without a word; either is found out here, on
-one probe, before anything is sampled.
+A template is a program of the model's maker. Some refuse a system turn, some drop it without a
+word; either is found out here, on one probe, before anything is sampled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ _SYSTEM = "marmalade jar"
 
 
 def takes_system_prompt(tokenizer: Any) -> bool:
-    """Whether a system prompt reaches the model: always without a template, where it is plain text."""
+    """Whether a system prompt reaches the model: always without a template, where it is plain
+    text.
+    """
     if not tokenizer.chat_template:
         return True
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _QUESTION}]
@@ -25,7 +28,9 @@ def takes_system_prompt(tokenizer: Any) -> bool:
 
 
 def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
-    """Why questions cannot be asked with this tokenizer's template, with the remedy; empty: they can."""
+    """Why questions cannot be asked with this tokenizer's template, with the remedy; empty: they
+    can.
+    """
     if not tokenizer.chat_template:
         return ""
     try:
@@ -50,7 +55,9 @@ def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
 
 
 def default_system_prompt(tokenizer: Any) -> bool:
-    """Whether the template writes a system turn of its own where none is given: what comes before the question then differs."""
+    """Whether the template writes a system turn of its own where none is given: what comes before
+    the question then differs.
+    """
     if not tokenizer.chat_template or not takes_system_prompt(tokenizer):
         return False
     question = {"role": "user", "content": _QUESTION}
@@ -61,9 +68,11 @@ def default_system_prompt(tokenizer: Any) -> bool:
 
 
 def ending_token(tokenizer: Any) -> int | None:
-    """The control token that the template writes first after an answer; None without a template, or where it writes none.
+    """The control token that the template writes first after an answer; None without a template, or
+    where it writes none.
 
-    Unlike `shared.model.prompts.turn_end` this takes any control token, also one that nothing declares to be an end.
+    Unlike `shared.model.prompts.turn_end` this takes any control token, also one that nothing
+    declares to be an end.
     """
     if not tokenizer.chat_template:
         return None

@@ -1,4 +1,6 @@
-"""A model's configuration, as transformers reads it, with bounds: what states no model that can be computed is refused at once."""
+"""A model's configuration, as transformers reads it, with bounds: what states no model that can be
+computed is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,22 @@ from transformers import AutoConfig, PreTrainedConfig
 from shared.hub_models import hub_arguments
 
 MOST_LAYERS = 500
-"""Models are trained with under 200, and a few that were put together from several have some hundred. Of so many layers the needs
-are told within minutes; with a million, to build the model without numbers would take hours."""
+"""Models are trained with under 200, and a few that were put together from several have some
+hundred. Of so many layers the needs are told within minutes; with a million, to build the model
+without numbers would take hours."""
 
 _LAYER_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 def read_configuration(path: str | Path, revision: str = "") -> Any:
-    """The transformers configuration of the folder `path`, or of a hub name at the commit `revision`.
+    """The transformers configuration of the folder `path`, or of a hub name at the commit
+    `revision`.
 
     Raises:
         UnpinnedModelError: a hub name without its commit.
         ValueError: it is no JSON object, or states more layers than `MOST_LAYERS`.
-        Exception: what transformers raises, of many kinds; `shared.model.quiet_reading.library_cause` tells them in words.
+        Exception: what transformers raises, of many kinds;
+            `shared.model.quiet_reading.library_cause` tells them in words.
     """
     arguments = hub_arguments(str(path), revision)
     # Looked at before the model's own class sees it: some make lists as long as a model has layers.
@@ -41,7 +46,8 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
 
 def check_computable(config: Any) -> None:
-    """Refuse a configuration, as transformers gives it, whose layers or rotary positions no model can have.
+    """Refuse a configuration, as transformers gives it, whose layers or rotary positions no model
+    can have.
 
     Raises:
         ValueError: with the number.
@@ -63,7 +69,9 @@ def check_layers(layers: float) -> None:
 
 
 def check_rope_base(base: float | None) -> None:
-    """Raise ValueError where the base of rotary positions is not above 0 and finite; None: the model has none."""
+    """Raise ValueError where the base of rotary positions is not above 0 and finite; None: the
+    model has none.
+    """
     if base is not None and not 0 < base < math.inf:
         raise ValueError(f"it states rotary positions of base {base}, which must be above 0 and finite")
 

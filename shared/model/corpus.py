@@ -1,7 +1,7 @@
 """Questions, answers and plausible wrong answers for the supervised start of the toy base policy.
 
-Three splits never meet: the held-out set is fixed, and whoever draws tasks for training skips every question
-whose text is in it, because small configurations repeat questions under different seeds.
+Three splits never meet: the held-out set is fixed, and whoever draws tasks for training skips every
+question whose text is in it, because small configurations repeat questions under different seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import reasoning_gym
 from shared.config import TaskSpec
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks
 
-# Training draws its seeds below HELD_OUT_SEED and the held-out set lies right above it: neither reaches this far.
+# Training draws its seeds below HELD_OUT_SEED and the held-out set lies right above it: neither
+# reaches this far.
 SUPERVISED_SEED = HELD_OUT_SEED + 0x01000000
 # reasoning-gym derives item i of seed s from Random(s + i): seeds closer than this share items.
 SEED_STRIDE = 1 << 18
@@ -26,7 +27,9 @@ SEED_STRIDE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One dataset of the demo: its reasoning-gym name, its share (relative to the others) and its configuration."""
+    """One dataset of the demo: its reasoning-gym name, its share (relative to the others) and its
+    configuration.
+    """
 
     dataset: str
     weight: float = 1.0
@@ -46,7 +49,9 @@ class Example:
 
 
 def load_demo_tasks(path: Path) -> tuple[DemoTask, ...]:
-    """Read the `[[tasks]]` tables of a TOML file. Raises ValueError naming the file when there are none."""
+    """Read the `[[tasks]]` tables of a TOML file. Raises ValueError naming the file when there are
+    none.
+    """
     tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
     if not tables:
         raise ValueError(f"{path}: no [[tasks]] table: add at least one with a `dataset`")
@@ -62,7 +67,9 @@ def held_out_questions(tasks: Sequence[DemoTask], count: int) -> HeldOut:
 
 
 def draw_examples(task: DemoTask, seed: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
-    """Yield distinct questions of one dataset that are not held out, looking at `attempts` indices."""
+    """Yield distinct questions of one dataset that are not held out, looking at `attempts`
+    indices.
+    """
     dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
     seen: set[str] = set()
     for index in range(attempts):
@@ -101,9 +108,11 @@ def habitual_slip(answer: str) -> str:
 def noisy_answer(
     example: Example, pool: Sequence[Example], rng: random.Random, *, correct_fraction: float, habit_fraction: float
 ) -> str:
-    """Draw the answer to supervise on: right, the habitual slip, or the answer of another task of the dataset.
+    """Draw the answer to supervise on: right, the habitual slip, or the answer of another task of
+    the dataset.
 
-    `correct_fraction` and `habit_fraction` are probabilities; what is left goes to other tasks' answers.
+    `correct_fraction` and `habit_fraction` are probabilities; what is left goes to other tasks'
+    answers.
     """
     draw = rng.random()
     if draw < correct_fraction:

@@ -1,7 +1,9 @@
-"""A model in half precision, computed in float32 for a while: what is wrong shows at once, where half precision's noise hides it.
+"""A model in half precision, computed in float32 for a while: what is wrong shows at once, where
+half precision's noise hides it.
 
-The weights are the model's own, only the arithmetic is finer. A layer's weights are copied to float32 when it is called and let go
-when it returns, so that no second model has to fit: what is needed on top is one layer, the embeddings and the output layer.
+The weights are the model's own, only the arithmetic is finer. A layer's weights are copied to
+float32 when it is called and let go when it returns, so that no second model has to fit: what is
+needed on top is one layer, the embeddings and the output layer.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from torch.distributed.tensor import DTensor
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether numbers of this kind are rounded so coarsely that a small error cannot be told from it."""
+    """Whether numbers of this kind are rounded so coarsely that a small error cannot be told from
+    it.
+    """
     return torch.finfo(dtype).bits < 32
 
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """While inside, `model` computes with float32 copies of its weights of half precision, without gradients; others stay.
+    """While inside, `model` computes with float32 copies of its weights of half precision, without
+    gradients; others stay.
 
-    Call the model itself: a weight that is read without calling its module is as it was. Sharded weights are copied when they
-    are together.
+    Call the model itself: a weight that is read without calling its module is as it was. Sharded
+    weights are copied when they are together.
     """
     in_lists = {module for each in model.modules() if isinstance(each, nn.ModuleList) for module in each.modules()}
     casts = [_Cast(list(module.modules()) if module in in_lists else _above_lists(module)) for module in model.modules()]
@@ -48,7 +53,9 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 class _Cast:
-    """The float32 copies that one call of a module needs; those that a caller has made already are not made again."""
+    """The float32 copies that one call of a module needs; those that a caller has made already are
+    not made again.
+    """
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules = modules

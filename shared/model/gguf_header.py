@@ -1,7 +1,9 @@
-"""What a GGUF file says of itself before its weights: metadata, and where each tensor lies. Nothing else of the file is read.
+"""What a GGUF file says of itself before its weights: metadata, and where each tensor lies. Nothing
+else of the file is read.
 
-The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3). Read here with bounds,
-since libraries answer a file that ends too soon with an error of their own, or with zeros.
+The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and
+3). Read here with bounds, since libraries answer a file that ends too soon with an error of their
+own, or with zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from shared.model.import_refused import ImportRefused
 
 MAGIC = b"GGUF"
 FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
-"""Type numbers of tensors that hold plain numbers; all others hold quantised blocks, or numbers that weights are not."""
+"""Type numbers of tensors that hold plain numbers; all others hold quantised blocks, or numbers
+that weights are not.
+"""
 
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -27,7 +31,9 @@ _MOST_DIMENSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor. shape: as the file has it, fastest dimension first. offset: in bytes, from where tensors begin."""
+    """One tensor. shape: as the file has it, fastest dimension first. offset: in bytes, from where
+    tensors begin.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +48,9 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """metadata: numbers, texts and truths by their keys; of an array, how long it is. data_start, size_bytes: in the file."""
+    """metadata: numbers, texts and truths by their keys; of an array, how long it is. data_start,
+    size_bytes: in the file.
+    """
 
     path: Path
     metadata: dict[str, int | float | bool | str]
@@ -73,7 +81,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Read everything up to the weights.
 
     Raises:
-        ImportRefused: it is no GGUF file, of a version that is not known, or ends inside its header.
+        ImportRefused: it is no GGUF file, of a version that is not known, or ends inside its
+            header.
     """
     with path.open("rb") as file:
         reader = _Reader(path, file)

@@ -1,7 +1,7 @@
 """Whether `transformers` makes the model that a GGUF file means, judged by the file's header alone.
 
-What `transformers` does not know it leaves out without a word: tensors, scaled rotary positions, parts of a split file. Each would
-give a folder that loads and computes something else.
+What `transformers` does not know it leaves out without a word: tensors, scaled rotary positions,
+parts of a split file. Each would give a folder that loads and computes something else.
 """
 
 from __future__ import annotations

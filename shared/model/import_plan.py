@@ -1,4 +1,6 @@
-"""What an import will read and write, judged before weights are read: headers, configuration, sizes, room."""
+"""What an import will read and write, judged before weights are read: headers, configuration,
+sizes, room.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from shared.model.model_size import ModelSize, available_memory_bytes, model_siz
 from shared.model.quiet_reading import reading
 from shared.model.safetensors_header import check_weights_whole
 
-# At the peak of 134 and 545 million parameters 7.2 to 7.8, the process itself left out: the model in float32 and the files' pages.
+# At the peak of 134 and 545 million parameters 7.2 to 7.8, the process itself left out: the model
+# in float32 and the files' pages.
 _BYTES_PER_PARAMETER = 7.5
 _BESIDE_WEIGHTS_BYTES = 200e6
 _BESIDE_WEIGHTS_ON_DISK_BYTES = 32e6
@@ -30,7 +33,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekke
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What will be read and written. size: of the model; weights come out in `dtype`, a name in `DTYPES`."""
+    """What will be read and written. size: of the model; weights come out in `dtype`, a name in
+    `DTYPES`.
+    """
 
     source: ImportSource
     config: Any
@@ -54,7 +59,8 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
 
     Args:
         source: where the model is.
-        dtype: of the weights in the new folder; None: the source's own, or bfloat16 where it is quantised.
+        dtype: of the weights in the new folder; None: the source's own, or bfloat16 where it is
+            quantised.
 
     Raises:
         ImportRefused: it cannot be read, is not whole, or is no causal language model.
@@ -79,7 +85,8 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
 
 
 def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
-    """Refuse a model that memory or disk does not hold; `memory_bytes`: what is free, instead of asking the machine.
+    """Refuse a model that memory or disk does not hold; `memory_bytes`: what is free, instead of
+    asking the machine.
 
     Raises:
         ImportRefused: with the size that would fit.
@@ -101,7 +108,8 @@ def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) 
 
 
 def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
-    # transformers passes over tensors that it has no name for; the head of a tied model may be stored twice.
+    # transformers passes over tensors that it has no name for; the head of a tied model may be
+    # stored twice.
     doubled = sum(tensor.elements for tensor in header.tensors if tensor.name == "output.weight")
     if header.parameters in (size.parameters, size.parameters + doubled):
         return

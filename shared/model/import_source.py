@@ -1,4 +1,6 @@
-"""What `swarm model import SOURCE` means by SOURCE: a GGUF file, a folder, an installed Python package, or a name on the hub."""
+"""What `swarm model import SOURCE` means by SOURCE: a GGUF file, a folder, an installed Python
+package, or a name on the hub.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "pytorch_mo
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """A model's place. path: a file where `kind` is gguf, else a Hugging Face folder. origin: in words, for the record."""
+    """A model's place. path: a file where `kind` is gguf, else a Hugging Face folder. origin: in
+    words, for the record.
+    """
 
     kind: Literal["gguf", "folder"]
     path: Path

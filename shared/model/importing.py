@@ -1,7 +1,9 @@
-"""Make of a GGUF file or a Hugging Face folder the folder that the trainer and every engine load: safetensors, config, tokenizer.
+"""Make of a GGUF file or a Hugging Face folder the folder that the trainer and every engine load:
+safetensors, config, tokenizer.
 
-What could be wrong is looked for before weights are read (headers, sizes), and what was read is held against the headers: a
-parameter that the source does not hold would be filled with random numbers, and nothing would say so.
+What could be wrong is looked for before weights are read (headers, sizes), and what was read is
+held against the headers: a parameter that the source does not hold would be filled with random
+numbers, and nothing would say so.
 """
 
 from __future__ import annotations
@@ -113,7 +115,8 @@ def _weights(plan: ImportPlan) -> Any:
 
 
 def _forget_quantiser(model: Any) -> None:
-    # The weights are plain numbers by now; with the mark that they were not, transformers refuses to save them.
+    # The weights are plain numbers by now; with the mark that they were not, transformers refuses
+    # to save them.
     for holder, name in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):
         if hasattr(holder, name):
             delattr(holder, name)
@@ -131,7 +134,8 @@ def _vocabulary_problem(tokenizer: Any, rows: int) -> str:
 
 
 def _end_answers(source: ImportSource, model: Any, tokenizer: Any) -> None:
-    # Where the template ends a turn with a token that nothing names as an end, answers would run on until they are cut off.
+    # Where the template ends a turn with a token that nothing names as an end, answers would run on
+    # until they are cut off.
     declared = getattr(model.generation_config, "eos_token_id", None)
     ends = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
     known = [*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]

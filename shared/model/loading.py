@@ -1,4 +1,6 @@
-"""Load any causal language model and its tokenizer by folder or hub name, and say clearly why when that cannot be done."""
+"""Load any causal language model and its tokenizer by folder or hub name, and say clearly why when
+that cannot be done.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError)
 
 
 class ModelLoadError(FatalError):
-    """A model or tokenizer cannot be loaded, and a restart would not help; the message names cause and remedy."""
+    """A model or tokenizer cannot be loaded, and a restart would not help; the message names cause
+    and remedy.
+    """
 
 
 def resolve_device(name: str) -> torch.device:
@@ -62,8 +66,8 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none, it is a hub name without its commit, or its chat template has no place for
-            `model.system_prompt`.
+        ModelLoadError: there is none, it is a hub name without its commit, or its chat template has
+            no place for `model.system_prompt`.
     """
     _check_source(model)
     try:
@@ -79,7 +83,8 @@ def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.dev
     """The model's weights in `dtype` on `device`.
 
     Raises:
-        ModelLoadError: no such folder or hub name, a hub name without its commit, not a causal language model, or broken weights.
+        ModelLoadError: no such folder or hub name, a hub name without its commit, not a causal
+            language model, or broken weights.
     """
     _check_source(model)
     try:
@@ -96,8 +101,9 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
     """The weights as `transformers` reads them, with its own errors.
 
     Raises:
-        UnpinnedModelError: a hub name without its commit, or one whose commit holds an adapter: transformers would turn to the
-            model that the adapter names, and look for this commit there.
+        UnpinnedModelError: a hub name without its commit, or one whose commit holds an adapter:
+            transformers would turn to the model that the adapter names, and look for this commit
+            there.
     """
     pinned = hub_arguments(path, revision)
     if "revision" in pinned and find_adapter_config_file(path, revision=revision):
@@ -112,10 +118,12 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
 
 
 def model_max_length(model: ModelSection) -> int:
-    """Most tokens of prompt and completion together: `model.max_length`, but never more than the model's config says.
+    """Most tokens of prompt and completion together: `model.max_length`, but never more than the
+    model's config says.
 
     Raises:
-        ModelLoadError: the config cannot be read, or `model.max_length` is where a text's logprobs depend on its length.
+        ModelLoadError: the config cannot be read, or `model.max_length` is where a text's logprobs
+            depend on its length.
     """
     _check_source(model)
     try:
@@ -137,8 +145,8 @@ def vocabulary_size(model: Any) -> int:
 
 
 def end_token_id(model: Any, tokenizer: Any) -> int | None:
-    """The token that ends an answer: the one of its end tokens that the chat template ends one with; else the tokenizer's, else
-    the first that the model's config names."""
+    """The token that ends an answer: the one of its end tokens that the chat template ends one
+    with; else the tokenizer's, else the first that the model's config names."""
     of_template = turn_end(tokenizer, _declared_ends(model, tokenizer))
     if of_template is not None:
         return of_template
@@ -150,7 +158,9 @@ def end_token_id(model: Any, tokenizer: Any) -> int | None:
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token at which engines end an answer, as `services.generator.engines.model_folder` reads them; `end_token_id` first."""
+    """Every token at which engines end an answer, as `services.generator.engines.model_folder`
+    reads them; `end_token_id` first.
+    """
     first = end_token_id(model, tokenizer)
     return tuple(dict.fromkeys([*([] if first is None else [first]), *_declared_ends(model, tokenizer)]))
 
@@ -175,7 +185,8 @@ def _check_source(model: ModelSection) -> None:
                 "policy there with `swarm model init`"
             )
         return
-    # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for one.
+    # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for
+    # one.
     if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
         raise ModelLoadError(
             f"model.path {model_path!r} is not a folder: build the toy policy with `swarm model init`, or set model.path to a "

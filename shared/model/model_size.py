@@ -24,10 +24,11 @@ _TRAINED = 4 * _FLOAT32
 class ModelSize:
     """What a model's shape says.
 
-    parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank `LORA_RANK`.
-    highest_rank: that any of its matrices can have, embeddings and head left out; 0 where it has none. context_length, vocabulary:
-    tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token that is sampled, where every
-    layer keeps keys and values.
+    parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank
+    `LORA_RANK`. highest_rank: that any of its matrices can have, embeddings and head left out; 0
+    where it has none. context_length, vocabulary:
+    tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token
+    that is sampled, where every layer keeps keys and values.
     """
 
     architecture: str
@@ -41,11 +42,15 @@ class ModelSize:
     cache_numbers: int
 
     def full_training_bytes(self) -> int:
-        """Weights, gradients and moments when all is trained; activations come on top and follow the batch."""
+        """Weights, gradients and moments when all is trained; activations come on top and follow
+        the batch.
+        """
         return self.parameters * _TRAINED
 
     def adapter_training_bytes(self, weight_bytes: int) -> int:
-        """The frozen base at `weight_bytes` a number, and the adapters with gradient and moments; activations on top."""
+        """The frozen base at `weight_bytes` a number, and the adapters with gradient and moments;
+        activations on top.
+        """
         return self.parameters * weight_bytes + self.adapter_parameters * _TRAINED
 
     def generation_bytes(self, weight_bytes: int, tokens: int) -> int:
@@ -57,7 +62,8 @@ def model_size(config: Any) -> ModelSize:
     """The size of the causal model that `config`, a transformers configuration, describes.
 
     Raises:
-        ValueError, KeyError: there is no causal language model of this kind, or none can have so many layers or such positions.
+        ValueError, KeyError: there is no causal language model of this kind, or none can have so
+            many layers or such positions.
         Exception: what transformers raises of other numbers that make no model.
     """
     check_computable(config)
@@ -91,7 +97,9 @@ def _highest_rank(model: nn.Module, head: Any) -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that a process may still take: what the machine has, or what its control group leaves; None where neither says."""
+    """Memory that a process may still take: what the machine has, or what its control group leaves;
+    None where neither says.
+    """
     found = [amount for amount in (_of_machine(), _of_group()) if amount is not None]
     return min(found) if found else None
 

@@ -1,4 +1,6 @@
-"""Text to token ids and back, the same way for every service: how a question is asked, how an answer is written and read."""
+"""Text to token ids and back, the same way for every service: how a question is asked, how an
+answer is written and read.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> list[int]:
     """Token ids of a question up to where the answer starts.
 
-    With a chat template: an optional system turn, one user turn and the assistant's opening. A base model without one gets
-    the system prompt, the question and a line break.
+    With a chat template: an optional system turn, one user turn and the assistant's opening. A base
+    model without one gets the system prompt, the question and a line break.
     """
     if tokenizer.chat_template:
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
@@ -22,18 +24,22 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:
-    """Token ids of an answer that another tokenizer sampled; the end token stands last when its author ended it.
+    """Token ids of an answer that another tokenizer sampled; the end token stands last when its
+    author ended it.
 
-    The text is plain: `<|im_end|>` written out in it becomes the tokens of these characters, never the control token.
+    The text is plain: `<|im_end|>` written out in it becomes the tokens of these characters, never
+    the control token.
     """
     ids = [int(token) for token in tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     return [*ids, end_token_id] if ended and end_token_id is not None else ids
 
 
 def turn_end(tokenizer: Any, end_token_ids: Collection[int]) -> int | None:
-    """The one of `end_token_ids` with which the chat template ends an answer; None without a template, or if it ends with none.
+    """The one of `end_token_ids` with which the chat template ends an answer; None without a
+    template, or if it ends with none.
 
-    A tokenizer may call another token its end: Gemma's is `<eos>`, while its turns, and so its answers, end with `<end_of_turn>`.
+    A tokenizer may call another token its end: Gemma's is `<eos>`, while its turns, and so its
+    answers, end with `<end_of_turn>`.
     """
     if not tokenizer.chat_template:
         return None
@@ -50,5 +56,7 @@ def turn_end(tokenizer: Any, end_token_ids: Collection[int]) -> int | None:
 
 
 def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text that is scored and shared for sampled tokens: control tokens left out, spaces as they are."""
+    """The text that is scored and shared for sampled tokens: control tokens left out, spaces as
+    they are.
+    """
     return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -28,7 +28,9 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def reading(origin: str, part: str) -> Iterator[None]:
-    """Read the `part` of the model from `origin`; what libraries answer to what they cannot read becomes ImportRefused."""
+    """Read the `part` of the model from `origin`; what libraries answer to what they cannot read
+    becomes ImportRefused.
+    """
     try:
         with quietly():
             yield
@@ -36,7 +38,8 @@ def reading(origin: str, part: str) -> Iterator[None]:
         raise
     except MemoryError:
         raise ImportRefused(f"{origin}: memory is exhausted while its {part} is read: use a larger machine") from None
-    # A file of somebody else's, of any content: its readers answer with what each of their layers raises, plain Exception included.
+    # A file of somebody else's, of any content: its readers answer with what each of their layers
+    # raises, plain Exception included.
     except Exception as error:  # noqa: BLE001
         raise ImportRefused(
             f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is a causal language model's and "
@@ -45,7 +48,9 @@ def reading(origin: str, part: str) -> Iterator[None]:
 
 
 def library_cause(error: Exception) -> str:
-    """What a library's error says, in one line: its kind, and in words where it is one of arithmetic."""
+    """What a library's error says, in one line: its kind, and in words where it is one of
+    arithmetic.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     # Some announce the cause in one line and tell it in the next.
     said = f"{type(error).__name__}: {' '.join(lines[: 2 if lines[0].endswith(':') else 1])[:_MOST_CHARACTERS]}"

@@ -8,9 +8,10 @@ from typing import Any
 def steady_rope_length(config: Any) -> int | None:
     """Most tokens for which the rotation of positions stays the same; None where it always does.
 
-    `longrope` rotates all tokens of a text otherwise once it, or a text beside it in the batch, exceeds the original length, and
-    vLLM chooses by the longest text that it may see; `dynamic` scales with the longest text seen so far. Beyond the returned
-    length a sampled token's logprob is one while the text is short and another when the whole text is computed.
+    `longrope` rotates all tokens of a text otherwise once it, or a text beside it in the batch,
+    exceeds the original length, and vLLM chooses by the longest text that it may see; `dynamic`
+    scales with the longest text seen so far. Beyond the returned length a sampled token's logprob
+    is one while the text is short and another when the whole text is computed.
     """
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}

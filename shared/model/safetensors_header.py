@@ -1,4 +1,6 @@
-"""Whether a folder's weights are there as a whole, from the headers of its safetensors files: no weight is read."""
+"""Whether a folder's weights are there as a whole, from the headers of its safetensors files: no
+weight is read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_weights_whole(folder: Path) -> None:
-    """Refuse a folder without weights, with a part missing, or with a file that is cut off. Files of torch's are not looked into.
+    """Refuse a folder without weights, with a part missing, or with a file that is cut off. Files
+    of torch's are not looked into.
 
     Raises:
         ImportRefused: with the file's name.

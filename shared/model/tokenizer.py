@@ -1,7 +1,9 @@
-"""The toy base policy's tokenizer: byte-level BPE that keeps digits apart and swallows template phrases whole.
+"""The toy base policy's tokenizer: byte-level BPE that keeps digits apart and swallows template
+phrases whole.
 
-Every byte has a token, so any text round-trips. Reasoning-gym questions are long fixed phrases around a few
-numbers; without a word split, merges grow over spaces and a phrase costs a handful of tokens.
+Every byte has a token, so any text round-trips. Reasoning-gym questions are long fixed phrases
+around a few numbers; without a word split, merges grow over spaces and a phrase costs a handful of
+tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train on questions and wrap the result for transformers: `<|im_end|>` ends a completion, `<|pad|>` pads.
+    """Train on questions and wrap the result for transformers: `<|im_end|>` ends a completion,
+    `<|pad|>` pads.
 
     `vocab_size` must hold the 256 bytes and 3 special tokens; raises ValueError otherwise.
     """

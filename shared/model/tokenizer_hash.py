@@ -8,10 +8,11 @@ from typing import Any
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 (hex) over vocabulary, added tokens, the model behind them (merges), chat template and end token.
+    """SHA-256 (hex) over vocabulary, added tokens, the model behind them (merges), chat template
+    and end token.
 
-    Where a tokenizer was loaded from, its padding and its truncation do not count. Nodes with equal hashes may use each
-    other's token ids and behaviour logprobs.
+    Where a tokenizer was loaded from, its padding and its truncation do not count. Nodes with equal
+    hashes may use each other's token ids and behaviour logprobs.
     """
     identity = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
@@ -30,7 +31,9 @@ def _added_token(token: Any) -> list[object]:
 
 
 def _model_json(tokenizer: Any) -> object:
-    """What the fast tokenizer's JSON says of its model; a slow tokenizer has none and is named by its class."""
+    """What the fast tokenizer's JSON says of its model; a slow tokenizer has none and is named by
+    its class.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__

@@ -1,4 +1,6 @@
-"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters merged, tied tensors once."""
+"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters merged,
+tied tensors once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def _all_of_it(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 class WeightsError(RuntimeError):
-    """A weights file does not fit the model or cannot be read; the message names cause and remedy."""
+    """A weights file does not fit the model or cannot be read; the message names cause and
+    remedy.
+    """
 
 
 @torch.no_grad()
@@ -38,13 +42,15 @@ def policy_tensors(
     whole: Callable[[Tensor], Tensor] = as_it_is,
     tally: RoundingTally | None = None,
 ) -> dict[str, Tensor]:
-    """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging Face names.
+    """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging
+    Face names.
 
-    LoRA adapters are added into the weights they adapt, in float32 and rounded once, without touching the model; `tally` counts
-    what that rounding loses. What no gradient moves (the bias of a router) keeps its dtype: rounded, it would send tokens to other
-    experts than the base policy does. A tied tensor appears under the name that it is stored as, not under its alias, and what is
-    no float (a table of experts by token) is the base model's and not a policy's. `whole` puts a tensor together of which this
-    process holds a part.
+    LoRA adapters are added into the weights they adapt, in float32 and rounded once, without
+    touching the model; `tally` counts what that rounding loses. What no gradient moves (the bias of
+    a router) keeps its dtype: rounded, it would send tokens to other experts than the base policy
+    does. A tied tensor appears under the name that it is stored as, not under its alias, and what
+    is no float (a table of experts by token) is the base model's and not a policy's. `whole` puts a
+    tensor together of which this process holds a part.
     """
     tied = tied_names(model)
     fixed = {name for name, _ in model.named_buffers()}
@@ -62,14 +68,17 @@ def policy_tensors(
 
 
 def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_it_is) -> dict[str, Tensor]:
-    """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU, put together by `whole`."""
+    """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU,
+    put together by `whole`.
+    """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: _on_cpu(parameter, None, whole) for name, parameter in trained.items()}
 
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:
-    """Inverse of `trainable_tensors`, in place; `part` cuts a whole tensor as the parameter it is for is cut.
+    """Inverse of `trainable_tensors`, in place; `part` cuts a whole tensor as the parameter it is
+    for is cut.
 
     Raises:
         WeightsError: names or shapes differ.
@@ -101,12 +110,15 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write what `serialize` gives straight from the tensors' memory, which for a large policy saves most of the time.
+    """Write what `serialize` gives straight from the tensors' memory, which for a large policy
+    saves most of the time.
 
-    `metadata`: one entry that its header has besides. safetensors writes several in any order, and equal files would differ.
+    `metadata`: one entry that its header has besides. safetensors writes several in any order, and
+    equal files would differ.
 
     Raises:
-        OSError: it cannot be written; the safetensors library does not say more than the words of the message.
+        OSError: it cannot be written; the safetensors library does not say more than the words of
+            the message.
     """
     try:
         save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata=dict(metadata or {"format": "pt"}))
@@ -128,7 +140,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def tied_names(model: Any) -> frozenset[str]:
-    """Aliases of tensors that the model stores under another name (`lm_head.weight` with tied embeddings)."""
+    """Aliases of tensors that the model stores under another name (`lm_head.weight` with tied
+    embeddings).
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return frozenset(getattr(base, "all_tied_weights_keys", None) or {})
 

@@ -1,4 +1,5 @@
-"""How policies get from the trainer to the generators: content-addressed weight files on a shared volume or in JetStream.
+"""How policies get from the trainer to the generators: content-addressed weight files on a shared
+volume or in JetStream.
 
 What a policy is, and when there is a new one, is not decided here; nothing here imports torch.
 """

@@ -12,11 +12,15 @@ from shared.transport.base import Transport
 
 
 class PolicyStoreError(Exception):
-    """A policy could not be stored or may not be used; the message names the version, the cause and the remedy."""
+    """A policy could not be stored or may not be used; the message names the version, the cause and
+    the remedy.
+    """
 
 
 class PolicyDamagedError(PolicyStoreError):
-    """A policy is gone or not the bytes that were announced: no waiting helps, it must be published again."""
+    """A policy is gone or not the bytes that were announced: no waiting helps, it must be published
+    again.
+    """
 
 
 class StoredPolicy(NamedTuple):
@@ -38,13 +42,11 @@ class StoredPolicy(NamedTuple):
 class StorePlace:
     """What a policy store is told.
 
-    uri: `policy_store.uri`.
-    node: the node whose policies these are.
-    transport: its node plane; None where there is none.
-    replicas: copies of a stream.
-    create: whether this process may make streams (`nats.create_streams`).
-    scratch: a folder of the writer's own; None for a reader, or a writer of full copies alone.
-    anchor_every: policies from one full copy to the next (`policy_store.anchor_every`); 0 for the store's choice.
+    uri: `policy_store.uri`. node: the node whose policies these are. transport: its node plane;
+    None where there is none. replicas: copies of a stream. create: whether this process may make
+    streams (`nats.create_streams`). scratch: a folder of the writer's own; None for a reader, or a
+    writer of full copies alone. anchor_every: policies from one full copy to the next
+    (`policy_store.anchor_every`); 0 for the store's choice.
     """
 
     uri: str
@@ -65,28 +67,36 @@ class PolicyStore(Protocol):
         When this returns, any reader can fetch the policy; a failure leaves nothing visible.
 
         Raises:
-            PolicyStoreError: the file cannot be read, or the store cannot take it (disk full, server away).
+            PolicyStoreError: the file cannot be read, or the store cannot take it (disk full,
+                server away).
         """
         ...
 
     def begin_again(self) -> None:
-        """What is published next needs nothing of what was published before: a reader could not fetch that."""
+        """What is published next needs nothing of what was published before: a reader could not
+        fetch that.
+        """
         ...
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """A local file with exactly the bytes that `pointer` names: size and sha256 are checked before this returns.
+        """A local file with exactly the bytes that `pointer` names: size and sha256 are checked
+        before this returns.
 
         Args:
             pointer: What the trainer announced.
-            into: Folder of the caller's own for a download; a store on a volume returns the file in place.
+            into: Folder of the caller's own for a download; a store on a volume returns the file in
+                place.
 
         Raises:
-            PolicyStoreError: gone, truncated or different. The caller keeps its old policy and tries again with the newest pointer.
+            PolicyStoreError: gone, truncated or different. The caller keeps its old policy and
+                tries again with the newest pointer.
         """
         ...
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that is not in `keep`. What a kept version needs is never touched."""
+        """Forget every version that is not in `keep`. What a kept version needs is never
+        touched.
+        """
         ...
 
 

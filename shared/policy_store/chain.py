@@ -1,7 +1,9 @@
-"""Policies as a full copy now and then (an anchor) and what changed from one to the next in between, over any policy store.
+"""Policies as a full copy now and then (an anchor) and what changed from one to the next in
+between, over any policy store.
 
-A pointer names its anchor and all deltas since, so that a reader needs nothing else: it begins with the newest policy of the chain
-that it still has, or fetches the anchor, applies the rest, and uses the result only if its sha256 is what the pointer says.
+A pointer names its anchor and all deltas since, so that a reader needs nothing else: it begins with
+the newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses
+the result only if its sha256 is what the pointer says.
 """
 
 from __future__ import annotations
@@ -50,22 +52,30 @@ class _WrongResult(PolicyDamagedError):
 
 
 class ChainStore:
-    """See `PolicyStore`. The writer keeps a copy of the policy it published last, the reader that of the one it fetched last."""
+    """See `PolicyStore`. The writer keeps a copy of the policy it published last, the reader that
+    of the one it fetched last.
+    """
 
     def __init__(self, store: PolicyStore, node: str, scratch: Path | None = None, anchor_every: int = 1) -> None:
-        """`scratch`: a folder of the writer's own; None for a reader. `anchor_every`: policies from one full copy to the next."""
+        """`scratch`: a folder of the writer's own; None for a reader. `anchor_every`: policies from
+        one full copy to the next.
+        """
         self._store = store
         self._node = node
         self._scratch = scratch
         self._anchor_every = anchor_every
         self._newest: _Link | None = None
         self._not_worth = 0
-        """Policies to publish before a delta is tried again, after one that was nearly as large as a full copy."""
+        """Policies to publish before a delta is tried again, after one that was nearly as large as
+        a full copy.
+        """
         self._anchors: dict[int, int] = {}
         """The version of the anchor that each version published by this process needs."""
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """As a delta if there is a policy of this process to begin with and it is worth it; else as a full copy, a new anchor."""
+        """As a delta if there is a policy of this process to begin with and it is worth it; else as
+        a full copy, a new anchor.
+        """
         stored = await self._publish_delta(weights_file, version)
         if stored is None:
             stored = await self._publish_anchor(weights_file, version)
@@ -73,11 +83,15 @@ class ChainStore:
         return stored
 
     def begin_again(self) -> None:
-        """See `PolicyStore.begin_again`: the next policy is a full copy, and the first of a chain."""
+        """See `PolicyStore.begin_again`: the next policy is a full copy, and the first of a
+        chain.
+        """
         self._newest, self._not_worth = None, 0
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """See `PolicyStore.fetch`; a policy that is made of others lies in `into`, under the name that a download has."""
+        """See `PolicyStore.fetch`; a policy that is made of others lies in `into`, under the name
+        that a download has.
+        """
         if isinstance(pointer, PolicyFile) or pointer.anchor is None:
             return await self._store.fetch(pointer, into)
         target = into / f"{pointer.sha256}.safetensors"
@@ -116,7 +130,8 @@ class ChainStore:
     async def _publish_anchor(self, weights_file: Path, version: int) -> StoredPolicy:
         link = None
         if self._scratch is not None and self._anchor_every > 1 and not self._not_worth:
-            # Without it the next policy is a full copy too, which is no reason not to publish this one.
+            # Without it the next policy is a full copy too, which is no reason not to publish this
+            # one.
             with contextlib.suppress(OSError):
                 link = await asyncio.to_thread(self._remember, weights_file)
         stored = await self._store.publish(weights_file, version)
@@ -154,7 +169,9 @@ class ChainStore:
         return StoredPolicy(info.makes, info.size_bytes, newest.anchor.uri, newest.anchor, deltas)
 
     def _remember(self, weights_file: Path) -> Path:
-        """A copy of the policy for the next delta; a second name of the file where that can be: a volume store moves the first."""
+        """A copy of the policy for the next delta; a second name of the file where that can be: a
+        volume store moves the first.
+        """
         assert self._scratch is not None
         self._scratch.mkdir(parents=True, exist_ok=True)
         kept = self._scratch / "newest.safetensors"
@@ -168,7 +185,9 @@ class ChainStore:
     async def _make(
         self, label: str, pointer: PolicyPointer, base: Path, base_sha256: str, deltas: Sequence[PolicyDelta], target: Path
     ) -> Path:
-        """Apply `deltas` to a copy of `base`, which gets its name when its sha256 is the pointer's."""
+        """Apply `deltas` to a copy of `base`, which gets its name when its sha256 is the
+        pointer's.
+        """
         files = [await self._store.fetch(delta.file, target.parent / _DELTAS / str(delta.file.version)) for delta in deltas]
         try:
             await asyncio.to_thread(_apply, base, base_sha256, files, pointer.sha256, target)
@@ -181,7 +200,9 @@ class ChainStore:
 
 
 def _tidy(folder: Path, newest: Path) -> None:
-    """Leave the newest policy and the one before; a loader that fails again and again does not fill the disk."""
+    """Leave the newest policy and the one before; a loader that fails again and again does not fill
+    the disk.
+    """
     shutil.rmtree(folder / _DELTAS, ignore_errors=True)
     if newest.exists():
         remove_old_downloads(folder, newest)

@@ -1,15 +1,20 @@
-"""What changed between two weight files, small: XOR of their bytes, of changed elements alone or in planes of bytes, under zstd.
+"""What changed between two weight files, small: XOR of their bytes, of changed elements alone or in
+planes of bytes, under zstd.
 
-    magic, length of the header (4 bytes, little-endian), header (MessagePack), payloads of the blocks in order
+    magic, length of the header (4 bytes, little-endian), header (MessagePack), payloads of the
+    blocks in order
 
-Both files are safetensors of the same names, shapes and dtypes, so that their own headers are the same bytes and every element
-lies at the same place. A tensor is cut into blocks of at most `_BLOCK` elements; a block without a change is left out. Applying is
-exact and composes: all deltas of a chain, applied to its first file, make the last one. Applied twice, a delta takes itself back;
-so whoever applies one checks the sha256 of what came out, and `damaged` then says which tensors are wrong.
+Both files are safetensors of the same names, shapes and dtypes, so that their own headers are the
+same bytes and every element lies at the same place. A tensor is cut into blocks of at most `_BLOCK`
+elements; a block without a change is left out. Applying is exact and composes: all deltas of a
+chain, applied to its first file, make the last one. Applied twice, a delta takes itself back; so
+whoever applies one checks the sha256 of what came out, and `damaged` then says which tensors are
+wrong.
 
-One step at learning rate 1e-6 in bfloat16 changes one or two weights of a hundred. A block then says how far it is from one changed
-element to the next (a byte each, 255 for "none within 255") and what these are XORed with. A block with more changes says the XOR
-of every element, all lowest bytes first, then all next ones, which is smaller than element by element: the highest hardly change.
+One step at learning rate 1e-6 in bfloat16 changes one or two weights of a hundred. A block then
+says how far it is from one changed element to the next (a byte each, 255 for "none within 255") and
+what these are XORed with. A block with more changes says the XOR of every element, all lowest bytes
+first, then all next ones, which is smaller than element by element: the highest hardly change.
 """
 
 from __future__ import annotations
@@ -35,7 +40,9 @@ _MAGIC = b"swarm-delta-1\n"
 _BLOCK = 1 << 22
 """Elements: 8 MiB of bfloat16, so that a few threads hold little memory."""
 _SPARSE = 0.3
-"""Up to this part of changed elements gaps are smaller than planes (measured on SmolLM2 in bfloat16)."""
+"""Up to this part of changed elements gaps are smaller than planes (measured on SmolLM2 in
+bfloat16).
+"""
 _ZSTD_LEVEL = 1
 _LONGEST_HEADER = 64 << 20
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -46,7 +53,9 @@ class DeltaError(ValueError):
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True):
-    """`elements` elements of `width` bytes from byte `offset` of the file on; payloads of `lengths` bytes."""
+    """`elements` elements of `width` bytes from byte `offset` of the file on; payloads of `lengths`
+    bytes.
+    """
 
     offset: int
     elements: int
@@ -115,7 +124,9 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
 
 
 class Delta:
-    """A delta file that has been read. Where its bytes come from is the caller's to check; damage is found all the same."""
+    """A delta file that has been read. Where its bytes come from is the caller's to check; damage
+    is found all the same.
+    """
 
     def __init__(self, contents: bytes) -> None:
         """Raises DeltaError when it is torn or no delta."""
@@ -137,7 +148,8 @@ class Delta:
         return DeltaInfo(self._header.base, self._header.makes, self._header.size_bytes)
 
     def apply(self, contents: Bytes) -> None:
-        """Change `contents`, (size_bytes,) uint8, from the base to what the delta makes; from anything else to nonsense.
+        """Change `contents`, (size_bytes,) uint8, from the base to what the delta makes; from
+        anything else to nonsense.
 
         Raises:
             DeltaError: it does not fit, or is damaged; `contents` is then of no use.
@@ -173,7 +185,9 @@ def _mapped(file: Path) -> Bytes:
 
 
 def _layout(contents: Bytes) -> tuple[int, list[tuple[str, int, int, int]]]:
-    """Where the data of a safetensors file begins; and name, offset in the file, bytes and element width of each tensor."""
+    """Where the data of a safetensors file begins; and name, offset in the file, bytes and element
+    width of each tensor.
+    """
     length = int.from_bytes(contents[:8].tobytes(), "little")
     if contents.size < 8 or not 0 < length <= min(_LONGEST_HEADER, contents.size - 8):
         raise DeltaError("no safetensors file")
@@ -222,7 +236,9 @@ def _packed(old: Bytes, new: Bytes, offset: int, elements: int, width: int) -> t
 
 
 def _gaps(positions: NDArray[np.intp]) -> Bytes:
-    """Increasing positions as bytes: one below 255 passes over so many and names the next, 255 passes over 255 and names none."""
+    """Increasing positions as bytes: one below 255 passes over so many and names the next, 255
+    passes over 255 and names none.
+    """
     skipped = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum(skipped // 255 + 1)
     steps = np.full(int(ends[-1]), 255, np.uint8)
@@ -256,7 +272,9 @@ def _unpack_into(contents: Bytes, block: _Block, payloads: list[memoryview]) -> 
 
 
 def _unpressed(payload: memoryview, size: int | None, most: int) -> Bytes:
-    """What was compressed, of `size` bytes (None: any number up to `most`): a payload cannot make this process hold more."""
+    """What was compressed, of `size` bytes (None: any number up to `most`): a payload cannot make
+    this process hold more.
+    """
     try:
         said = zstandard.frame_content_size(payload)
         if not 0 <= said <= most:

@@ -1,4 +1,6 @@
-"""Reading, hashing and writing weight files, in constant memory. These block: call them in a thread."""
+"""Reading, hashing and writing weight files, in constant memory. These block: call them in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 20
-"""Large enough that system calls do not count, small enough to be hashed while still in the processor's cache."""
+"""Large enough that system calls do not count, small enough to be hashed while still in the
+processor's cache.
+"""
 
 DRAFT_PREFIX = ".draft-"
 """Names of files that are being written; what is left of a killed writer begins with it."""
@@ -37,7 +41,8 @@ def sha256_of(file: Path) -> str:
 def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tuple[str, int]:
     """Hand the file's bytes to `write` block by block; returns their sha256 and number.
 
-    A block is hashed in a second thread while it is written and the next one is read: either takes as long as the other.
+    A block is hashed in a second thread while it is written and the next one is read: either takes
+    as long as the other.
     """
     digest, size = hashlib.sha256(), 0
     blocks = itertools.cycle([memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))])
@@ -68,7 +73,8 @@ def sync_hashing(file: Path) -> tuple[str, int]:
 def same_volume(file: Path, folder: Path) -> bool:
     """Whether `file` can be given a name in `folder` without copying it.
 
-    Two mounts of one disk have one device number, and still nothing moves between them: only moving a file tells, once.
+    Two mounts of one disk have one device number, and still nothing moves between them: only moving
+    a file tells, once.
     """
     return file.stat().st_dev == folder.stat().st_dev and _moves_between(file.parent.resolve(), folder.resolve())
 
@@ -91,14 +97,17 @@ def _moves_between(source: Path, target: Path) -> bool:
 
 
 def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
-    # A disk that is nearly full takes a part of a block without an error; the error comes with the rest.
+    # A disk that is nearly full takes a part of a block without an error; the error comes with the
+    # rest.
     while block:
         block = block[write(block) or 0 :]
 
 
 @contextmanager
 def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """An open new file in `folder` that is gone afterwards unless it was renamed with `keep_draft`."""
+    """An open new file in `folder` that is gone afterwards unless it was renamed with
+    `keep_draft`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -109,16 +118,20 @@ def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
-    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever stands for half a file.
+    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever
+    stands for half a file.
 
-    The folder is not synced: a name that a power cut takes back is missed by its readers, and published again on resume.
+    The folder is not synced: a name that a power cut takes back is missed by its readers, and
+    published again on resume.
     """
     os.fsync(stream.fileno())
     os.replace(draft, target)
 
 
 def remove_abandoned_drafts(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; a draft that is younger than an hour may still be written."""
+    """Remove what killed writers left in `folder`; a draft that is younger than an hour may still
+    be written.
+    """
     for draft in folder.glob(f"{DRAFT_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:

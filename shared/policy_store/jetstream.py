@@ -1,9 +1,12 @@
-"""`nats://`: policies as chunks in a stream of the node plane, where trainer and generators share no volume.
+"""`nats://`: policies as chunks in a stream of the node plane, where trainer and generators share
+no volume.
 
-Each chunk is one message whose headers say which publication it belongs to and its place in it. After the chunks, a catalogue of
-all stored policies is published on a second subject of the stream; its newest message is all a restarted trainer needs to prune.
-The pointer's uri names the first and last position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. Reading is
-batched direct get of positions, in parallel with hashing and writing (nats-py's own object store took 40 times as long).
+Each chunk is one message whose headers say which publication it belongs to and its place in it.
+After the chunks, a catalogue of all stored policies is published on a second subject of the stream;
+its newest message is all a restarted trainer needs to prune. The pointer's uri names the first and
+last position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. Reading is batched
+direct get of positions, in parallel with hashing and writing (nats-py's own object store took 40
+times as long).
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ class JetStreamStore:
     """See `PolicyStore`."""
 
     def __init__(self, transport: Transport, node: str, replicas: int = 1, *, create: bool = True) -> None:
-        """`create`: make the stream if it is missing. False: the operator makes it, and a missing one is an error that says so."""
+        """`create`: make the stream if it is missing. False: the operator makes it, and a missing
+        one is an error that says so.
+        """
         self._transport = transport
         self._node = node
         self._stream = node_policies_stream(node)
@@ -105,7 +110,9 @@ class JetStreamStore:
         """Nothing to do: every policy here stands alone."""
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads there are removed but one."""
+        """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads
+        there are removed but one.
+        """
         label = policy_label(self._node, pointer.version)
         match = _URI.fullmatch(pointer.uri)
         if match is None or match[1] != self._stream:
@@ -131,7 +138,8 @@ class JetStreamStore:
             kept = [entry for entry in entries if entry.version in keep]
             if len(kept) == len(entries):
                 return
-            # The catalogue first: a version it does not list is never looked for, one it lists must be whole.
+            # The catalogue first: a version it does not list is never looked for, one it lists must
+            # be whole.
             newest = await self._write_catalogue(kept)
             first_kept = min((entry.first for entry in kept), default=newest)
             await self._transport.purge(self._stream, first_kept - 1)
@@ -169,7 +177,8 @@ class JetStreamStore:
         return size_bytes, digest.hexdigest(), positions
 
     async def _send_chunk(self, publication: str, index: int, chunk: bytes) -> int:
-        # The id holds a number of this publication alone: the same bytes published twice are stored twice, and pruned apart.
+        # The id holds a number of this publication alone: the same bytes published twice are stored
+        # twice, and pruned apart.
         message_id = f"{publication}-{index}"
         headers = {_PUBLICATION: publication, _INDEX: str(index)}
         ack = await self._transport.publish(
@@ -210,7 +219,9 @@ class JetStreamStore:
             os.replace(draft, target)  # not synced: after a power cut the hash tells, and the store still has the bytes
 
     async def _windows(self, first: int, last: int) -> AsyncIterator[list[StoredMessage]]:
-        """Messages at `first..last` in order, a few at a time, the next ones being on their way meanwhile."""
+        """Messages at `first..last` in order, a few at a time, the next ones being on their way
+        meanwhile.
+        """
         starts = iter(range(first, last + 1, _MESSAGES_PER_READ))
         reads: deque[asyncio.Task[list[StoredMessage]]] = deque()
         try:
@@ -235,7 +246,9 @@ class JetStreamStore:
 
 
 class _Download:
-    """Puts chunks in order, hashes and writes them. Chunks may arrive a few places early, as they were published in parallel."""
+    """Puts chunks in order, hashes and writes them. Chunks may arrive a few places early, as they
+    were published in parallel.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.digest = hashlib.sha256()

@@ -14,8 +14,8 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, **place:
     """The store at `uri`, found by its scheme.
 
     Args:
-        uri: `file:///folder`, `nats://` for a stream of the node plane that `transport` is connected to, or that of a
-            `swarm.policy_stores` entry point.
+        uri: `file:///folder`, `nats://` for a stream of the node plane that `transport` is
+            connected to, or that of a `swarm.policy_stores` entry point.
         transport: The node plane; may be None for `file://`.
         node: The node whose policies these are.
         place: The other fields of `StorePlace`.

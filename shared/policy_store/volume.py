@@ -3,8 +3,9 @@
     <sha256>.safetensors          the weights
     v<version>.<sha256>.version   empty; says that this version consists of that file
 
-Both appear by rename or creation, so a reader sees a whole file or none. The version's mark is made first: a writer that is killed
-between the two leaves a mark without weights, which the next `prune` removes, never weights that nothing remembers.
+Both appear by rename or creation, so a reader sees a whole file or none. The version's mark is made
+first: a writer that is killed between the two leaves a mark without weights, which the next `prune`
+removes, never weights that nothing remembers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class VolumeStore:
         self._node = node
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Hash, sync and rename, or copy where the file lies on another volume; see `PolicyStore.publish`."""
+        """Hash, sync and rename, or copy where the file lies on another volume; see
+        `PolicyStore.publish`.
+        """
         return await asyncio.to_thread(self._publish, weights_file, version)
 
     def begin_again(self) -> None:
@@ -125,7 +128,9 @@ class VolumeStore:
 
 
 def open_store(place: StorePlace) -> ChainStore:
-    """The store that a `file://` uri names; full copies alone unless deltas are asked for, as a copy is a rename here."""
+    """The store that a `file://` uri names; full copies alone unless deltas are asked for, as a
+    copy is a rename here.
+    """
     parts = urlsplit(place.uri)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise PolicyStoreError(

@@ -1,7 +1,8 @@
-"""`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a busy event loop can be seen as busy.
+"""`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a busy event loop
+can be seen as busy.
 
-Liveness means that the event loop has turned lately and says nothing about NATS: a server that is away must not restart
-a process that holds a model. Readiness means connected and set up.
+Liveness means that the event loop has turned lately and says nothing about NATS: a server that is
+away must not restart a process that holds a model. Readiness means connected and set up.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class HealthServer:
 
 
 class _Server(WSGIServer):
-    # A port that another process listens on must be an error, also where SO_REUSEADDR would let both bind.
+    # A port that another process listens on must be an error, also where SO_REUSEADDR would let
+    # both bind.
     allow_reuse_address = True
     daemon_threads = True
 

@@ -1,10 +1,13 @@
-"""structlog for our own lines and for those of libraries: console on a terminal, JSON otherwise, and always a file per process.
+"""structlog for our own lines and for those of libraries: console on a terminal, JSON otherwise,
+and always a file per process.
 
-The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets everything from info on, so that a
-quiet terminal loses nothing. Completions are never logged at info.
+The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets
+everything from info on, so that a quiet terminal loses nothing. Completions are never logged at
+info.
 
-What a line quotes may be another node's words. On a terminal all of it is escaped (`shared.text`), libraries' lines and tracebacks
-included; JSON escapes what is not ASCII by itself, and DEL is added to that, so a log file is safe to look at too.
+What a line quotes may be another node's words. On a terminal all of it is escaped (`shared.text`),
+libraries' lines and tracebacks included; JSON escapes what is not ASCII by itself, and DEL is added
+to that, so a log file is safe to look at too.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _MAX_LOG_BYTES = 50 * 2**20
 def configure_logging(
     *, level: str, log_format: Literal["auto", "console", "json"], file: Path | None = None, stream: TextIO | None = None
 ) -> None:
-    """Route structlog and the standard library's logging to `stream` (standard output unless given) and, if given, to `file`."""
+    """Route structlog and the standard library's logging to `stream` (standard output unless given)
+    and, if given, to `file`.
+    """
     stream = stream or sys.stdout
     console = log_format == "console" or (log_format == "auto" and stream.isatty())
     shared: list[Any] = [
@@ -56,7 +61,8 @@ def configure_logging(
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _escape_all,
-            # Plain tracebacks: rich ones print every local variable, tensors and completions included.
+            # Plain tracebacks: rich ones print every local variable, tensors and completions
+            # included.
             structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
         ],
     )
@@ -79,7 +85,9 @@ def configure_logging(
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """False for what asyncio warns of at each end of a connection that nats-py turned to TLS, and that changes nothing."""
+    """False for what asyncio warns of at each end of a connection that nats-py turned to TLS, and
+    that changes nothing.
+    """
     return not str(record.msg).startswith("returning true from eof_received()")
 
 
@@ -89,7 +97,9 @@ _OWN = frozenset({"exc_info"})
 
 
 def _escape_all(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape names and values of a line for a terminal; numbers and the traceback's source stay as they are."""
+    """Escape names and values of a line for a terminal; numbers and the traceback's source stay as
+    they are.
+    """
     return {key if key.isidentifier() else visible(key): _escaped(key, value) for key, value in event.items()}
 
 

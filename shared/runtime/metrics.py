@@ -1,4 +1,6 @@
-"""Metrics that every service has, and two kinds of metric that prometheus_client lacks: of the planes, and not known yet."""
+"""Metrics that every service has, and two kinds of metric that prometheus_client lacks: of the
+planes, and not known yet.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ PAYLOAD_BUCKETS_BYTES = tuple(4.0**power for power in range(5, 15))
 
 def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
     """A registry with what every service exports; `ready` is asked at each scrape."""
-    # A series per counter and histogram that says when this process made it: `process_start_time_seconds` says that once.
+    # A series per counter and histogram that says when this process made it:
+    # `process_start_time_seconds` says that once.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -63,7 +66,9 @@ class LateGauge(Collector):
 
 
 class PlaneMetrics(Collector):
-    """What the connections to the planes have counted. A plane that was never connected is down and has counted nothing."""
+    """What the connections to the planes have counted. A plane that was never connected is down and
+    has counted nothing.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._planes: dict[Plane, Callable[[], Transport | None]] = {}
@@ -71,7 +76,9 @@ class PlaneMetrics(Collector):
             registry.register(self)
 
     def watch(self, plane: Plane, transport: Callable[[], Transport | None]) -> None:
-        """Export `plane` from now on; `transport` is asked at each scrape and gives None as long as there is none."""
+        """Export `plane` from now on; `transport` is asked at each scrape and gives None as long as
+        there is none.
+        """
         self._planes[plane] = transport
 
     def describe(self) -> Iterable[Metric]:
@@ -139,7 +146,9 @@ class PublishMetrics:
 
 
 class DefaultRegistryMetrics(Collector):
-    """Those metrics of prometheus_client's own registry whose names begin with `prefix`: a library's that knows no other."""
+    """Those metrics of prometheus_client's own registry whose names begin with `prefix`: a
+    library's that knows no other.
+    """
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self._prefix = prefix

@@ -1,4 +1,6 @@
-"""Connecting to a node's two planes as its configuration says: url, key, authority, private inbox."""
+"""Connecting to a node's two planes as its configuration says: url, key, authority, private
+inbox.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ def of_process(template: str, node: str, role: str) -> str:
 
 
 async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float | None = None, url: str = "") -> Transport:
-    """The node plane, as the user of `role` (`operator` for a person's commands). Raises what `connect` raises."""
+    """The node plane, as the user of `role` (`operator` for a person's commands). Raises what
+    `connect` raises.
+    """
     nats, node = config.nats, config.node.id
     return await connect(
         url or nats.node_url,
@@ -26,7 +30,9 @@ async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float 
 
 
 async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
-    """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node alone."""
+    """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node
+    alone.
+    """
     nats, node = config.nats, config.node.id
     chosen = url or nats.swarm_url
     if chosen is None:

@@ -1,7 +1,8 @@
 """The life of a service process: configuration, logs, health port, NATS, work, orderly end.
 
-Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) cannot go on and a restart would not help; 1 crashed.
-Streams are set up by every process as it starts (idempotent), because nothing guarantees who starts first.
+Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) cannot go on and a restart
+would not help; 1 crashed. Streams are set up by every process as it starts (idempotent), because
+nothing guarantees who starts first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ServiceContext:
     node: Transport
     """Node plane: connected, the node's streams exist."""
     swarm: Transport | None
-    """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is alone."""
+    """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is
+    alone.
+    """
     log: Any
     registry: CollectorRegistry
     status: StatusBoard
@@ -94,7 +97,9 @@ def main(role: str, build: Callable[[NodeConfig], Service]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: tearing down torch and its like takes the interpreter seconds, and honcho kills after five."""
+    """End at once: tearing down torch and its like takes the interpreter seconds, and honcho kills
+    after five.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -139,7 +144,8 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         try:
             await service.run(context)
         except NotConnected as error:
-            # Servers are asked to end at the same time as services are: what was not acknowledged is handed out again.
+            # Servers are asked to end at the same time as services are: what was not acknowledged
+            # is handed out again.
             if not stopping.is_set():
                 raise
             log.warning("stopped_without_server", reason=str(error))

@@ -1,4 +1,6 @@
-"""What a process says of itself in the node's key-value bucket, for `swarm status` and the progress view."""
+"""What a process says of itself in the node's key-value bucket, for `swarm status` and the progress
+view.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,23 @@ STOPPED = "stopped"
 STATUS_INTERVAL_S = 2.0
 """Each status is a heartbeat."""
 MISSED_HEARTBEATS = 15
-"""So many must fail to come before a process counts as gone: on a machine that does much else, and while a server restarts, a
-process that works is late by several."""
+"""So many must fail to come before a process counts as gone: on a machine that does much else, and
+while a server restarts, a process that works is late by several."""
 SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
 """The patience of everything that asks whether a process is alive."""
 
 
 def is_alive(status: ServiceStatus, now: float) -> bool:
-    """Whether the process that wrote `status` is there: it has not said that it stops, and was not silent for `SILENT_S`."""
+    """Whether the process that wrote `status` is there: it has not said that it stops, and was not
+    silent for `SILENT_S`.
+    """
     return status.state != STOPPED and now - status.updated_at <= SILENT_S
 
 
 class StatusBoard:
-    """Named figures of one process. Figures are plain numbers; names are listed in `docs/operations.md`."""
+    """Named figures of one process. Figures are plain numbers; names are listed in
+    `docs/operations.md`.
+    """
 
     def __init__(self, node: str, role: str, replica: str) -> None:
         self._node = node
@@ -72,7 +78,9 @@ class StatusBoard:
         )
 
     async def report(self, transport: Transport) -> None:
-        """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is somebody else's news."""
+        """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is
+        somebody else's news.
+        """
         while True:
             await self.report_once(transport)
             await asyncio.sleep(STATUS_INTERVAL_S)

@@ -1,11 +1,13 @@
-"""Keep one child process running: `python -m shared.runtime.supervise -- python -m services.trainer`.
+"""Keep one child process running:
+`python -m shared.runtime.supervise -- python -m services.trainer`.
 
-honcho ends everything when one process ends, so each service runs under this supervisor: a child that crashes or is killed is
-started again after a back-off, a child that finished (0) or cannot go on (78) ends the supervisor with the same code.
-Too many crashes in a short time end it too, with the child's code: something is wrong that restarting will not mend.
+honcho ends everything when one process ends, so each service runs under this supervisor: a child
+that crashes or is killed is started again after a back-off, a child that finished (0) or cannot go
+on (78) ends the supervisor with the same code. Too many crashes in a short time end it too, with
+the child's code: something is wrong that restarting will not mend.
 
-`--linger 3` before the `--` lets the child live three seconds longer than asked: honcho stops everything at once, and a NATS server
-that is gone first leaves every service waiting for an answer.
+`--linger 3` before the `--` lets the child live three seconds longer than asked: honcho stops
+everything at once, and a NATS server that is gone first leaves every service waiting for an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MAX_CRASHES = 8
 
 
 class RestartPolicy:
-    """Decides from exit codes and times whether and when to start again. Pure: time is an argument."""
+    """Decides from exit codes and times whether and when to start again. Pure: time is an
+    argument.
+    """
 
     def __init__(self, max_crashes: int = MAX_CRASHES, window_s: float = CRASH_WINDOW_S) -> None:
         self._crashes: deque[float] = deque()
@@ -49,8 +53,8 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
 
     Args:
         command: program and arguments.
-        linger_s: how long after SIGTERM or SIGINT the child is told to stop. Above 0 the child has a process group of its own,
-            because honcho signals whole groups.
+        linger_s: how long after SIGTERM or SIGINT the child is told to stop. Above 0 the child has
+            a process group of its own, because honcho signals whole groups.
     """
     policy = RestartPolicy()
     child: subprocess.Popen[bytes] | None = None

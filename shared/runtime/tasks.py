@@ -10,7 +10,8 @@ from shared.cancelling import cancel_and_wait
 
 
 async def run_until_stopped(stopping: asyncio.Event, *loops: Coroutine[Any, Any, None]) -> None:
-    """Run `loops` until `stopping` is set, one of them raises, or all have returned; the rest are cancelled.
+    """Run `loops` until `stopping` is set, one of them raises, or all have returned; the rest are
+    cancelled.
 
     Raises:
         BaseException: what the first failing loop raised.

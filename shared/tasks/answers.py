@@ -8,9 +8,11 @@ CLOSING_TAG = "</answer>"
 
 
 def extract_answer(text: str) -> str:
-    """Content of the last closed `<answer>...</answer>`, or the whole text when there is none, without surrounding space.
+    """Content of the last closed `<answer>...</answer>`, or the whole text when there is none,
+    without surrounding space.
 
-    Linear in the length of the text, also for hostile text, because no regular expression is involved.
+    Linear in the length of the text, also for hostile text, because no regular expression is
+    involved.
     """
     end = text.rfind(CLOSING_TAG)
     if end < 0:

@@ -19,7 +19,8 @@ def evaluate(text: str) -> Fraction:
     """Exact value of `text`, with the usual precedence and unary signs.
 
     Raises:
-        ArithmeticSyntaxError: anything else than numbers, `+ - * /`, parentheses and spaces; or too long or deep.
+        ArithmeticSyntaxError: anything else than numbers, `+ - * /`, parentheses and spaces; or too
+            long or deep.
         ZeroDivisionError: division by zero.
     """
     parser = _Parser(_tokens(text))
@@ -30,7 +31,9 @@ def evaluate(text: str) -> Fraction:
 
 
 def integers_used(text: str) -> list[int] | None:
-    """The numbers of an expression that `evaluate` reads, sorted; None if one of them is written with a point."""
+    """The numbers of an expression that `evaluate` reads, sorted; None if one of them is written
+    with a point.
+    """
     numbers = [token for token in _tokens(text) if token[0].isdigit()]
     return None if any("." in number for number in numbers) else sorted(map(int, numbers))
 

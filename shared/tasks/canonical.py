@@ -1,4 +1,6 @@
-"""Canonical JSON: the same value gives the same text in every process, whatever container it came in."""
+"""Canonical JSON: the same value gives the same text in every process, whatever container it came
+in.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ import numpy as np
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces.
 
-    Tuples and arrays become lists, sets become lists sorted by their own JSON, mapping keys become strings, dates become ISO
-    8601, NaN and infinities become strings (JSON has none), anything else its `str`, unless that would contain a memory address.
+    Tuples and arrays become lists, sets become lists sorted by their own JSON, mapping keys become
+    strings, dates become ISO 8601, NaN and infinities become strings (JSON has none), anything else
+    its `str`, unless that would contain a memory address.
     """
     try:
         return _FAST.encode(value).decode()

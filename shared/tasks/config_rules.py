@@ -1,8 +1,9 @@
 """Which dataset configurations are used at all.
 
-A foreign node chooses the configuration of its tasks, and reasoning-gym puts some of its texts into `eval` or sympy's parser
-(`basic_arithmetic` evaluates expressions built from `operators`; the integration scorers parse expressions built from
-`symbols`). So a text in a configuration is a word or an operator sign, never anything that can be called.
+A foreign node chooses the configuration of its tasks, and reasoning-gym puts some of its texts into
+`eval` or sympy's parser (`basic_arithmetic` evaluates expressions built from `operators`; the
+integration scorers parse expressions built from `symbols`). So a text in a configuration is a word
+or an operator sign, never anything that can be called.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ REFUSED_SETTINGS = {
         "it says how wrong an answer may be, which is for the node that scores and not for the one that sends",
     ),
 }
-"""Settings that no configuration may name, by dataset: with them a sender would choose the answer or the scorer's tolerance."""
+"""Settings that no configuration may name, by dataset: with them a sender would choose the answer
+or the scorer's tolerance.
+"""
 
 _WORD = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_ -]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9]{1,8})?")
 _SIGN = re.compile(r"[-+*/%^&|<>=,.:; ]{0,3}")
@@ -36,7 +39,8 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
     """The configuration of a task reference as keyword arguments for this dataset.
 
     Raises:
-        ValueError: the text is not a JSON object, or holds something that no dataset needs (see the module's text).
+        ValueError: the text is not a JSON object, or holds something that no dataset needs (see the
+            module's text).
     """
     try:
         values = json.loads(config, parse_constant=_refuse_constant)

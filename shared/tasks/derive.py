@@ -1,9 +1,10 @@
-"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym in this process or by an
-installed package (`swarm.task_sources`), or looked up in the rows of a file that this process's own configuration brought
-(`file_rows`).
+"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym
+in this process or by an installed package (`swarm.task_sources`), or looked up in the rows of a
+file that this process's own configuration brought (`file_rows`).
 
-The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over sets of strings, so that their
-items depend on Python's hash seed; they are derived only where `PYTHONHASHSEED=0` (`HASH_ORDERED`).
+The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over
+sets of strings, so that their items depend on Python's hash seed; they are derived only where
+`PYTHONHASHSEED=0` (`HASH_ORDERED`).
 """
 
 from __future__ import annotations
@@ -27,29 +28,39 @@ from shared.tasks.file_rows import FileRows, held, is_file_name
 HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
-"""Datasets whose items differ between processes with different hash seeds (found by deriving every dataset in several)."""
+"""Datasets whose items differ between processes with different hash seeds (found by deriving every
+dataset in several).
+"""
 
 UNSEEDED = frozenset({"codeio", "list_functions", "pool_matrix"})
-"""Datasets that draw from Python's or numpy's global random state, or seed it: seeded for each item, and put back."""
+"""Datasets that draw from Python's or numpy's global random state, or seed it: seeded for each
+item, and put back.
+"""
 
 CACHED_DATASETS = 64
 CACHED_ITEMS = 256
 
 
 class TaskError(ValueError):
-    """A task cannot be derived; the message names dataset, cause and remedy. `reason` is a short word for counting."""
+    """A task cannot be derived; the message names dataset, cause and remedy. `reason` is a short
+    word for counting.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[TaskError], tuple[str, str]]:
-        """So that it comes through from a process that failed with it; by default only the message would."""
+        """So that it comes through from a process that failed with it; by default only the message
+        would.
+        """
         return type(self), (self.reason, str(self))
 
     @property
     def of_item(self) -> bool:
-        """Whether another item of the dataset may do: a few datasets fail on one in thousands, dividing by zero for instance."""
+        """Whether another item of the dataset may do: a few datasets fail on one in thousands,
+        dividing by zero for instance.
+        """
         return self.reason == "task_underivable"
 
 
@@ -58,7 +69,9 @@ class TaskConfigError(TaskError):
 
 
 class Item(NamedTuple):
-    """A derived task with the objects that its scorer wants: reasoning-gym's dataset (None of a file's row) and raw entry."""
+    """A derived task with the objects that its scorer wants: reasoning-gym's dataset (None of a
+    file's row) and raw entry.
+    """
 
     task: Task
     dataset: Any
@@ -66,16 +79,19 @@ class Item(NamedTuple):
 
 
 def derive_task(ref: TaskRef) -> Task:
-    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only, or on rows that their name is a hash of.
+    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only, or on rows that
+    their name is a hash of.
 
     Raises:
-        TaskError: unknown dataset, refused or unfit configuration, index outside the dataset, or the dataset itself failed.
+        TaskError: unknown dataset, refused or unfit configuration, index outside the dataset, or
+            the dataset itself failed.
     """
     return derive_item(ref).task
 
 
 def dataset_size(dataset: str, config: str) -> int:
-    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default; of a file, its rows.
+    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default;
+    of a file, its rows.
 
     Raises:
         TaskError: as `derive_task`.
@@ -91,7 +107,9 @@ def dataset_names() -> list[str]:
 
 
 def preload_installed() -> None:
-    """Import the installed task sources before there is anything to derive; one that fails says so again when it is needed."""
+    """Import the installed task sources before there is anything to derive; one that fails says so
+    again when it is needed.
+    """
     for name in TASK_SOURCES.names():
         with suppress(ValueError):
             TASK_SOURCES.load(name)
@@ -99,7 +117,9 @@ def preload_installed() -> None:
 
 @lru_cache(maxsize=CACHED_ITEMS)
 def derive_item(ref: TaskRef) -> Item:
-    """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are remembered."""
+    """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are
+    remembered.
+    """
     if is_file_name(ref.dataset):
         return _row_item(ref)
     # decimal_arithmetic sets the precision of the whole process, to what its configuration says.

@@ -1,7 +1,8 @@
 """Which texts may reach sympy's parser, which evaluates Python.
 
-A text passes only if Python's own grammar reads it as arithmetic over numbers, known names and known functions of one argument,
-with powers small enough that no intermediate result explodes. What passes holds no attribute, subscript, string or other call.
+A text passes only if Python's own grammar reads it as arithmetic over numbers, known names and
+known functions of one argument, with powers small enough that no intermediate result explodes. What
+passes holds no attribute, subscript, string or other call.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _EXPONENT = re.compile(r"(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
 
 
 def is_plain_expression(text: str, names: Collection[str], max_digits: int = 15) -> bool:
-    """Whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded powers and numbers of `max_digits`."""
+    """Whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded powers
+    and numbers of `max_digits`.
+    """
     if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text) or _depth(text) > MAX_DEPTH:
         return False
     if _EXPONENT.search(text) or re.search(rf"[0-9_.]{{{max_digits + 1}}}", text):

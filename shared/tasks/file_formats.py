@@ -1,4 +1,6 @@
-"""Which files a task source names, and their rows one by one: JSON lines, Parquet, and the folders of Hugging Face `datasets`."""
+"""Which files a task source names, and their rows one by one: JSON lines, Parquet, and the folders
+of Hugging Face `datasets`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
 _BATCH_ROWS = 4096
 _SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
-"""Names of splits in the names of files: what is there to be tested on must not be trained on unawares."""
+"""Names of splits in the names of files: what is there to be tested on must not be trained on
+unawares.
+"""
 
 
 class FileSourceError(ValueError):
-    """A file cannot be a source of tasks; the message names the file, the place in it, the cause and the remedy."""
+    """A file cannot be a source of tasks; the message names the file, the place in it, the cause
+    and the remedy.
+    """
 
 
 class Row(NamedTuple):

@@ -1,8 +1,10 @@
-"""The rows of task files as every process of a node holds them: packed in one unnamed file, mapped, never read again.
+"""The rows of task files as every process of a node holds them: packed in one unnamed file, mapped,
+never read again.
 
-A process holds the rows of its own configuration's files (`shared.tasks.file_source` reads them) and hands them to its scorer
-processes as open files, before these give up all files. So a file that changes on disk changes nothing that runs, all processes
-share one copy in memory, and no name that comes from outside ever makes a process open a file.
+A process holds the rows of its own configuration's files (`shared.tasks.file_source` reads them)
+and hands them to its scorer processes as open files, before these give up all files. So a file that
+changes on disk changes nothing that runs, all processes share one copy in memory, and no name that
+comes from outside ever makes a process open a file.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class FileRows:
     """Questions and answers in order, under the name that they give themselves."""
 
     def __init__(self, name: str, descriptor: int, count: int, where: str = "", hashes: Sequence[int] | None = None) -> None:
-        """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: for sentences. `hashes`: of the questions."""
+        """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: for sentences.
+        `hashes`: of the questions.
+        """
         self.name = name
         self.descriptor = descriptor
         self.where = where
@@ -51,7 +55,8 @@ class FileRows:
         return self._map[self._ends[2 * index - 1] if index else 0 : self._ends[2 * index]]
 
     def shuffled(self, draw: int) -> Iterator[int]:
-        """All row numbers in an order that the questions' hashes and `draw` give, the same on every node with these rows.
+        """All row numbers in an order that the questions' hashes and `draw` give, the same on every
+        node with these rows.
 
         Rows with the same question stand together, wherever they are in the file.
         """
@@ -84,7 +89,9 @@ class FileRows:
 
 
 class RowsWriter:
-    """Packs rows into an open file as they are read: all texts, then the place where each ends as 64-bit numbers."""
+    """Packs rows into an open file as they are read: all texts, then the place where each ends as
+    64-bit numbers.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         """`file`: empty and unnamed; the caller does not close it."""
@@ -152,7 +159,9 @@ def inheritance(all_rows: Iterable[FileRows]) -> str:
 
 
 def hold_inherited(text: str) -> int:
-    """Hold what `inheritance` names, close the files, and return how many bytes of address space they take."""
+    """Hold what `inheritance` names, close the files, and return how many bytes of address space
+    they take.
+    """
     mapped = 0
     for entry in filter(None, text.split(",")):
         name, descriptor, count = entry.split(":")

@@ -1,8 +1,9 @@
 """Tasks from a file of the user's own: `[[tasks]]` with `source = "file"`.
 
-The file is read once, at the start, into question and answer as text. Its rows name themselves: the dataset is called `file_` and
-the first 40 digits of a hash over all of them in order, so that nodes with the same rows, in whatever format, have the same tasks,
-and a reference to rows that a node does not have can never be mistaken for one to those that it has.
+The file is read once, at the start, into question and answer as text. Its rows name themselves: the
+dataset is called `file_` and the first 40 digits of a hash over all of them in order, so that nodes
+with the same rows, in whatever format, have the same tasks, and a reference to rows that a node
+does not have can never be mistaken for one to those that it has.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _read: dict[_Key, FileRows] = {}
 
 
 def load_rows(spec: TaskSpec) -> FileRows:
-    """The rows of a file source, held by this process from now on. The same file is read once, as long as it does not change.
+    """The rows of a file source, held by this process from now on. The same file is read once, as
+    long as it does not change.
 
     Raises:
-        FileSourceError: with a sentence that names the file, and the line or row where there is one.
+        FileSourceError: with a sentence that names the file, and the line or row where there is
+            one.
     """
     files = data_files(Path(spec.path))
     try:

@@ -1,4 +1,6 @@
-"""A value from a file as text: the same value gives the same text, whatever format it was stored in."""
+"""A value from a file as text: the same value gives the same text, whatever format it was stored
+in.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from typing import Any
 
 
 class ValueProblem(ValueError):
-    """A value cannot be a question or an answer; the message continues a sentence that begins with the column's name."""
+    """A value cannot be a question or an answer; the message continues a sentence that begins with
+    the column's name.
+    """
 
 
 def as_text(value: Any) -> str:
-    """Text as it is; numbers in digits, without exponent and without zeros that mean nothing; true and false.
+    """Text as it is; numbers in digits, without exponent and without zeros that mean nothing; true
+    and false.
 
     3, 3.0 and the decimal 3.00 are all `3`: formats differ in which of them they can store.
 

@@ -1,11 +1,14 @@
-"""Values and derivatives of formulas in a finite field, where nothing is small and no function is flat.
+"""Values and derivatives of formulas in a finite field, where nothing is small and no function is
+flat.
 
-At real points a wrong term hides: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has no slope. So here the variable is a
-random element of a prime field, exponentials are powers of random elements, sines and cosines coordinates of powers of a random
-point of the circle, and other functions random elements, one for each value of their argument; sum and product rules, angle sums
-and laws of exponents hold exactly. Formulas that differ have different values but for a negligible chance (Schwartz-Zippel). The
-field follows from a hash of the answer, so that nobody can write a multiple of its prime. Branches (`sqrt(x**2)` and `x`) are one
-here: only values at real points tell them apart, and `Point.branched` says where there are any.
+At real points a wrong term hides: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has no
+slope. So here the variable is a random element of a prime field, exponentials are powers of random
+elements, sines and cosines coordinates of powers of a random point of the circle, and other
+functions random elements, one for each value of their argument; sum and product rules, angle sums
+and laws of exponents hold exactly. Formulas that differ have different values but for a negligible
+chance (Schwartz-Zippel). The field follows from a hash of the answer, so that nobody can write a
+multiple of its prime. Branches (`sqrt(x**2)` and `x`) are one here: only values at real points tell
+them apart, and `Point.branched` says where there are any.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from math import prod
 from shared.tasks.prime_field import Dual, PrimeField
 
 DENOMINATOR = 720_720
-"""What denominators of coefficients inside of exponentials and sines must divide: the least multiple of 1 to 16."""
+"""What denominators of coefficients inside of exponentials and sines must divide: the least
+multiple of 1 to 16.
+"""
 MAX_COEFFICIENT, MAX_DEGREE, MAX_BITS = 10_000, 12, 400
 """Of a polynomial inside of an exponential or a sine; and of any number on the way to it."""
 
@@ -41,7 +46,9 @@ class Point:
         self.prime = self.field.prime
         self.at = self.field.hash("variable") % self.prime
         self.branched: set[tuple[str, int]] = set()
-        """Roots, logarithms and inverse functions met so far, each with its argument up to a constant factor."""
+        """Roots, logarithms and inverse functions met so far, each with its argument up to a
+        constant factor.
+        """
 
     def dual(self, node: ast.expr) -> Dual:
         """`node` and its derivative by the variable."""
@@ -112,7 +119,8 @@ class Point:
         return sum(terms) % self.prime
 
     def _circle(self, angle: Polynomial) -> tuple[Dual, Dual]:
-        # Cosine and sine. -1 is no square here, so that the field with `i` has a circle that holds (a + bi)/(a - bi).
+        # Cosine and sine. -1 is no square here, so that the field with `i` has a circle that holds
+        # (a + bi)/(a - bi).
         cosine, sine = 1, 0
         for degree, factor in angle.items():
             if degree == PI:
@@ -180,7 +188,8 @@ class Point:
         return Dual(value % self.prime, argument.slope * self.field.inverse(divisor.value) % self.prime)
 
     def _logarithm(self, node: ast.expr) -> Dual:
-        # Through products, powers and absolute values: logarithms of the same are the same, however it is written.
+        # Through products, powers and absolute values: logarithms of the same are the same, however
+        # it is written.
         match node:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 return self.field.combined(ast.Add(), self._logarithm(left), self._logarithm(right))
@@ -211,7 +220,9 @@ _INVERSE: dict[str, tuple[Callable[[int], int], bool]] = {
     "acosh": (lambda square: square - 1, True),
     "atanh": (lambda square: 1 - square, False),
 }
-"""What the derivative is divided by, from the argument's square, and whether that stands under a root."""
+"""What the derivative is divided by, from the argument's square, and whether that stands under a
+root.
+"""
 
 
 def _whole(factor: Fraction) -> int:
@@ -235,7 +246,9 @@ def constant(node: ast.expr, variable: str) -> Fraction:
 
 
 def polynomial(node: ast.expr, variable: str) -> Polynomial:
-    """The factors of an arithmetic expression by degree (`PI`: of pi), none of them 0; ValueError if it is none of bounded size."""
+    """The factors of an arithmetic expression by degree (`PI`: of pi), none of them 0; ValueError
+    if it is none of bounded size.
+    """
     match node:
         case ast.Constant(value=value):
             return _nonzero({0: Fraction(repr(value))})

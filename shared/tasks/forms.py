@@ -1,9 +1,12 @@
-"""For each dataset: which answers earn full marks besides the reference answer, and what an answer must look like to earn anything.
+"""For each dataset: which answers earn full marks besides the reference answer, and what an answer
+must look like to earn anything.
 
-reasoning-gym's scorers read what they understand and skip the rest, so that a right number with any text around it, or a right
-list with anything behind it, is paid in full. A `Form` closes that from both sides: `reads` decides before the scorer whether the
-whole answer is one, and `is_right` decides after it whether full marks are deserved. A dataset that is not named here pays in full
-for its reference answer alone, which is also what holds for a dataset that a newer reasoning-gym brings.
+reasoning-gym's scorers read what they understand and skip the rest, so that a right number with any
+text around it, or a right list with anything behind it, is paid in full. A `Form` closes that from
+both sides: `reads` decides before the scorer whether the whole answer is one, and `is_right`
+decides after it whether full marks are deserved. A dataset that is not named here pays in full for
+its reference answer alone, which is also what holds for a dataset that a newer reasoning-gym
+brings.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ PARTIAL_CEILING = 0.95
 """Most that an answer earns which is not right as a whole; below every threshold for "solved"."""
 
 NOT_WHOLE = 0.0
-"""What an answer earns that reasoning-gym pays in full and that is not right as a whole. Not more than a wrong one: otherwise a
-group's advantage would reward the text around the right part."""
+"""What an answer earns that reasoning-gym pays in full and that is not right as a whole. Not more
+than a wrong one: otherwise a group's advantage would reward the text around the right part."""
 
 Check = Callable[[str, dict[str, Any]], bool]
 
@@ -32,14 +35,18 @@ def _always(answer: str, entry: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`also_paid` (beside the reference answer) and `stricter` (what only reasoning-gym pays) are for the table in docs."""
+    """`also_paid` (beside the reference answer) and `stricter` (what only reasoning-gym pays) are
+    for the table in docs.
+    """
 
     also_paid: str = ""
     is_right: Check = text.same_text
     reads: Check | None = None
     stricter: str = ""
     shrinks: bool = False
-    """Partial credit is multiplied by the reference's length over the answer's where the answer is longer."""
+    """Partial credit is multiplied by the reference's length over the answer's where the answer is
+    longer.
+    """
 
 
 EXACT = Form()

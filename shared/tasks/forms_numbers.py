@@ -50,12 +50,16 @@ def is_number(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def first_number(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the value and 0.01 for anything else, as reasoning-gym's scorer, which takes the first number in any text."""
+    """Full marks for the value and 0.01 for anything else, as reasoning-gym's scorer, which takes
+    the first number in any text.
+    """
     return 1.0 if same_number(answer, entry) else 0.01
 
 
 def near_decimal(answer: str, entry: dict[str, Any]) -> bool:
-    """The value, or a rounding of it; the dataset's own tolerance (which a configuration sets) must hold as well."""
+    """The value, or a rounding of it; the dataset's own tolerance (which a configuration sets) must
+    hold as well.
+    """
     exact = read_number(entry["answer"])
     return exact is not None and rounds_from(answer, exact, 1)
 
@@ -70,7 +74,9 @@ def probability(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def whole_complex(answer: str, entry: dict[str, Any]) -> bool:
-    """Every result is a whole complex number, so that half a unit of the second decimal is the most that rounding explains."""
+    """Every result is a whole complex number, so that half a unit of the second decimal is the most
+    that rounding explains.
+    """
     if _LONG_DECIMALS.search(answer):
         return False
     text = re.sub(r"\s", "", answer).lower().replace("i", "j").strip("()")
@@ -124,14 +130,17 @@ def _values(text: str) -> list[Fraction | None] | None:
 
 
 def root_list(answer: str, entry: dict[str, Any]) -> bool:
-    """As many roots as there are, each one right to four decimal places, in any order; no roots is an empty answer."""
+    """As many roots as there are, each one right to four decimal places, in any order; no roots is
+    an empty answer.
+    """
     roots = [Fraction(part.strip()) for part in entry["answer"].split(",") if part.strip()]
     if not roots:
         return answer in ("", '""')
     given = sorted(answer.split(","), key=lambda part: read_number(part) or 0)
     if len(given) != len(roots) or any(read_number(part) is None or decimal_places(part) > MAX_PLACES for part in given):
         return False
-    # The reference answer is itself rounded to four places, so that a longer expansion differs from it by half a unit.
+    # The reference answer is itself rounded to four places, so that a longer expansion differs from
+    # it by half a unit.
     values = [read_number(part) for part in given]
     return all(value is not None and abs(value - root) * 20_000 <= 1 for value, root in zip(values, sorted(roots), strict=True))
 
@@ -175,9 +184,11 @@ def geometry(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def duration(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the duration in the format that was asked for; otherwise by the relative error, at most 0.9.
+    """Full marks for the duration in the format that was asked for; otherwise by the relative
+    error, at most 0.9.
 
-    The reasoning-gym scorer measures the error in units of the configuration's longest interval, which a sender chooses.
+    The reasoning-gym scorer measures the error in units of the configuration's longest interval,
+    which a sender chooses.
     """
     wanted_format = entry["metadata"]["expected_format"]
     given, wanted = _duration(answer, wanted_format), _duration(entry["answer"], wanted_format)

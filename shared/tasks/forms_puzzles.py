@@ -1,6 +1,8 @@
-"""When the solution of a puzzle is right as a whole: nothing but the solution, and every step of it one that the rules allow.
+"""When the solution of a puzzle is right as a whole: nothing but the solution, and every step of it
+one that the rules allow.
 
-Checked before reasoning-gym's own simulation (`..._is_readable`), or after it where that one skips what it does not understand.
+Checked before reasoning-gym's own simulation (`..._is_readable`), or after it where that one skips
+what it does not understand.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def is_readable_traffic(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def legal_traffic(answer: str, entry: dict[str, Any]) -> bool:
-    """Every car goes as far as the move says; reasoning-gym lets a blocked car go as far as it can."""
+    """Every car goes as far as the move says; reasoning-gym lets a blocked car go as far as it
+    can.
+    """
     from reasoning_gym.games.rush_hour import Board
 
     board = Board(entry["metadata"]["board_config"])
@@ -80,7 +84,9 @@ def is_readable_presses(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def usable_presses(answer: str, entry: dict[str, Any]) -> bool:
-    """No button is pressed that the light forbids; reasoning-gym leaves such presses out and counts them."""
+    """No button is pressed that the light forbids; reasoning-gym leaves such presses out and counts
+    them.
+    """
     metadata = entry["metadata"]
     buttons = {button["name"]: button for button in metadata["buttons"]}
     value, light = metadata["initial_value"], metadata["initial_state"]
@@ -149,9 +155,11 @@ def _lists_of_words(text: str) -> list[list[str]] | None:
 
 
 def life_board(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the board; otherwise the share of living cells that both boards have in common, at most 0.9.
+    """Full marks for the board; otherwise the share of living cells that both boards have in
+    common, at most 0.9.
 
-    The reasoning-gym scorer counts dead cells too, so that an empty board earns nearly everything on a large one.
+    The reasoning-gym scorer counts dead cells too, so that an empty board earns nearly everything
+    on a large one.
     """
     ours, wanted = _cells(answer), _cells(entry["answer"])
     if ours is None or wanted is None or [len(row) for row in ours] != [len(row) for row in wanted]:
@@ -182,7 +190,9 @@ def is_readable_box_plan(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def legal_box_plan(answer: str, entry: dict[str, Any]) -> bool:
-    """Every move moves a box of its agent's square to its target there or to a neighbouring square, until no box is left."""
+    """Every move moves a box of its agent's square to its target there or to a neighbouring square,
+    until no box is left.
+    """
     squares = {name: list(items) for name, items in entry["metadata"]["initial_state"].items()}
     for step in read_json(answer):
         for agent, move in step.items():

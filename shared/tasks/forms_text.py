@@ -8,9 +8,13 @@ from typing import Any
 from shared.tasks.strict_json import read_json, same_json
 
 MAX_CODEIO_WORK = 4_000_000
-"""Characters of the answer times those of the reference: more would keep the edit distance (pure Python) busy for seconds."""
+"""Characters of the answer times those of the reference: more would keep the edit distance (pure
+Python) busy for seconds.
+"""
 MAX_CODEIO_NODES = 60
-"""Values in each of the two documents, for the same reason: the tree's distance looks at pairs of subtrees."""
+"""Values in each of the two documents, for the same reason: the tree's distance looks at pairs of
+subtrees.
+"""
 
 _LADDER = re.compile(r"[A-Za-z]{1,40}(?:\s*,\s*[A-Za-z]{1,40})*")
 
@@ -62,7 +66,9 @@ def ladder(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def role_statement(answer: str, entry: dict[str, Any]) -> bool:
-    """Every inhabitant once, each followed by one of the two roles, with nothing but `is`, `a`, `an` and `and` between them."""
+    """Every inhabitant once, each followed by one of the two roles, with nothing but `is`, `a`,
+    `an` and `and` between them.
+    """
     if len(answer) > 2 * len(entry["answer"]):
         return False
     words = re.sub(r"[.,()]", " ", answer.lower()).split()
@@ -84,7 +90,9 @@ def _plain_roles(entry: dict[str, Any]) -> list[str]:
 
 
 def codeio_readable(answer: str, entry: dict[str, Any]) -> bool:
-    """Whether the similarity of answer and reference can be computed soon enough to give partial credit."""
+    """Whether the similarity of answer and reference can be computed soon enough to give partial
+    credit.
+    """
     if len(answer) * len(entry["answer"]) > MAX_CODEIO_WORK:
         return same_text(answer, entry)
     return answer == entry["answer"].strip() or max(_nodes(answer), _nodes(entry["answer"])) <= MAX_CODEIO_NODES

@@ -1,7 +1,8 @@
-"""Whether every part of a formula has a size at which it is seen when values are compared to some fifty digits.
+"""Whether every part of a formula has a size at which it is seen when values are compared to some
+fifty digits.
 
-`7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much smaller or larger than one, or
-than the parts of the reference are.
+`7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much
+smaller or larger than one, or than the parts of the reference are.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import sympy  # type: ignore[import-untyped]
 
 DIGITS = 15
 SLACK = sympy.Float(10) ** 9
-"""How much larger, or smaller, than 1 and than all parts of the reference a part of the answer may be."""
+"""How much larger, or smaller, than 1 and than all parts of the reference a part of the answer may
+be.
+"""
 PLATEAU = 25
 """From this argument on, or twice the reference's largest, a hyperbolic tangent is next to one."""
 MAX_PARTS = 400
 
 
 def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) -> bool:
-    """Whether all parts of `answer` are of a size to be seen beside those of `reference`, with `numbers` for the letters."""
+    """Whether all parts of `answer` are of a size to be seen beside those of `reference`, with
+    `numbers` for the letters.
+    """
     sizes = [size for part in _parts(reference) if (size := _size(part, numbers)) is not None and size > 0]
     smallest, largest = min([sympy.Float(1), *sizes]) / SLACK, max([sympy.Float(1), *sizes]) * SLACK
     slopes = [size for part in _parts(reference) if (size := _tangent_argument(part, numbers)) is not None]

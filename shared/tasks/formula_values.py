@@ -1,7 +1,9 @@
-"""Whether two formulas have the same values: exactly where they are arithmetic, to some fifty digits where functions are involved.
+"""Whether two formulas have the same values: exactly where they are arithmetic, to some fifty
+digits where functions are involved.
 
-Formulas with letters are compared at points that follow from a hash of the answer, so that nobody can write an answer that is
-right at the points and nowhere else, and all nodes still come to the same reward. Each value costs a bounded number of operations.
+Formulas with letters are compared at points that follow from a hash of the answer, so that nobody
+can write an answer that is right at the points and nowhere else, and all nodes still come to the
+same reward. Each value costs a bounded number of operations.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MAX_BITS = 200_000
 
 
 def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
-    """The value of sums, products and whole powers of rationals; None if there is anything else, or more than `MAX_BITS`.
+    """The value of sums, products and whole powers of rationals; None if there is anything else, or
+    more than `MAX_BITS`.
 
     Raises:
         ZeroDivisionError: a division by zero.
@@ -55,7 +58,9 @@ def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
 
 
 def same_values(left: Any, right: Any, seed: str) -> bool | None:
-    """Whether two sympy expressions agree; None where no value of the first is known. `seed` moves the points."""
+    """Whether two sympy expressions agree; None where no value of the first is known. `seed` moves
+    the points.
+    """
     if _is_tame(left) and not _is_tame(right):
         return False
     names = sorted({symbol.name for symbol in left.free_symbols | right.free_symbols})
@@ -91,7 +96,8 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
 
 
 def _is_tame(side: Any) -> bool:
-    # The sine of an exponential, or its exponential, may have more digits than a machine has memory.
+    # The sine of an exponential, or its exponential, may have more digits than a machine has
+    # memory.
     growing = [node for node in sympy.preorder_traversal(side) if _is_exponential(node) or isinstance(node, sympy.Function)]
     outer = [node for node in growing if not isinstance(node, sympy.log)]
     return not any(any(map(_is_exponential, sympy.preorder_traversal(part))) for node in outer for part in node.args)
@@ -104,8 +110,8 @@ def _is_exponential(node: Any) -> bool:
 
 
 def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
-    # Every other point is positive in all letters, for logarithms and roots. Denominators that nobody can write beforehand: at
-    # binary fractions `sin(2**23*pi*x)` is zero.
+    # Every other point is positive in all letters, for logarithms and roots. Denominators that
+    # nobody can write beforehand: at binary fractions `sin(2**23*pi*x)` is zero.
     for place in range(POINTS if names else 1):
         values = {}
         for name in names:

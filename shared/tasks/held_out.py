@@ -1,4 +1,6 @@
-"""The held-out set: fixed tasks, the same on every node with the same sources, that never enter training."""
+"""The held-out set: fixed tasks, the same on every node with the same sources, that never enter
+training.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ DRAW_SEEDS = 100_000
 """How many seeds lie between one held-out set and the next: `eval.draw` has room for 300."""
 
 PATIENCE = 200
-"""A source that yields this many known questions in a row has no more; its share of the set stays smaller."""
+"""A source that yields this many known questions in a row has no more; its share of the set stays
+smaller.
+"""
 
 
 class HeldOut:
@@ -39,10 +43,11 @@ class HeldOut:
 def held_out_tasks(
     specs: Sequence[TaskSpec], n: int, derive: Callable[[TaskRef], Task] = derive_task, *, draw: int = 0
 ) -> list[Task]:
-    """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder). Deterministic.
+    """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder).
+    Deterministic.
 
-    A source with too few distinct questions contributes fewer, and items that cannot be made are passed over. The order is that of
-    `specs`. `draw` numbers different sets.
+    A source with too few distinct questions contributes fewer, and items that cannot be made are
+    passed over. The order is that of `specs`. `draw` numbers different sets.
 
     Raises:
         TaskError: a dataset cannot be used, or none of its first `PATIENCE` items can be made.

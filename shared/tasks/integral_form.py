@@ -1,4 +1,6 @@
-"""Whether an antiderivative has nothing in it that its derivative hides: one short constant, functions of the integrand's kinds."""
+"""Whether an antiderivative has nothing in it that its derivative hides: one short constant,
+functions of the integrand's kinds.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ _CIRCULAR = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 
 
 def is_one_antiderivative(answer: ast.expr, integrand: ast.expr, variable: str) -> bool:
-    """At most one letter, as a term of its own; at most one term of numbers, of few digits; functions of the integrand's kinds.
+    """At most one letter, as a term of its own; at most one term of numbers, of few digits;
+    functions of the integrand's kinds.
 
-    `Abs` only in logarithms. Of roots, logarithms and inverse functions, `Point.branched` knows more.
+    `Abs` only in logarithms. Of roots, logarithms and inverse functions, `Point.branched` knows
+    more.
     """
     free = [term for term in _terms(answer, variable) if variable not in _names(term)]
     letters = [name for name in _names(answer) if name != variable and name not in _NAMED and name not in _called(answer)]
@@ -38,7 +42,9 @@ def _kinds(node: ast.expr) -> set[str]:
 
 
 def varying_parts(answer: ast.expr, variable: str) -> Iterator[ast.expr]:
-    """Every part of the answer that names the variable; not an absolute value, whose logarithm is looked at."""
+    """Every part of the answer that names the variable; not an absolute value, whose logarithm is
+    looked at.
+    """
     parts = (node for node in ast.walk(answer) if isinstance(node, ast.expr) and variable in _names(node))
     return (node for node in parts if not (isinstance(node, ast.Call) and "Abs" in _names(node.func)))
 

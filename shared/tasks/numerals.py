@@ -1,4 +1,6 @@
-"""Numbers as a model writes them, read as a whole and exactly, whatever the process's decimal context is."""
+"""Numbers as a model writes them, read as a whole and exactly, whatever the process's decimal
+context is.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,18 @@ from fractions import Fraction
 
 MAX_CHARS = 400
 MAX_PLACES = 17
-"""Digits after the point of a number that is compared by its rounding; a double has no more, and digits carry text as well."""
+"""Digits after the point of a number that is compared by its rounding; a double has no more, and
+digits carry text as well.
+"""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
 _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
 
 def read_number(text: str) -> Fraction | None:
-    """The value of `1000`, `+1,000.50`, `.5`, `1.5e3`; None for anything else, `nan` and text around a number included."""
+    """The value of `1000`, `+1,000.50`, `.5`, `1.5e3`; None for anything else, `nan` and text
+    around a number included.
+    """
     text = text.strip()
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
         return None
@@ -22,7 +28,9 @@ def read_number(text: str) -> Fraction | None:
 
 
 def decimal_places(text: str) -> int:
-    """Digits after the point of a number that `read_number` accepts; `1.5e3` has -2, as its last digit stands for hundreds."""
+    """Digits after the point of a number that `read_number` accepts; `1.5e3` has -2, as its last
+    digit stands for hundreds.
+    """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         raise ValueError("not a number")
@@ -30,9 +38,11 @@ def decimal_places(text: str) -> int:
 
 
 def rounds_from(text: str, exact: Fraction, places: int) -> bool:
-    """Whether `text` is `exact`, or is what rounding or truncating `exact` to `places` or more decimal places gives.
+    """Whether `text` is `exact`, or is what rounding or truncating `exact` to `places` or more
+    decimal places gives.
 
-    Zero, or what is off by a hundredth of the value, is no rounding of it, however few digits it has.
+    Zero, or what is off by a hundredth of the value, is no rounding of it, however few digits it
+    has.
     """
     value = read_number(text)
     if value is None:

@@ -1,4 +1,6 @@
-"""A prime field that follows from a hash, and values with their derivatives in it (`formal_values` says what for)."""
+"""A prime field that follows from a hash, and values with their derivatives in it (`formal_values`
+says what for).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import NamedTuple
 import sympy  # type: ignore[import-untyped]
 
 SMALL_PRIMES = 8 * 3 * 5 * 7 * 11 * 13
-"""One below a multiple of it, a prime has square roots of all of them, and roots of every order that divides a power of them."""
+"""One below a multiple of it, a prime has square roots of all of them, and roots of every order
+that divides a power of them.
+"""
 
 
 class Undefined(Exception):
@@ -25,7 +29,9 @@ class Dual(NamedTuple):
 
 
 class PrimeField:
-    """The integers modulo a prime that follows from `seed`, so that nobody can write a multiple of it."""
+    """The integers modulo a prime that follows from `seed`, so that nobody can write a multiple of
+    it.
+    """
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -35,7 +41,9 @@ class PrimeField:
             self.prime += SMALL_PRIMES
 
     def combined(self, operator: ast.operator, a: Dual, b: Dual) -> Dual:
-        """Sum, difference, product or quotient, with its derivative. Raises ValueError for another operator."""
+        """Sum, difference, product or quotient, with its derivative. Raises ValueError for another
+        operator.
+        """
         match operator:
             case ast.Add():
                 return Dual((a.value + b.value) % self.prime, (a.slope + b.slope) % self.prime)
@@ -68,7 +76,8 @@ class PrimeField:
         if exponent.denominator == 1:
             value = pow(base.value, exponent.numerator, self.prime)
         else:
-            # Among the squares, an odd number of elements, every root is one element, and roots of products are products of roots.
+            # Among the squares, an odd number of elements, every root is one element, and roots of
+            # products are products of roots.
             squares = (self.prime - 1) // 2
             if pow(base.value, squares, self.prime) != 1:
                 raise Undefined

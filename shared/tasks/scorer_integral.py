@@ -1,11 +1,14 @@
-"""The scorer of the two integration datasets: differentiates the answer at points, by dual numbers, and compares.
+"""The scorer of the two integration datasets: differentiates the answer at points, by dual numbers,
+and compares.
 
-Twice: in a finite field, where no wrong term is too small or too flat to be seen (`formal_values`), and at real points, which tell
-branches apart. Steps that have no slope anywhere show by the answer's distance from the reference, the same at all real points.
+Twice: in a finite field, where no wrong term is too small or too flat to be seen (`formal_values`),
+and at real points, which tell branches apart. Steps that have no slope anywhere show by the
+answer's distance from the reference, the same at all real points.
 
-reasoning-gym hands answers to sympy's parser (Python's `eval`) and asks `simplify` whether a difference is zero, which takes
-seconds for an ordinary wrong answer and for ever for some. Here every node of the answer costs a few multiplications a point,
-wrong answers fail at the first point, and nothing depends on what was scored before (mpmath's global precision is not used).
+reasoning-gym hands answers to sympy's parser (Python's `eval`) and asks `simplify` whether a
+difference is zero, which takes seconds for an ordinary wrong answer and for ever for some. Here
+every node of the answer costs a few multiplications a point, wrong answers fail at the first point,
+and nothing depends on what was scored before (mpmath's global precision is not used).
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from shared.tasks.whole_formula import is_about_as_long
 
 DIGITS = 160
 TOLERANCE_DIGITS = 110
-"""Right answers differ by rounding, some 10^-155; the least difference between wrong ones of any use is far above."""
+"""Right answers differ by rounding, some 10^-155; the least difference between wrong ones of any
+use is far above.
+"""
 MAX_NODES = 400
 MIN_POINTS = 6
 """Of all points, where the integrand is real."""
@@ -33,9 +38,13 @@ RANGES = (
     *((0.0, 0.33), (-0.33, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.5, 4.0), (-4.0, -0.5), (3.0, 20.0), (-20.0, -3.0)),
     *((8.0, 20.0), (-20.0, -8.0), (20.0, 100.0), (-100.0, -20.0), (1e2, 1e4), (-1e4, -1e2), (1e8, 1e12), (-1e12, -1e8)),
 )
-"""Where the derivative is looked at, a point in each, and a second and third one until `MIN_POINTS` of them lay in the domain."""
+"""Where the derivative is looked at, a point in each, and a second and third one until `MIN_POINTS`
+of them lay in the domain.
+"""
 FIELD_POINTS, MAX_FIELD_POINTS = 2, 200
-"""Points of finite fields that have to agree, and that are tried: every root halves the share of those where it exists."""
+"""Points of finite fields that have to agree, and that are tried: every root halves the share of
+those where it exists.
+"""
 CONSTANT = "0.7236067977"
 """Value of every letter that is not the variable: its derivative is zero whatever it is."""
 
@@ -71,9 +80,11 @@ def integral(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _agrees_formally(given: ast.expr, wanted: ast.expr, reference: ast.expr | None, variable: str, seed: str) -> bool:
-    """Whether the derivatives are the same, without branches of the answer's own, nor parts in which the variable does nothing.
+    """Whether the derivatives are the same, without branches of the answer's own, nor parts in
+    which the variable does nothing.
 
-    Bumps are made of the first (`sqrt((x-5)**2)/(x-5) - sqrt((x-6)**2)/(x-6)`), constants are hidden in the second.
+    Bumps are made of the first (`sqrt((x-5)**2)/(x-5) - sqrt((x-6)**2)/(x-6)`), constants are
+    hidden in the second.
     """
     agreed = 0
     for place in range(MAX_FIELD_POINTS):
@@ -124,7 +135,8 @@ def _differ(one: Any, other: Any, scale: Any) -> bool:
 
 
 def _points(seed: str) -> Iterator[str]:
-    # From a hash of the answer: nobody can write one that is right at its own points alone, and all nodes look at the same.
+    # From a hash of the answer: nobody can write one that is right at its own points alone, and all
+    # nodes look at the same.
     for turn in range(3):
         for low, high in RANGES:
             word = int.from_bytes(hashlib.sha256(f"{turn}:{low}:{seed}".encode()).digest()[:6], "big")
@@ -155,7 +167,8 @@ def _evaluate(node: ast.expr, variable: str, point: str) -> _Dual:
 def _dual(node: ast.expr, variable: str, at: Any) -> _Dual:
     match node:
         case ast.Constant(value=value):
-            # Through text: 0.1 is a tenth here, as in sympy's rational reading, and no binary approximation of it.
+            # Through text: 0.1 is a tenth here, as in sympy's rational reading, and no binary
+            # approximation of it.
             return _Dual(_mp.mpf(repr(value)), _mp.mpf(0))
         case ast.Name(id=name):
             if name == variable:

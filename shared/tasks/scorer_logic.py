@@ -1,6 +1,8 @@
-"""The scorer of `propositional_logic`: a conclusion is judged by its truth table, after a grammar of ours has read all of it.
+"""The scorer of `propositional_logic`: a conclusion is judged by its truth table, after a grammar
+of ours has read all of it.
 
-reasoning-gym takes any lower-case text for a variable, and pays for a premise that is repeated as the conclusion.
+reasoning-gym takes any lower-case text for a variable, and pays for a premise that is repeated as
+the conclusion.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from typing import Any, NamedTuple
 
 MAX_CHARS = 400
 MAX_VARIABLES = 10
-"""A truth table of 2^10 rows is one integer of 1,024 bits; the largest of reasoning-gym's levels has ten variables."""
+"""A truth table of 2^10 rows is one integer of 1,024 bits; the largest of reasoning-gym's levels
+has ten variables.
+"""
 MAX_DEPTH = 40
 MAX_PREMISES = 12
 
@@ -20,10 +24,12 @@ _BINARY = ("↔", "→", "∨", "∧")
 
 
 def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
-    """1 for a conclusion that follows and says something new; 0.25 for one that is trivial; 0.05 for one that does not follow.
+    """1 for a conclusion that follows and says something new; 0.25 for one that is trivial; 0.05
+    for one that does not follow.
 
-    Trivial are a bare variable, a tautology, anything from contradictory premises (everything follows from these), and a premise
-    again or several joined by "and": also with other parentheses, negated twice, doubled, or with sides of ∧, ∨ and ↔ exchanged.
+    Trivial are a bare variable, a tautology, anything from contradictory premises (everything
+    follows from these), and a premise again or several joined by "and": also with other
+    parentheses, negated twice, doubled, or with sides of ∧, ∨ and ↔ exchanged.
     """
     variables = sorted(entry["metadata"]["variables"])
     premises = entry["metadata"]["premises"]
@@ -48,7 +54,9 @@ def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
 
 
 Form = str | tuple[str, frozenset[Any]] | tuple[str, Any, Any]
-"""A formula as a reader takes it: a variable, an operator with its operands as a set, or an operator with its two sides."""
+"""A formula as a reader takes it: a variable, an operator with its operands as a set, or an
+operator with its two sides.
+"""
 
 
 class _Formula(NamedTuple):

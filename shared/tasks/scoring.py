@@ -1,4 +1,6 @@
-"""Reward for an answer. Runs no text as code; may still take long on hostile text, so that foreign text goes to the sandbox."""
+"""Reward for an answer. Runs no text as code; may still take long on hostile text, so that foreign
+text goes to the sandbox.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ Word = memoryview | MutableSequence[int]
 def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
     """Reward in [0, 1] for a completion's text, in this process.
 
-    The answer is extracted (`extract_answer`) and scored against the task derived again from `task.ref`; the question, answer and
-    metadata that `task` carries are not used. A scorer that raises, or returns what is not a number, counts as 0.
+    The answer is extracted (`extract_answer`) and scored against the task derived again from
+    `task.ref`; the question, answer and metadata that `task` carries are not used. A scorer that
+    raises, or returns what is not a number, counts as 0.
 
     Raises:
         TaskError: the reference does not derive, or the verifier cannot be used for it.
@@ -42,8 +45,8 @@ def score_texts(
 ) -> list[float]:
     """`score_answer` for many texts of one derived task. None earns 0.
 
-    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are appended to `rewards` one by one, for
-    those who look at them before the last is there.
+    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
+    appended to `rewards` one by one, for those who look at them before the last is there.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.

@@ -1,4 +1,6 @@
-"""Which task a node's draw number means: a pure function, so that replicas and restarts agree without talking."""
+"""Which task a node's draw number means: a pure function, so that replicas and restarts agree
+without talking.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,29 @@ TRAINING_SEEDS = HELD_OUT_SEED
 MAX_ATTEMPTS = 64
 
 SEED_DRAWS = 16
-"""Draws that share a dataset's seed. Nine of reasoning-gym's 105 datasets take 12 to 640 ms to construct, and every node that
-checks a group pays that again for each new seed; over 16 draws it is 40 ms a draw at most. Within them the seed may be known, never
-the index."""
+"""Draws that share a dataset's seed. Nine of reasoning-gym's 105 datasets take 12 to 640 ms to
+construct, and every node that checks a group pays that again for each new seed; over 16 draws it is
+40 ms a draw at most. Within them the seed may be known, never the index."""
 
 
 class TaskSource:
     """The tasks of one node.
 
-    Draw `d` chooses a source by weight, at random but fixed by (secret, node id, node seed, d). Its seed is fixed for `SEED_DRAWS`
-    draws, and its index is one of as many different ones in random order: whoever sees some draws and does not have the secret
-    cannot tell the next. Datasets of fewer than `size` = 16 * `SEED_DRAWS` items have a new seed for every draw, as one could send
+    Draw `d` chooses a source by weight, at random but fixed by (secret, node id, node seed, d). Its
+    seed is fixed for `SEED_DRAWS` draws, and its index is one of as many different ones in random
+    order: whoever sees some draws and does not have the secret cannot tell the next. Datasets of
+    fewer than `size` = 16 * `SEED_DRAWS` items have a new seed for every draw, as one could send
     all their items beforehand.
     """
 
     def __init__(
         self, specs: Sequence[TaskSpec], *, node: str, seed: int, sizes: Sequence[int] | None = None, secret: bytes = b""
     ) -> None:
-        """`sizes[i]` is the number of items `specs[i]` has under one seed; None asks reasoning-gym (`dataset_size`).
+        """`sizes[i]` is the number of items `specs[i]` has under one seed; None asks reasoning-gym
+        (`dataset_size`).
 
-        secret: at most 64 bytes; empty: draws that anybody can work out from node and seed, as experiments want them.
+        secret: at most 64 bytes; empty: draws that anybody can work out from node and seed, as
+        experiments want them.
 
         Raises:
             TaskError: a source is unusable (`check_specs` says so more fully).
@@ -57,7 +62,9 @@ class TaskSource:
         self._root = f"{node}\x00{seed}"
 
     def ref(self, draw: int, attempt: int = 0) -> TaskRef:
-        """The reference of a draw; `attempt` counts the candidates before it that were not to be used."""
+        """The reference of a draw; `attempt` counts the candidates before it that were not to be
+        used.
+        """
         place = self._uniform("source", draw) * self._cumulative[-1]
         position = min(bisect_right(self._cumulative, place), len(self._specs) - 1)
         spec, size = self._specs[position], self._sizes[position]
@@ -70,7 +77,8 @@ class TaskSource:
         )
 
     def task(self, draw: int, held_out: HeldOut | None = None, derive: Callable[[TaskRef], Task] = derive_task) -> Task:
-        """The task of a draw: its first candidate that can be made and whose question is not held out.
+        """The task of a draw: its first candidate that can be made and whose question is not held
+        out.
 
         Raises:
             TaskError: no candidate within `MAX_ATTEMPTS`, or the dataset cannot be used.

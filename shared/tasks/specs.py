@@ -1,4 +1,6 @@
-"""Check a node's task sources once, at the start, instead of failing at the first draw that uses them."""
+"""Check a node's task sources once, at the start, instead of failing at the first draw that uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 FILE_ROWS_CHECKED = 1000
-"""Rows of a file whose answers the verifier is shown, spread over the file: what it cannot judge would end groups later."""
+"""Rows of a file whose answers the verifier is shown, spread over the file: what it cannot judge
+would end groups later.
+"""
 
 
 def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
@@ -24,8 +28,8 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
     `held_out`: how many questions evaluation wants; a file has to have as many left for training.
 
     Raises:
-        TaskConfigError: with one line per unusable source that names the dataset, the config key where there is one, the cause and
-            the remedy.
+        TaskConfigError: with one line per unusable source that names the dataset, the config key
+            where there is one, the cause and the remedy.
     """
     problems = []
     reason = "task_config"

@@ -1,4 +1,6 @@
-"""JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length and depth."""
+"""JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length and
+depth.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,17 @@ from typing import Any
 MAX_CHARS = 65_536
 MAX_DEPTH = 12
 MAX_NUMBER_CHARS = 25
-"""Of a number with a point or an exponent; a double has no room for more, which would be text that is not compared."""
+"""Of a number with a point or an exponent; a double has no room for more, which would be text that
+is not compared.
+"""
 
 
 def read_json(text: str) -> Any:
     """The value that `text` writes out, all of it.
 
     Raises:
-        ValueError: not JSON, a key twice in an object, `NaN` or `Infinity`, too long, nested more than `MAX_DEPTH` deep, or a
-            number with more digits than it has value.
+        ValueError: not JSON, a key twice in an object, `NaN` or `Infinity`, too long, nested more
+            than `MAX_DEPTH` deep, or a number with more digits than it has value.
     """
     if len(text) > MAX_CHARS:
         raise ValueError("too long")

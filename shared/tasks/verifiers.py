@@ -1,8 +1,10 @@
-"""Which code gives an answer its reward: built-in verifiers, and a user's own by the entry point group `swarm.verifiers`.
+"""Which code gives an answer its reward: built-in verifiers, and a user's own by the entry point
+group `swarm.verifiers`.
 
-A verifier is a function from a derived task (`Item`) to the scorer of its answers: `verifier(item)(answer)` is a number, 1 for
-right and 0 for wrong, whatever is outside [0, 1] is clipped. It may raise `TaskError` for a task that it cannot judge; whatever
-the scorer raises counts as 0. It runs in the sandbox's worker, which has no environment, network or files to write. Its name
+A verifier is a function from a derived task (`Item`) to the scorer of its answers:
+`verifier(item)(answer)` is a number, 1 for right and 0 for wrong, whatever is outside [0, 1] is
+clipped. It may raise `TaskError` for a task that it cannot judge; whatever the scorer raises counts
+as 0. It runs in the sandbox's worker, which has no environment, network or files to write. Its name
 comes from this node's own `[[tasks]]` entries, never from the wire.
 """
 
@@ -40,7 +42,9 @@ def load_verifier(name: str) -> Verifier:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import verifiers before there is anything to verify; one that fails says so again when it is needed."""
+    """Import verifiers before there is anything to verify; one that fails says so again when it is
+    needed.
+    """
     for name in names:
         try:
             load_verifier(name)
@@ -52,7 +56,9 @@ class VerifierChoice:
     """Which verifier judges a task: what this node's own sources say, whoever sent the task."""
 
     def __init__(self, specs: Sequence[TaskSpec] = ()) -> None:
-        """A source's entry holds for its dataset and config; the first one of a dataset also for its other configs."""
+        """A source's entry holds for its dataset and config; the first one of a dataset also for
+        its other configs.
+        """
         self._exact = {(spec.dataset, spec.canonical_config): spec.verifier for spec in reversed(specs)}
         self._by_dataset = {spec.dataset: spec.verifier for spec in reversed(specs)}
         self.names = sorted({DEFAULT_VERIFIER, *self._by_dataset.values(), *self._exact.values()})

@@ -1,4 +1,6 @@
-"""The verifier `exact`: the answer is the reference answer, apart from case, spacing and Unicode's compatibility forms."""
+"""The verifier `exact`: the answer is the reference answer, apart from case, spacing and Unicode's
+compatibility forms.
+"""
 
 from __future__ import annotations
 

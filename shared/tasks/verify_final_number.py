@@ -1,10 +1,13 @@
-"""The verifier `final_number`: the answer ends by stating the reference number. For models that answer in sentences.
+"""The verifier `final_number`: the answer ends by stating the reference number. For models that
+answer in sentences.
 
-`8`, `4 * 2 = 8`, `The answer is **8**.` and `Answer: 8` state 8; `the product of 4 and 8` and `8 apples` state nothing, so that
-a question said again is not paid for the number that it happens to end with. Nor do `x != 8`, `x >= 8`, `not: 8`, `7 or\n8`, `4:8`
-and `10/\n8`: what stands immediately before the number makes it another statement, or another number. `5!=120` is read as the
-comparison; the factorial is `5! = 120`. What is cut off is judged by where it ends: `4 * 2 = 8` is paid, were it the beginning of
-`4 * 2 = 8 + 1` or of `4 * 2 = 81` too: give answers room with `generator.max_new_tokens`.
+`8`, `4 * 2 = 8`, `The answer is **8**.` and `Answer: 8` state 8; `the product of 4 and 8` and `8
+apples` state nothing, so that a question said again is not paid for the number that it happens to
+end with. Nor do `x != 8`, `x >= 8`, `not: 8`, `7 or\n8`, `4:8` and `10/\n8`: what stands
+immediately before the number makes it another statement, or another number. `5!=120` is read as the
+comparison; the factorial is `5! = 120`. What is cut off is judged by where it ends: `4 * 2 = 8` is
+paid, were it the beginning of `4 * 2 = 8 + 1` or of `4 * 2 = 81` too: give answers room with
+`generator.max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def verifier(item: Item) -> AnswerScorer:
 
     def score(answer: str) -> float:
         text = answer.rstrip()
-        # A number at the start of what is looked at is the answer's start only if that is all there is.
+        # A number at the start of what is looked at is the answer's start only if that is all there
+        # is.
         end = text if len(text) <= MAX_END_CHARS else "\0" + text[-MAX_END_CHARS:]
         match = _STATED.search(end)
         if match is None:

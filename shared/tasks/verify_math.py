@@ -1,10 +1,13 @@
-"""The verifier `math`: the answer equals the reference answer symbolically, through the package math-verify (extra `math`).
+"""The verifier `math`: the answer equals the reference answer symbolically, through the package
+math-verify (extra `math`).
 
-The whole answer must be one formula (`whole_formula`), in LaTeX (`$...$`, `\\boxed{}`) or plain like `2*x**2 + sin(x)`; math-verify
-itself would find one anywhere in a text. Formulas are compared by their values (`formula_values`), because a symbolic comparison of
-ordinary wrong answers takes seconds and math-verify's of numbers rounds; what has no value (sets, intervals) is left to it. Its own
-deadlines are off: they need signals, and the sandbox has a better one. Only digits and operators can reach sympy's evaluating
-parser (through a regular expression); LaTeX has a grammar of its own.
+The whole answer must be one formula (`whole_formula`), in LaTeX (`$...$`, `\\boxed{}`) or plain
+like `2*x**2 + sin(x)`; math-verify itself would find one anywhere in a text. Formulas are compared
+by their values (`formula_values`), because a symbolic comparison of ordinary wrong answers takes
+seconds and math-verify's of numbers rounds; what has no value (sets, intervals) is left to it. Its
+own deadlines are off: they need signals, and the sandbox has a better one. Only digits and
+operators can reach sympy's evaluating parser (through a regular expression); LaTeX has a grammar of
+its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The default verifier: reasoning-gym's scorer for the dataset, or one of our own, between the checks of its `Form`."""
+"""The default verifier: reasoning-gym's scorer for the dataset, or one of our own, between the
+checks of its `Form`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from shared.tasks.verifiers import AnswerScorer
 
 
 def verifier(item: Item) -> AnswerScorer:
-    """Judge as reasoning-gym does, with full marks only for what is right as a whole (`shared.tasks.forms`).
+    """Judge as reasoning-gym does, with full marks only for what is right as a whole
+    (`shared.tasks.forms`).
 
     Raises:
         TaskError: the task is a file's row, or its source has no scorer.
@@ -28,7 +31,8 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 class _Judge:
-    # Methods and no closures: Python 3.11 calls the same function again and again faster than a new one for each task.
+    # Methods and no closures: Python 3.11 calls the same function again and again faster than a new
+    # one for each task.
     __slots__ = ("_entry", "_form", "_guard", "_scorer", "is_plain")
 
     def __init__(self, item: Item) -> None:

@@ -1,4 +1,6 @@
-"""Whether a text is one formula and nothing else, small enough for a parser and a comparison that take a fraction of a second."""
+"""Whether a text is one formula and nothing else, small enough for a parser and a comparison that
+take a fraction of a second.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,17 @@ from collections import Counter
 
 MAX_CHARS = 1000
 SPARE_CHARS, SPARE_DIGITS = 40, 8
-"""Characters and digits that an answer may have beyond four times the reference's, and beyond twice."""
+"""Characters and digits that an answer may have beyond four times the reference's, and beyond
+twice.
+"""
 MAX_DEPTH = 8
-"""Levels of parentheses, braces and brackets; twice as many keep the LaTeX grammar busy for seconds."""
+"""Levels of parentheses, braces and brackets; twice as many keep the LaTeX grammar busy for
+seconds.
+"""
 MAX_POWER_OF_A_GROUP = 20
-"""Exponent of something in parentheses or braces, all such exponents added: `(x+y+z)^{999}` has half a million terms."""
+"""Exponent of something in parentheses or braces, all such exponents added: `(x+y+z)^{999}` has
+half a million terms.
+"""
 
 FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "pi"})
 _LETTERS = frozenset({"alpha", "beta", "gamma", "theta", "lambda", "mu", "phi", "varphi"})
@@ -23,7 +31,9 @@ _MARK_COMMANDS = frozenset(
 _SAME_COMMAND = {"leq": "le", "geq": "ge", "neq": "ne", "degree": "circ"}
 _SPACES = frozenset(",;:! ")
 _MARKS = frozenset("_=,|![]<>;:%\n&")
-"""What does not belong to arithmetic: an answer may have as many of them as the reference, for text can be written with them."""
+"""What does not belong to arithmetic: an answer may have as many of them as the reference, for text
+can be written with them.
+"""
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 _CHARACTERS = re.compile(r"[0-9A-Za-z+\-*/^_=().,|!{}\[\]<>\\;: °%\n&]*")
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)")
@@ -34,11 +44,15 @@ _EXPLOSION = re.compile(
     r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|!"
     r"|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)"
 )
-"""Long numbers, large decimal exponents, factorials, powers of four digits, powers of powers: short texts of unbounded work."""
+"""Long numbers, large decimal exponents, factorials, powers of four digits, powers of powers: short
+texts of unbounded work.
+"""
 
 
 def unwrapped(text: str) -> str:
-    """`text` without the dollars, brackets and boxes around all of it, an `x =` in front, and a full stop behind."""
+    """`text` without the dollars, brackets and boxes around all of it, an `x =` in front, and a
+    full stop behind.
+    """
     text = text.strip().removesuffix(".")
     changed = True
     while changed:
@@ -53,14 +67,18 @@ def unwrapped(text: str) -> str:
 
 
 def letters(text: str) -> set[str]:
-    """Letters that stand for something: outside of commands and of function names, and commands for Greek ones."""
+    """Letters that stand for something: outside of commands and of function names, and commands for
+    Greek ones.
+    """
     words = _WORD.findall(_COMMAND.sub(" ", text))
     greek = {f"\\{name}" for name in _COMMAND.findall(text) if name in _LETTERS}
     return greek | {letter for word in words if word not in FUNCTIONS for letter in word}
 
 
 def is_one_formula(text: str, reference: str) -> bool:
-    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about as long as the reference."""
+    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about
+    as long as the reference.
+    """
     if not is_about_as_long(text, reference) or not _CHARACTERS.fullmatch(text):
         return False
     commands = {_SAME_COMMAND.get(name, name) for name in _COMMAND.findall(text) if name.isalpha()}
@@ -71,7 +89,8 @@ def is_one_formula(text: str, reference: str) -> bool:
 def is_about_as_long(text: str, reference: str) -> bool:
     """Whether `text` has not many more characters and digits than the reference.
 
-    A term that comes to 0 carries any text: what is right and far longer, or of many more digits, is no way to write the answer.
+    A term that comes to 0 carries any text: what is right and far longer, or of many more digits,
+    is no way to write the answer.
     """
     return len(text) <= min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) and _digits(text) <= SPARE_DIGITS + 2 * _digits(reference)
 
@@ -97,7 +116,8 @@ def is_small(text: str) -> bool:
 
 
 def _depth(text: str) -> int | None:
-    # None where a bracket closes that was not opened. Intervals like [0, 1) are balanced in number, which is what matters here.
+    # None where a bracket closes that was not opened. Intervals like [0, 1) are balanced in number,
+    # which is what matters here.
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")

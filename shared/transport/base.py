@@ -1,11 +1,15 @@
-"""The interface every service is written against: streams, work queues, direct reads and small shared state.
+"""The interface every service is written against: streams, work queues, direct reads and small
+shared state.
 
-Two implementations keep the same promises and pass the same tests (`tests/integration/test_transport_*.py`):
-`shared.transport.nats.transport.NatsTransport` and `shared.transport.memory.transport.MemoryTransport`.
+Two implementations keep the same promises and pass the same tests
+(`tests/integration/test_transport_*.py`):
+`shared.transport.nats.transport.NatsTransport` and
+`shared.transport.memory.transport.MemoryTransport`.
 
-Large payloads: a payload above the server's message limit is stored in chunks in a companion stream (`<stream>_BLOBS`) and
-the message carries a reference (a claim check). On read, `StoredMessage.size_bytes` is known at once and `Transport.payload`
-assembles and checks the bytes, so that a receiver can refuse an over-large foreign message before fetching it.
+Large payloads: a payload above the server's message limit is stored in chunks in a companion stream
+(`<stream>_BLOBS`) and the message carries a reference (a claim check). On read,
+`StoredMessage.size_bytes` is known at once and `Transport.payload` assembles and checks the bytes,
+so that a receiver can refuse an over-large foreign message before fetching it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ LONGEST_FETCH_S = 5.0
 
 
 class TransportError(Exception):
-    """Something went wrong between this process and the server; the message names cause and remedy."""
+    """Something went wrong between this process and the server; the message names cause and
+    remedy.
+    """
 
 
 class NotConnected(TransportError):
@@ -30,7 +36,9 @@ class NotConnected(TransportError):
 
 
 class AccessDenied(TransportError):
-    """The server refuses this process's key, is not who it should be, or a key file cannot be used. Waiting does not help."""
+    """The server refuses this process's key, is not who it should be, or a key file cannot be used.
+    Waiting does not help.
+    """
 
 
 class Conflict(TransportError):
@@ -38,11 +46,15 @@ class Conflict(TransportError):
 
 
 class StreamFull(TransportError):
-    """The stream refuses new messages (`discard: new` at its limit): the reader is behind. Wait and publish again."""
+    """The stream refuses new messages (`discard: new` at its limit): the reader is behind. Wait and
+    publish again.
+    """
 
 
 class TooLarge(TransportError):
-    """The payload is larger than its stream will ever take: `limit_bytes`, None where only the server knows it."""
+    """The payload is larger than its stream will ever take: `limit_bytes`, None where only the
+    server knows it.
+    """
 
     def __init__(self, message: str, limit_bytes: int | None = None) -> None:
         super().__init__(message)
@@ -50,11 +62,15 @@ class TooLarge(TransportError):
 
 
 class BadReference(TransportError):
-    """A message refers to its payload in a way that no publisher of ours does: reading it again will not help."""
+    """A message refers to its payload in a way that no publisher of ours does: reading it again
+    will not help.
+    """
 
 
 class Retention(Enum):
-    """How long a stream keeps a message: until a limit (`LIMITS`) or until it is acknowledged (`WORK_QUEUE`)."""
+    """How long a stream keeps a message: until a limit (`LIMITS`) or until it is acknowledged
+    (`WORK_QUEUE`).
+    """
 
     LIMITS = "limits"
     WORK_QUEUE = "workqueue"
@@ -62,7 +78,9 @@ class Retention(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """A stream as its owner wants it. `ensure_stream` makes it so, also when it already exists with other settings."""
+    """A stream as its owner wants it. `ensure_stream` makes it so, also when it already exists with
+    other settings.
+    """
 
     name: str
     subjects: tuple[str, ...]
@@ -73,7 +91,9 @@ class StreamSpec:
     max_bytes: int = -1
     max_msgs: int = -1
     max_msgs_per_subject: int = -1
-    """Kept of one subject; its oldest goes, so that who writes to one subject only takes room from nobody else. -1: as it is."""
+    """Kept of one subject; its oldest goes, so that who writes to one subject only takes room from
+    nobody else. -1: as it is.
+    """
     max_msg_bytes: int = -1
     """Largest payload a publisher may send, claim checks included. -1: no limit of its own."""
     duplicate_window_s: float = 120.0
@@ -103,7 +123,9 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Fill of a stream. `last_seq` counts every message it ever took; `first_seq` is the oldest kept."""
+    """Fill of a stream. `last_seq` counts every message it ever took; `first_seq` is the oldest
+    kept.
+    """
 
     first_seq: int
     last_seq: int
@@ -113,7 +135,9 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """Lag of a consumer: `pending` not yet delivered, `ack_pending` delivered and not yet acknowledged."""
+    """Lag of a consumer: `pending` not yet delivered, `ack_pending` delivered and not yet
+    acknowledged.
+    """
 
     pending: int
     ack_pending: int
@@ -122,7 +146,9 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in a stream. `inline` is None when the payload was stored as a blob; use `Transport.payload`."""
+    """A message as it lies in a stream. `inline` is None when the payload was stored as a blob; use
+    `Transport.payload`.
+    """
 
     stream: str
     seq: int
@@ -134,7 +160,9 @@ class StoredMessage:
 
 
 class Delivery(Protocol):
-    """A message handed to one reader of a work queue. The first of `ack` and `nak` takes effect, later calls do nothing."""
+    """A message handed to one reader of a work queue. The first of `ack` and `nak` takes effect,
+    later calls do nothing.
+    """
 
     @property
     def message(self) -> StoredMessage:
@@ -169,7 +197,9 @@ class KvEntry:
 
 
 class KeyValue(Protocol):
-    """Small shared state: the newest value of each key of a bucket, with compare-and-set and watches."""
+    """Small shared state: the newest value of each key of a bucket, with compare-and-set and
+    watches.
+    """
 
     async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
         """Create the bucket, or update it where it differs."""
@@ -188,7 +218,9 @@ class KeyValue(Protocol):
         ...
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
-        """Write if the newest revision is still `last_revision` (0: the key must not exist). Raises Conflict otherwise."""
+        """Write if the newest revision is still `last_revision` (0: the key must not exist). Raises
+        Conflict otherwise.
+        """
         ...
 
     async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
@@ -196,23 +228,26 @@ class KeyValue(Protocol):
         ...
 
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, at most `limit` of them, and how many others there are.
+        """The keys written last, newest first, at most `limit` of them, and how many others there
+        are.
 
         For a bucket in which strangers write: what it costs does not grow with the bucket.
         """
         ...
 
     def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, the present one first. Pushes when the server does and polls every `poll_s` besides, because a
-        watch can die without a word. Values may be skipped; the newest is never missed. Ends only by cancellation."""
+        """Each new value of `key`, the present one first. Pushes when the server does and polls
+        every `poll_s` besides, because a watch can die without a word. Values may be skipped; the
+        newest is never missed. Ends only by cancellation."""
         ...
 
 
 class Transport(Protocol):
     """One connection to one plane. Every call has a deadline; failures are `TransportError`s.
 
-    A call may be cancelled wherever it waits. It then raises CancelledError, also where the answer came at the same moment: what it
-    was to do may have been done. A message on its way to a cancelled `fetch` is handed out again.
+    A call may be cancelled wherever it waits. It then raises CancelledError, also where the answer
+    came at the same moment: what it was to do may have been done. A message on its way to a
+    cancelled `fetch` is handed out again.
     """
 
     @property
@@ -235,7 +270,9 @@ class Transport(Protocol):
         ...
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create the stream, or update it where it differs from `spec`. Idempotent, safe from several processes at once."""
+        """Create the stream, or update it where it differs from `spec`. Idempotent, safe from
+        several processes at once.
+        """
         ...
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
@@ -255,8 +292,8 @@ class Transport(Protocol):
     ) -> PubAck:
         """Store a message in `stream` and wait for the acknowledgement.
 
-        A publish that timed out may have been stored: it is tried again with the same `message_id` inside the stream's duplicate
-        window, at most until `timeout_s` has passed.
+        A publish that timed out may have been stored: it is tried again with the same `message_id`
+        inside the stream's duplicate window, at most until `timeout_s` has passed.
 
         Raises:
             Conflict: the stream's last sequence is not `expected_last_seq`.
@@ -267,7 +304,9 @@ class Transport(Protocol):
         ...
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer. Empty when none come in `timeout_s` (`LONGEST_FETCH_S` at most)."""
+        """Up to `max_messages` from a durable consumer. Empty when none come in `timeout_s`
+        (`LONGEST_FETCH_S` at most).
+        """
         ...
 
     async def payload(self, message: StoredMessage) -> bytes:
@@ -281,7 +320,8 @@ class Transport(Protocol):
         ...
 
     async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made. Empty when there are none.
+        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made.
+        Empty when there are none.
 
         Ends early with what has come when `timeout_s` is over.
         """

@@ -1,12 +1,15 @@
-"""Claim checks: a payload too large for one message lies in chunks in a companion stream, the message only refers to it.
+"""Claim checks: a payload too large for one message lies in chunks in a companion stream, the
+message only refers to it.
 
-The reference travels in a header (`reference`), so that a reader knows the size before it fetches anything. Who publishes stores
-the chunks first, so that a stored message never refers to chunks that were not stored, and sealed (`seal`), so that nobody reads
-them before that message has its place. Chunks whose message never came (the publisher was killed in between) are swept with
+The reference travels in a header (`reference`), so that a reader knows the size before it fetches
+anything. Who publishes stores the chunks first, so that a stored message never refers to chunks
+that were not stored, and sealed (`seal`), so that nobody reads them before that message has its
+place. Chunks whose message never came (the publisher was killed in between) are swept with
 `sweep_before`.
 
-A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one deadline for the whole, and only
-chunks stored under the message's own subject count: nobody can make others read what a third one published.
+A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one
+deadline for the whole, and only chunks stored under the message's own subject count: nobody can
+make others read what a third one published.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Referen
 from shared.transport.seal import opened, sealed
 
 HEADER_ROOM_BYTES = 4096
-"""What a message's headers may take beside its payload: streams and servers limit the sum of both."""
+"""What a message's headers may take beside its payload: streams and servers limit the sum of both.
+"""
 ORPHAN_AGE_S = 600.0
-"""A chunk this much older than the oldest message of its stream belongs to no message that is kept."""
+"""A chunk this much older than the oldest message of its stream belongs to no message that is kept.
+"""
 _NO_COMPANION_BYTES = 512 * 1024
 _PARALLEL = 8
 _SHORTEST_FETCH_S = 5.0
@@ -39,12 +44,16 @@ def companion_name(stream: str) -> str:
 
 
 def companion_subject(subject: str) -> str:
-    """Subject of the chunks of messages on `subject`; who may publish the one must be allowed the other."""
+    """Subject of the chunks of messages on `subject`; who may publish the one must be allowed the
+    other.
+    """
     return f"blob.{subject}"
 
 
 def companion(spec: StreamSpec) -> StreamSpec | None:
-    """The companion stream of `spec`, with the same bounds; None when its payloads are too small ever to need one."""
+    """The companion stream of `spec`, with the same bounds; None when its payloads are too small
+    ever to need one.
+    """
     if 0 <= spec.max_msg_bytes <= _NO_COMPANION_BYTES:
         return None
     return replace(
@@ -69,8 +78,8 @@ class ChunkStore(Protocol):
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks at or after `start_seq` in order. Ends early with the one by which `max_bytes` are reached, and with what has
-        come when `timeout_s` is over."""
+        """Chunks at or after `start_seq` in order. Ends early with the one by which `max_bytes` are
+        reached, and with what has come when `timeout_s` is over."""
         ...
 
     async def drop(self, stream: str, seq: int) -> None:
@@ -79,7 +88,9 @@ class ChunkStore(Protocol):
 
 
 async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, chunk_bytes: int, timeout_s: float) -> Reference:
-    """Store `payload` in sealed chunks. Chunks of a failed attempt are dropped. Raises what `put_chunk` raises."""
+    """Store `payload` in sealed chunks. Chunks of a failed attempt are dropped. Raises what
+    `put_chunk` raises.
+    """
     size = min(chunk_bytes, MAX_CHUNK_BYTES)
     if size < MIN_CHUNK_BYTES:
         raise TransportError(
@@ -104,8 +115,8 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
 
 
 async def payload(store: ChunkStore, message: StoredMessage) -> bytes:
-    """The payload of `message`: its own bytes, or the blob that it refers to. Raises what `fetch` raises, within a deadline that
-    grows with the stated size."""
+    """The payload of `message`: its own bytes, or the blob that it refers to. Raises what `fetch`
+    raises, within a deadline that grows with the stated size."""
     if message.inline is not None:
         return message.inline
     reference = reference_of(message)
@@ -119,7 +130,8 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
     """Assemble and check the blob of `message`.
 
     Raises:
-        BadReference: the chunks are not what a publisher of ours stores for this message: of another subject or size.
+        BadReference: the chunks are not what a publisher of ours stores for this message: of
+            another subject or size.
         NotConnected: not all chunks came within `timeout_s`, which is for the whole blob.
         TransportError: a chunk is gone or the bytes differ.
     """
@@ -167,7 +179,9 @@ def _assembled(parts: Sequence[bytes], seal: bytes) -> tuple[bytes, str]:
 
 
 def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: int) -> None:
-    """Refuse a blob at the first chunk that shows that its size is not the stated one, before the next is read."""
+    """Refuse a blob at the first chunk that shows that its size is not the stated one, before the
+    next is read.
+    """
     size, first = len(parts[-1]), len(parts[0])
     of = f"blob in {name}: chunk {len(parts)} of {len(reference.chunks)} has {size} bytes"
     if left < 0:
@@ -180,7 +194,9 @@ def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: i
 
 
 async def drop(store: ChunkStore, stream: str, chunks: Sequence[int]) -> None:
-    """Forget chunks, as far as the server lets us: what remains is bounded by the companion stream's limits."""
+    """Forget chunks, as far as the server lets us: what remains is bounded by the companion
+    stream's limits.
+    """
     await asyncio.gather(*(store.drop(companion_name(stream), seq) for seq in chunks), return_exceptions=True)
 
 
@@ -193,7 +209,9 @@ async def drop_of(store: ChunkStore, message: StoredMessage) -> None:
 
 
 def sweep_before(oldest_message_at: float | None, now: float) -> float:
-    """Chunks stored before this time belong to no kept message. `oldest_message_at` is None for an empty stream."""
+    """Chunks stored before this time belong to no kept message. `oldest_message_at` is None for an
+    empty stream.
+    """
     return (now if oldest_message_at is None else oldest_message_at) - ORPHAN_AGE_S
 
 

@@ -1,4 +1,6 @@
-"""Opening a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name` for tests."""
+"""Opening a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name`
+for tests.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,20 @@ async def connect(
     """Connect to one plane.
 
     Args:
-        url: One server or several separated by commas. `memory://<name>` names a server inside this process.
+        url: One server or several separated by commas. `memory://<name>` names a server inside this
+            process.
         name: How the server's monitoring shows this connection, for example `alpha/verifier/0`.
         timeout_s: Deadline of the first connection. Afterwards reconnecting never ends.
         key_file: The nkey seed (`SU...`) or NATS credentials (`.creds`) of this process's user.
         ca_file: Certificate authority of a server with TLS, where the system does not know it.
         inbox_prefix: Where replies arrive; a server with permissions allows only one's own.
-        domain: JetStream domain of the streams, where they lie behind a leaf server. Empty: the server's own.
+        domain: JetStream domain of the streams, where they lie behind a leaf server. Empty: the
+            server's own.
 
     Raises:
         NotConnected: nothing answers in time.
-        AccessDenied: the server refuses the key, its certificate is not trusted, or a file cannot be used.
+        AccessDenied: the server refuses the key, its certificate is not trusted, or a file cannot
+            be used.
     """
     if url.startswith("memory://"):
         return MemoryTransport(shared_server(urlsplit(url).netloc))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 ErrorKind = Literal["unreachable", "slow_consumer", "permissions", "access_denied", "malformed", "unanswered", "other"]
-"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: messages were dropped here. permissions: the
-server forbade a subject. access_denied: it refused this process's key, or is not who it should be. malformed: a message that nobody
-can read. unanswered: a request without an answer until its deadline. other: what else the server or the client complained of."""
+"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: messages were
+dropped here. permissions: the server forbade a subject. access_denied: it refused this process's
+key, or is not who it should be. malformed: a message that nobody can read. unanswered: a request
+without an answer until its deadline. other: what else the server or the client complained of."""
 
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 

@@ -1,14 +1,17 @@
-"""The reference that a message carries instead of a payload too large for it, and what may be believed of it unread. Pure.
+"""The reference that a message carries instead of a payload too large for it, and what may be
+believed of it unread. Pure.
 
     Swarm-Blob: <size in bytes> <sha256> <sequences of the chunks, as runs: 12-40,45> <seal>
 
-Chunks can be read before the message that refers to them is stored. They are sealed (`shared.transport.seal`), and what opens them
-travels in the reference, so that nobody reads a payload before it has its place in the stream. Without a seal they lie open, as
-earlier versions stored them.
+Chunks can be read before the message that refers to them is stored. They are sealed
+(`shared.transport.seal`), and what opens them travels in the reference, so that nobody reads a
+payload before it has its place in the stream. Without a seal they lie open, as earlier versions
+stored them.
 
-Whoever may publish a message writes its reference, so each rule holds for every payload that `blobs.put` stores and bounds what a
-reader does for a lie: chunks have one size between `MIN_CHUNK_BYTES` and `MAX_CHUNK_BYTES` (the last may be smaller), so the size
-bounds how many there are and in how many runs; none is named twice.
+Whoever may publish a message writes its reference, so each rule holds for every payload that
+`blobs.put` stores and bounds what a reader does for a lie: chunks have one size between
+`MIN_CHUNK_BYTES` and `MAX_CHUNK_BYTES` (the last may be smaller), so the size bounds how many there
+are and in how many runs; none is named twice.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from shared.transport.seal import SEAL_BYTES
 
 BLOB_HEADER = "Swarm-Blob"
 MAX_CHUNK_BYTES = 960 * 1024
-"""Measured with batched direct get: larger chunks are no faster, smaller ones cost more messages."""
+"""Measured with batched direct get: larger chunks are no faster, smaller ones cost more messages.
+"""
 MIN_CHUNK_BYTES = 32 * 1024
 """Smallest chunk but the last one: what fits under a server's `max_payload` of 48 KiB."""
 MAX_CHUNKS = 4096
@@ -42,7 +46,9 @@ def most_chunks(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a blob lies: its size, its SHA-256 in hex, the sequences of its chunks in order, and their seal (empty: none)."""
+    """Where a blob lies: its size, its SHA-256 in hex, the sequences of its chunks in order, and
+    their seal (empty: none).
+    """
 
     size_bytes: int
     sha256: str
@@ -60,7 +66,9 @@ class Reference:
 
     @classmethod
     def parse(cls, header: str) -> Reference:
-        """Inverse of `header`, in time that the stated size bounds. Raises BadReference for what no publisher of ours writes."""
+        """Inverse of `header`, in time that the stated size bounds. Raises BadReference for what no
+        publisher of ours writes.
+        """
         try:
             size, sha256, runs, seal = _fields(header)
             chunks = tuple(_expand(runs, most_chunks(size)))
@@ -76,7 +84,9 @@ def reference_of(message: StoredMessage) -> Reference | None:
 
 
 def size_of(headers: Mapping[str, str], inline: bytes) -> int:
-    """Payload size of a message as it claims: of the blob if it refers to one. `UNKNOWN_SIZE` for a malformed reference."""
+    """Payload size of a message as it claims: of the blob if it refers to one. `UNKNOWN_SIZE` for a
+    malformed reference.
+    """
     header = headers.get(BLOB_HEADER)
     if header is None:
         return len(inline)

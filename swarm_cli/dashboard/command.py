@@ -1,4 +1,6 @@
-"""`swarm dashboard` (`make watch`): a Prometheus and a page of the dashboards' panels beside a running swarm."""
+"""`swarm dashboard` (`make watch`): a Prometheus and a page of the dashboards' panels beside a
+running swarm.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def dashboard(
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
-    """Watch a running swarm in a browser: Prometheus with the rules, and a page of the dashboards' panels. Ctrl-C ends both."""
+    """Watch a running swarm in a browser: Prometheus with the rules, and a page of the dashboards'
+    panels. Ctrl-C ends both.
+    """
     program = find_prometheus()
     node_config = load_chosen(config)
     check_ports(

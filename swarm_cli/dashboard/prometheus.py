@@ -1,7 +1,7 @@
 """A Prometheus of its own for one developer: found, configured, started, waited for, ended.
 
-It answers this process alone (`swarm_cli.local.loopback_tls`); the page's server, which looks at the Host header, passes its pages
-on.
+It answers this process alone (`swarm_cli.local.loopback_tls`); the page's server, which looks at
+the Host header, passes its pages on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def find_prometheus() -> str:
 
 
 def prometheus_config(targets: Path, rules: Path) -> dict[str, Any]:
-    """Its configuration: the swarm's targets as job `swarm`, and the rules of the cluster's monitoring."""
+    """Its configuration: the swarm's targets as job `swarm`, and the rules of the cluster's
+    monitoring.
+    """
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": "5s"},
         "rule_files": [str(rules)],
@@ -61,7 +63,8 @@ def prometheus_config(targets: Path, rules: Path) -> dict[str, Any]:
 class Prometheus:
     """One Prometheus process with its files in `folder`, listening on loopback.
 
-    `rules`: the text of a rule file. `page`: the address behind which its own pages are passed on to browsers, such as `http://127.0.0.1:8400`.
+    `rules`: the text of a rule file. `page`: the address behind which its own pages are passed on
+    to browsers, such as `http://127.0.0.1:8400`.
     """
 
     def __init__(self, program: str, folder: Path, port: int, rules: str, page: str = "http://127.0.0.1") -> None:
@@ -88,7 +91,9 @@ class Prometheus:
         return f"https://127.0.0.1:{self._port}{PREFIX}"
 
     def start(self) -> None:
-        """Start it; it dies with this process, however this one ends. `wait_ready` says when it answers."""
+        """Start it; it dies with this process, however this one ends. `wait_ready` says when it
+        answers.
+        """
         command = [
             self._program,
             f"--config.file={self._config}",
@@ -120,7 +125,9 @@ class Prometheus:
             return False
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until it answers queries. Raises CommandError when it ends or does not within `timeout_s`."""
+        """Wait until it answers queries. Raises CommandError when it ends or does not within
+        `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             self.check_running()

@@ -1,7 +1,9 @@
-"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API and pages behind the same address.
+"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API and pages
+behind the same address.
 
-Listens on loopback only, and answers nobody who asks for it by another name: a page elsewhere may have its own name resolve to
-127.0.0.1, to read in its visitor's browser what it should not (DNS rebinding).
+Listens on loopback only, and answers nobody who asks for it by another name: a page elsewhere may
+have its own name resolve to 127.0.0.1, to read in its visitor's browser what it should not (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def page_panels(dashboards: Sequence[Dashboard], scrape_s: int) -> dict[str, Any]:
-    """What the page draws: the same dashboards as Grafana's, and how often there is a new sample."""
+    """What the page draws: the same dashboards as Grafana's, and how often there is a new
+    sample.
+    """
     return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s}
 
 
 class PageServer:
-    """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any; `url` has the one really bound.
+    """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any; `url`
+    has the one really bound.
 
     Raises:
         OSError: the port is taken.
@@ -52,7 +57,8 @@ class PageServer:
     def __init__(self, port: int, prometheus_url: str, panels: dict[str, Any], client: ssl.SSLContext | None = None) -> None:
         """`client`: how to reach Prometheus where it speaks TLS."""
         body = json.dumps(panels).encode()
-        # No proxy, whatever the environment says, and no redirect: both are the browser's business, not this process'.
+        # No proxy, whatever the environment says, and no redirect: both are the browser's business,
+        # not this process'.
         asked = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=client), _NoRedirect()
         )
@@ -109,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         return hosts <= set(LOOPBACK_NAMES)
 
     def _pass_on(self, path: str, query: str, *, whole: bool = False) -> None:
-        """Ask Prometheus. `whole`: one of its own pages, which needs its own kind, scripts and redirections."""
+        """Ask Prometheus. `whole`: one of its own pages, which needs its own kind, scripts and
+        redirections.
+        """
         try:
             with self.opener.open(f"{self.upstream}{path}{'?' if query else ''}{query}", timeout=QUERY_TIMEOUT_S) as answer:
                 self._answer(answer.status, answer.headers.get("Content-Type") if whole else None, answer.read(), whole=whole)

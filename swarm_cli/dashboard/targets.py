@@ -1,4 +1,6 @@
-"""Where Prometheus finds a running swarm's processes: from what they say of themselves, as a file that it reads again."""
+"""Where Prometheus finds a running swarm's processes: from what they say of themselves, as a file
+that it reads again.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
 FORGET_S = 20 * SILENT_S
-"""A process that is silent this long is no target any more; before, Prometheus sees that it is down."""
+"""A process that is silent this long is no target any more; before, Prometheus sees that it is
+down.
+"""
 
 
 def target_groups(views: Sequence[NodeView], now: float, here: str | None = None) -> list[dict[str, Any]]:
-    """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this machine's host name.
+    """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this
+    machine's host name.
 
-    Where two processes claim one address, the older one is gone and its port was taken over. A status whose host or port is none
-    makes no target: Prometheus would refuse the whole file for it.
+    Where two processes claim one address, the older one is gone and its port was taken over. A
+    status whose host or port is none makes no target: Prometheus would refuse the whole file for
+    it.
     """
     here = here or socket.gethostname()
     by_address: dict[str, ServiceStatus] = {}
@@ -38,13 +44,17 @@ def target_groups(views: Sequence[NodeView], now: float, here: str | None = None
 
 
 def address(status: ServiceStatus, here: str) -> str:
-    """Host and port of a process's metrics. On this machine it listens on loopback, whatever else it listens on."""
+    """Host and port of a process's metrics. On this machine it listens on loopback, whatever else
+    it listens on.
+    """
     host = "127.0.0.1" if status.host == here else status.host
     return f"{f'[{host}]' if ':' in host else host}:{int(status.figures['http_port'])}"
 
 
 def write_targets(groups: list[dict[str, Any]], target: Path) -> None:
-    """Replace the file at once, so that Prometheus never reads half of it. An unchanged file is left alone."""
+    """Replace the file at once, so that Prometheus never reads half of it. An unchanged file is
+    left alone.
+    """
     text = json.dumps(groups, indent=1) + "\n"
     if target.exists() and target.read_text() == text:
         return

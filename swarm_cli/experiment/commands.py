@@ -1,4 +1,6 @@
-"""`swarm experiment`: run what a spec describes, report what its records say, build the models it starts from."""
+"""`swarm experiment`: run what a spec describes, report what its records say, build the models it
+starts from.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs side by side, one process each (simulate).")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads of each run (simulate).")] = 1,
 ) -> None:
-    """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts again."""
+    """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts
+    again.
+    """
     from lab.check import check_spec
     from lab.floors import read_floors
     from lab.floors_table import out_lines
@@ -72,7 +76,8 @@ def screen(
     out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
     questions: Annotated[int, typer.Option(min=10, max=10_000, help="Questions of each dataset, and as many that choose.")] = 200,
 ) -> None:
-    """What answers without skill pass of each dataset: a constant, a copy from the question. Code 1 if a constant passes a tenth.
+    """What answers without skill pass of each dataset: a constant, a copy from the question. Code 1
+    if a constant passes a tenth.
 
     `experiment run` does it by itself; here it is for choosing datasets.
     """
@@ -104,7 +109,9 @@ def report(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Runs of these seeds alone, separated by commas.")] = None,
 ) -> None:
-    """Make tables (Markdown, JSON) and plots (PNG) from the raw records, and print the comparisons."""
+    """Make tables (Markdown, JSON) and plots (PNG) from the raw records, and print the
+    comparisons.
+    """
     from lab.report import Part, write_report
     from lab.spec import SpecError
 

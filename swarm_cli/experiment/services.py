@@ -1,6 +1,8 @@
-"""The driver `services`: an experiment's runs as real swarms on this machine, from the lines that `swarm up` runs.
+"""The driver `services`: an experiment's runs as real swarms on this machine, from the lines that
+`swarm up` runs.
 
-Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`) goes when its records are made.
+Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`)
+goes when its records are made.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def _make(run: PlannedRun, folder: RunFolder) -> None:
 
 
 def write_configs(run: PlannedRun, work: Path) -> dict[str, Path]:
-    """Write each node's configuration, with the run's length as `trainer.max_steps`, and return the files by node."""
+    """Write each node's configuration, with the run's length as `trainer.max_steps`, and return the
+    files by node.
+    """
     files = {}
     for node in run.nodes:
         values = node.config.model_dump()
@@ -80,7 +84,9 @@ def write_configs(run: PlannedRun, work: Path) -> dict[str, Path]:
 
 
 def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str, str]:
-    """The lines of `swarm up`, each told its own node's configuration; the progress view reads the first's."""
+    """The lines of `swarm up`, each told its own node's configuration; the progress view reads the
+    first's.
+    """
     first = next(iter(files.values()))
     told = {}
     for name, line in lines.items():

@@ -18,7 +18,9 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 def model_problem(path: str, revision: str = "") -> str | None:
-    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may be a hub name at a commit."""
+    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may
+    be a hub name at a commit.
+    """
     folder = Path(path)
     if (folder / "config.json").is_file():
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
@@ -31,7 +33,9 @@ def model_problem(path: str, revision: str = "") -> str | None:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether the path can only be the hub's, `owner/name`: `models/base` is a folder that is missing."""
+    """Whether the path can only be the hub's, `owner/name`: `models/base` is a folder that is
+    missing.
+    """
     return bool(_HUB_NAME.match(path)) and not Path(path).parent.is_dir() and Path(path).parts[0] != TOY_POLICY.parts[0]
 
 
@@ -50,12 +54,16 @@ def ensure_toy_policy(config: NodeConfig) -> None:
 
 
 def toy_to_be_built(config: NodeConfig) -> bool:
-    """Whether the configuration starts from the demo's policy and that is not there yet, so that `swarm up` will build it."""
+    """Whether the configuration starts from the demo's policy and that is not there yet, so that
+    `swarm up` will build it.
+    """
     return Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists()
 
 
 def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
-    """Build the toy base policy into `out`, with a progress bar on stderr. None: the recipe's own seed and steps."""
+    """Build the toy base policy into `out`, with a progress bar on stderr. None: the recipe's own
+    seed and steps.
+    """
     from shared.model.base_policy import BasePolicyRecipe, build_base_policy
     from shared.model.corpus import TOY_NEEDS_DATASETS, DemoTask
 

@@ -1,4 +1,6 @@
-"""Run process lines through honcho's Manager, as `honcho start` would, and say in the end how it ended."""
+"""Run process lines through honcho's Manager, as `honcho start` would, and say in the end how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from honcho.printer import Printer
 STOPPED_BY_SIGNAL = (130, 143)
 """honcho's codes for SIGINT and SIGTERM."""
 PATIENCE_S = 20
-"""After which a process that was asked to end is killed. honcho has 5, too few for NATS or a checkpoint on a busy machine."""
+"""After which a process that was asked to end is killed. honcho has 5, too few for NATS or a
+checkpoint on a busy machine.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class NotingPrinter(Printer):  # type: ignore[misc]
 
 
 def run_lines(lines: Mapping[str, str], environment: Mapping[str, str]) -> Outcome:
-    """Start every line, pass their output on, and when one ends stop the others. Returns when all have ended."""
+    """Start every line, pass their output on, and when one ends stop the others. Returns when all
+    have ended.
+    """
     printer = NotingPrinter(sys.stdout)
     honcho.manager.KILL_WAIT = PATIENCE_S
     manager = Manager(printer)
@@ -51,7 +57,9 @@ def run_lines(lines: Mapping[str, str], environment: Mapping[str, str]) -> Outco
 
 
 def _with_own_python_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """The lines say `python` and `nats-server`; they mean those of the environment that `swarm` is installed in."""
+    """The lines say `python` and `nats-server`; they mean those of the environment that `swarm` is
+    installed in.
+    """
     own = str(Path(sys.executable).parent)
     path = environment.get("PATH", os.defpath)
     return {**environment, "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

@@ -1,8 +1,9 @@
 """A key and a certificate for one server on 127.0.0.1 that has exactly one client: this process.
 
-Prometheus looks at no Host header, so a page on the Internet whose name suddenly resolves to 127.0.0.1 could read it (DNS
-rebinding), and so could other users of the machine. Both end at TLS that demands this certificate of whoever connects. It is made
-anew at each start and signed by itself: RFC 5280 in DER, with an Ed25519 key as RFC 8410 has it. No other program is needed.
+Prometheus looks at no Host header, so a page on the Internet whose name suddenly resolves to
+127.0.0.1 could read it (DNS rebinding), and so could other users of the machine. Both end at TLS
+that demands this certificate of whoever connects. It is made anew at each start and signed by
+itself: RFC 5280 in DER, with an Ed25519 key as RFC 8410 has it. No other program is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _VERSION, _EXTENSIONS, _IP_ADDRESS = 0xA0, 0xA3, 0x87
 
 
 class LoopbackTls:
-    """Two files in `folder`, the key readable for its owner only, and what either side makes of them."""
+    """Two files in `folder`, the key readable for its owner only, and what either side makes of
+    them.
+    """
 
     def __init__(self, folder: Path, now: datetime | None = None) -> None:
         key = SigningKey.generate()

@@ -1,4 +1,6 @@
-"""Are the ports free? Asked before anything starts, so that the answer is one sentence and not nine processes' logs."""
+"""Are the ports free? Asked before anything starts, so that the answer is one sentence and not nine
+processes' logs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def check_ports(wanted: Mapping[int, str], remedy: str = _REMEDY) -> None:
     """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
 
     Raises:
-        CommandError: naming each taken port, what it was wanted for and, where the system tells, who has it.
+        CommandError: naming each taken port, what it was wanted for and, where the system tells,
+            who has it.
     """
     taken = [port for port in wanted if not _is_free(port)]
     if taken:

@@ -1,7 +1,9 @@
-"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services a node, one progress view.
+"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services a
+node, one progress view.
 
-`swarm up` runs exactly these lines and the checked-in `Procfile` is this rendering for two nodes. What differs between two runs is
-in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), so `honcho start` can do all that `swarm up` can.
+`swarm up` runs exactly these lines and the checked-in `Procfile` is this rendering for two nodes.
+What differs between two runs is in environment variables (`SWARM_NODE__RUN`,
+`SWARM_TRAINER__MAX_STEPS`, ...), so `honcho start` can do all that `swarm up` can.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ _HEADER = """\
 class Layout:
     """What runs where.
 
-    `nats_url` names a server that somebody else runs; None starts one on `nats_port`. `base_port` 0 lets each process take any
-    free port. `config` and `var_dir` are what a line falls back on where `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set.
+    `nats_url` names a server that somebody else runs; None starts one on `nats_port`. `base_port` 0
+    lets each process take any free port. `config` and `var_dir` are what a line falls back on where
+    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set.
     """
 
     nodes: int = 2
@@ -128,6 +131,8 @@ def _environment(layout: Layout, position: int) -> str:
 
 
 def _fallback(variable: str, value: str) -> str:
-    """For between double quotes: the variable's value, or this one where it is not set. A path may have any characters."""
+    """For between double quotes: the variable's value, or this one where it is not set. A path may
+    have any characters.
+    """
     escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
     return f"${{{variable}:-{escaped}}}"

@@ -49,7 +49,9 @@ def up(
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
     print_procfile: Annotated[bool, typer.Option("--print-procfile", help="Print the lines instead of running them.")] = False,
 ) -> None:
-    """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress view."""
+    """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress
+    view.
+    """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
     environment = run_environment(config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
@@ -78,7 +80,9 @@ def up(
 
 
 def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]:
-    """The variables in which this run differs from others; all that `swarm up` tells the processes besides their lines."""
+    """The variables in which this run differs from others; all that `swarm up` tells the processes
+    besides their lines.
+    """
     chosen = config or Path(os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG))
     environment = {CONFIG_FILE_VARIABLE: str(chosen), "SWARM_NODE__RUN": run}
     if steps:
@@ -90,7 +94,8 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
     """`http.base_port` for the first node; the others follow, ten apart. 0: any free ports.
 
     Raises:
-        CommandError: `nodes` nodes do not fit above it, or `http.port` gives all processes the same one.
+        CommandError: `nodes` nodes do not fit above it, or `http.port` gives all processes the same
+            one.
     """
     if config.http.port is not None:
         raise CommandError(
@@ -108,7 +113,8 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
-    """The variable that makes a run on a server of its own a swarm of its own: its folder still holds earlier runs' groups.
+    """The variable that makes a run on a server of its own a swarm of its own: its folder still
+    holds earlier runs' groups.
 
     On somebody else's server, and where the configuration names a swarm, that stays.
     """

@@ -61,7 +61,9 @@ def import_(
         typer.Option(help="Of the weights.  [default: the source's own; bfloat16 where it is quantised]", show_default=False),
     ] = None,
 ) -> None:
-    """Make a folder that the trainer and every engine load, say what the model takes, and try it (docs/models.md)."""
+    """Make a folder that the trainer and every engine load, say what the model takes, and try it
+    (docs/models.md).
+    """
     from swarm_cli.model.importing import import_model
 
     with unwinding_on_sigterm():
@@ -79,7 +81,9 @@ def memory(
     rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="trainer.lora.rank.")] = 16,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one trainer (torchrun).")] = 4,
 ) -> None:
-    """Say what training and generating take in memory, from the configuration alone: nothing is loaded."""
+    """Say what training and generating take in memory, from the configuration alone: nothing is
+    loaded.
+    """
     import torch
 
     from swarm_cli.model.memory import configuration_of, model_memory, told
@@ -103,7 +107,9 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapters, as peft loads them.")] = False,
     var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
-    """Write a trained policy as a Hugging Face folder that `transformers` loads, or its adapters for peft."""
+    """Write a trained policy as a Hugging Face folder that `transformers` loads, or its adapters
+    for peft.
+    """
     if adapter and dtype:
         raise CommandError("--adapter writes the adapters in float32, as they were trained: leave out --dtype")
     folder = node_folder(find_run(run, var_dir), node)
@@ -130,7 +136,8 @@ def node_folder(run_dir: Path, node: str) -> Path:
 
 
 def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | None = None, adapter: bool = False) -> Exported:
-    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder` is.
+    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder`
+    is.
 
     What is written, `services.trainer.durable.export` says.
 

@@ -1,4 +1,6 @@
-"""`swarm model import`: from a GGUF file, a package, a folder or the hub to a folder that every part of a node loads, and tried."""
+"""`swarm model import`: from a GGUF file, a package, a folder or the hub to a folder that every
+part of a node loads, and tried.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 def import_model(source: str, out: Path, *, revision: str = "", dtype: str | None = None) -> Path:
     """Write the model's folder to `out`, say what it is on standard error, and return `out`.
 
-    It is tried before it gets its name: `out`, in which a leading ~ is one's home, appears whole and working, or not at all.
+    It is tried before it gets its name: `out`, in which a leading ~ is one's home, appears whole
+    and working, or not at all.
 
     Raises:
         CommandError: it cannot be imported, or the trainer and the engine disagree about it.

@@ -1,4 +1,6 @@
-"""`swarm model memory`: what training and generating with a model take, from its configuration alone."""
+"""`swarm model memory`: what training and generating with a model take, from its configuration
+alone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SIDE_BY_SIDE_TOKENS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train, and what a process then holds, without and with `trainer.gradient_checkpointing`; None: cannot be told."""
+    """One way to train, and what a process then holds, without and with
+    `trainer.gradient_checkpointing`; None: cannot be told.
+    """
 
     name: str
     plain: MemoryNeed | None
@@ -28,8 +32,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What a model takes. ways: of training. generating: bytes with `SIDE_BY_SIDE_TOKENS` tokens side by side. reasons: why some
-    needs cannot be told."""
+    """What a model takes. ways: of training. generating: bytes with `SIDE_BY_SIDE_TOKENS` tokens
+    side by side. reasons: why some needs cannot be told."""
 
     size: ModelSize
     ways: list[Way]
@@ -51,7 +55,8 @@ def configuration_of(model: str, revision: str = "") -> Any:
         return read_configuration(model, revision)
     except (UnpinnedModelError, OSError) as error:
         raise CommandError(f"{model} has no configuration that transformers reads: {error}") from None
-    # A file of somebody else's, of any content: transformers answers with what each of its layers raises.
+    # A file of somebody else's, of any content: transformers answers with what each of its layers
+    # raises.
     except Exception as error:  # noqa: BLE001
         raise CommandError(
             f"{model} has no configuration that transformers reads ({library_cause(error)}): check its config.json"
@@ -59,12 +64,14 @@ def configuration_of(model: str, revision: str = "") -> Any:
 
 
 def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, width: int, gpus: int) -> ModelMemory:
-    """The needs of a model under all ways to train it: all weights, adapters of `rank`, all weights split over `gpus`.
+    """The needs of a model under all ways to train it: all weights, adapters of `rank`, all weights
+    split over `gpus`.
 
     `tokens`, `width`, `dtype`: as `services.trainer.memory_need.TrainingPlan` has them.
 
     Raises:
-        CommandError: it is no causal language model, `rank` is more than its matrices have, or nothing can be told of training it.
+        CommandError: it is no causal language model, `rank` is more than its matrices have, or
+            nothing can be told of training it.
     """
     from services.trainer.memory_need import TrainingPlan, memory_need
     from shared.model.model_size import model_size

@@ -1,4 +1,6 @@
-"""Whether the trainer and the engine that samples give a model's tokens the same log-probabilities: the test of an import."""
+"""Whether the trainer and the engine that samples give a model's tokens the same log-probabilities:
+the test of an import.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ QUESTIONS = (
 SAMPLES = 4
 NEW_TOKENS = 16
 TOLERANCE_NATS = 1e-3
-"""In float32. What the two compute in another order differs by about 1e-5; a wrong position or mask by tenths and more."""
+"""In float32. What the two compute in another order differs by about 1e-5; a wrong position or mask
+by tenths and more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class ParityError(RuntimeError):
 
 
 def engine_parity(folder: str) -> Parity:
-    """Sample with the engine `transformers` from the model in `folder`, score with the trainer, in float32 on the CPU.
+    """Sample with the engine `transformers` from the model in `folder`, score with the trainer, in
+    float32 on the CPU.
 
     One after the other: only one copy of the model is in memory.
 

@@ -1,16 +1,21 @@
-"""Accounts of a secured server: streams and their operator in one, and each other user in an account of its own. Pure.
+"""Accounts of a secured server: streams and their operator in one, and each other user in an
+account of its own. Pure.
 
-Why: a user's permissions say what it may publish and hear, but the server sends an answer wherever the asker says, with its own
-rights, and an answer can be bytes that the asker stored (direct get). Between accounts this gets nowhere: a request passes by a
-*service import*, the server puts a reply subject of its own in place of the asker's, and the answer is published in the asker's
-account, where there is no JetStream and nothing but what it may do anyway. So a user's imports are exactly its permissions.
+Why: a user's permissions say what it may publish and hear, but the server sends an answer wherever
+the asker says, with its own rights, and an answer can be bytes that the asker stored (direct get).
+Between accounts this gets nowhere: a request passes by a *service import*, the server puts a reply
+subject of its own in place of the asker's, and the answer is published in the asker's account,
+where there is no JetStream and nothing but what it may do anyway. So a user's imports are exactly
+its permissions.
 
-Requests that the server itself answers (`STREAM.INFO` and the like) look at the account they come from. Every account, also one
-without JetStream, has the server's own import of `$JS.API.>`, which would answer "not enabled" before the account with the streams
-does. So these are imported under another name (`API.STREAM.INFO.X`), to which a mapping leads what clients say
+Requests that the server itself answers (`STREAM.INFO` and the like) look at the account they come
+from. Every account, also one without JetStream, has the server's own import of `$JS.API.>`, which
+would answer "not enabled" before the account with the streams does. So these are imported under
+another name (`API.STREAM.INFO.X`), to which a mapping leads what clients say
 (`$JS.API.STREAM.INFO.X`).
 
-What came by a service import the server passes on to no *stream import*. So who watches a key hears its writer's account directly.
+What came by a service import the server passes on to no *stream import*. So who watches a key hears
+its writer's account directly.
 """
 
 from __future__ import annotations
@@ -22,18 +27,22 @@ from shared.identity.permissions import ADVISORY, EVERYTHING, OPERATOR, WATCH, P
 from shared.roles import ROLES
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
-"""A setting of the server that only the accounts' lines define. One that may change by a reload, and as it is by default."""
+"""A setting of the server that only the accounts' lines define. One that may change by a reload,
+and as it is by default.
+"""
 MAX_CONNECTIONS = 65536
 WATCH_ACCOUNT = "WATCH"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a server one key may hold. The server keeps an account's count over all servers of a cluster.
+    """How much of a server one key may hold. The server keeps an account's count over all servers
+    of a cluster.
 
-    Why: the server bounds what one connection leaves unread (`max_pending`), so a key holds `connections` times that, and beside
-    it an entry in memory for each subscription. And answers to direct gets wait in a queue of the stream that has no bound: each
-    connection's requests fill it at the speed of a core, and one goroutine empties it (`getDirectRequest`, nats-server 2.15).
+    Why: the server bounds what one connection leaves unread (`max_pending`), so a key holds
+    `connections` times that, and beside it an entry in memory for each subscription. And answers to
+    direct gets wait in a queue of the stream that has no bound: each connection's requests fill it
+    at the speed of a core, and one goroutine empties it (`getDirectRequest`, nats-server 2.15).
     """
 
     connections: int
@@ -44,17 +53,25 @@ class Limits:
 
 
 MEMBER_CONNECTIONS = 4
-"""One verifier; that of before a network failure, which the server takes for alive for minutes; a rollout's; a person's command."""
+"""One verifier; that of before a network failure, which the server takes for alive for minutes; a
+rollout's; a person's command.
+"""
 MEMBER_SUBSCRIPTIONS = 1024
-"""One a reply that has many parts: at most about 80 at once a verifier, so 640 of 8 verifiers behind one leaf."""
+"""One a reply that has many parts: at most about 80 at once a verifier, so 640 of 8 verifiers
+behind one leaf.
+"""
 MEMBER_LEAVES = 4
 """A site's cluster of three, and one of before."""
 ROLE_LIMITS = Limits(connections=256, subscriptions=1024)
-"""A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and connects without end."""
+"""A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and
+connects without end.
+"""
 
 _API = "$JS.API."
 _ANSWERED_BY_STREAMS = ("$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.MSG.NEXT.")
-"""Not answered by the server but by the stream or consumer: no other name is needed, and one request may have many answers."""
+"""Not answered by the server but by the stream or consumer: no other name is needed, and one
+request may have many answers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +85,9 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Streams and who uses them. Operators are in it; every other user is given an account beside it (`guest_account`)."""
+    """Streams and who uses them. Operators are in it; every other user is given an account beside
+    it (`guest_account`).
+    """
 
     name: str
     users: tuple[User, ...]
@@ -95,13 +114,17 @@ class UpstreamNode:
 
     @property
     def seed_variable(self) -> str:
-        """Environment variable in which the server finds the seed: it takes no file, and a configuration holds no secrets."""
+        """Environment variable in which the server finds the seed: it takes no file, and a
+        configuration holds no secrets.
+        """
         return f"SWARM_KEY_{self.name.upper().replace('-', '_')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The hub of a site's server. Each node connects with its own key, so that the hub holds the site to that node's account."""
+    """The hub of a site's server. Each node connects with its own key, so that the hub holds the
+    site to that node's account.
+    """
 
     url: str
     domain: str
@@ -110,7 +133,9 @@ class Upstream:
 
 
 def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS) -> Account:
-    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name, `connections` those of a node."""
+    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name,
+    `connections` those of a node.
+    """
     return Account(
         "SWARM",
         tuple(User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()),
@@ -119,7 +144,9 @@ def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS
 
 
 def node_account(node: str, keys: Mapping[str, str]) -> Account:
-    """A node's plane: a user per role, and perhaps `operator`. Raises ValueError for a name that is neither."""
+    """A node's plane: a user per role, and perhaps `operator`. Raises ValueError for a name that is
+    neither.
+    """
     users = tuple(
         User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
     )
@@ -127,7 +154,9 @@ def node_account(node: str, keys: Mapping[str, str]) -> Account:
 
 
 def guest_account(account: Account, user: User) -> str:
-    """Name of the account of a user who is no operator. Names of nodes have no underscore, so that it is nobody else's."""
+    """Name of the account of a user who is no operator. Names of nodes have no underscore, so that
+    it is nobody else's.
+    """
     return f"{account.name}_{user.name.upper()}"
 
 
@@ -143,7 +172,8 @@ def render_accounts(
 
     Args:
         accounts: Streams with their users.
-        watch_key: Public key of the user that hears what JetStream says of requests in all of `accounts`; empty: none.
+        watch_key: Public key of the user that hears what JetStream says of requests in all of
+            `accounts`; empty: none.
         domain: The server's JetStream domain, where sites connect as leaves; empty: none.
         upstream: The hub, if this is a site's server.
     """
@@ -156,7 +186,8 @@ def render_accounts(
         lines += _way_to_the_hub(node, upstream.domain if upstream is not None else "")
     if watch_key:
         lines += _watcher(accounts, watch_key)
-    # The main file reads it: without these lines, or with a part of them, the server does not start, or goes on with what it had.
+    # The main file reads it: without these lines, or with a part of them, the server does not
+    # start, or goes on with what it had.
     return [*lines, "}", f"{MAX_CONNECTIONS_VARIABLE}: {MAX_CONNECTIONS}"]
 
 
@@ -195,7 +226,8 @@ def _guest(account: Account, user: User, domain: str) -> list[str]:
         for subject in _heard_by(listener, user):
             heard.setdefault(subject, []).append(guest_account(account, listener))
     renamed = {subject: local_name(subject) for subject in wanted if local_name(subject) != subject}
-    # The server applies permissions to what a mapping has made of a subject, but a leaf's server, told of them, to what was said.
+    # The server applies permissions to what a mapping has made of a subject, but a leaf's server,
+    # told of them, to what was said.
     said_by_leaves = [said for subject in wanted for said in _behind_a_domain(subject, domain)] if domain else []
     publish = dict.fromkeys((*(local_name(subject) for subject in wanted), *said_by_leaves))
     permissions = Permissions(tuple(publish), user.permissions.subscribe)
@@ -237,7 +269,9 @@ def _sayings(subject: str, domain: str) -> Iterator[str]:
 
 
 def _way_to_the_hub(node: UpstreamNode, domain: str) -> list[str]:
-    """The hub decides by its own account of this node; what is said here only stops mistakes early."""
+    """The hub decides by its own account of this node; what is said here only stops mistakes
+    early.
+    """
     allowed = swarm_node(node.name)
     subjects = tuple(said for subject in allowed.publish for said in _behind_a_domain(subject, domain))
     return [
@@ -248,7 +282,9 @@ def _way_to_the_hub(node: UpstreamNode, domain: str) -> list[str]:
 
 
 def _behind_a_domain(subject: str, domain: str) -> Iterator[str]:
-    """What a client says that means another domain's JetStream: requests and keys go by way of its API."""
+    """What a client says that means another domain's JetStream: requests and keys go by way of its
+    API.
+    """
     if subject.startswith(_API):
         yield f"$JS.{domain}.API.{subject.removeprefix(_API)}"
     elif subject.startswith("$KV."):

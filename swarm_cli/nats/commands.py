@@ -1,4 +1,6 @@
-"""`swarm nats keys`, `config`, `init` and `watch`: a secured server, from nothing to streams, and who asks it for what."""
+"""`swarm nats keys`, `config`, `init` and `watch`: a secured server, from nothing to streams, and
+who asks it for what.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def make_keys(
     nodes: Annotated[list[str], typer.Argument(help="Names of nodes, or `operator` for the swarm plane's own user.")],
     folder: FolderOption = Path("keys"),
 ) -> None:
-    """Make the key files that are missing and print the public keys: what a server's operator has to be told, and no more."""
+    """Make the key files that are missing and print the public keys: what a server's operator has
+    to be told, and no more.
+    """
     for node in nodes:
         names = ["swarm", WATCH] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
         for name in names:
@@ -105,10 +109,11 @@ def print_config(
         Path | None, typer.Option(help="File to write: whole, or if anything fails left as it was.  [default: print it]")
     ] = None,
 ) -> None:
-    """Write a server's configuration: TLS, an account and a user per node and role, and permissions.
+    """Write a server's configuration: TLS, an account and a user per node and role, and
+    permissions.
 
-    Use --out rather than the shell's `>`: that leaves an empty file when the command fails, and a server started from an empty
-    file lets everybody in.
+    Use --out rather than the shell's `>`: that leaves an empty file when the command fails, and a
+    server started from an empty file lets everybody in.
     """
     chosen = [part for entry in nodes for part in entry.split(",") if part]
     watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
@@ -148,9 +153,11 @@ def init(
     key: Annotated[Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file as operator, none]")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make streams, buckets and the verifier's consumer, for services that may not (nats.create_streams = false).
+    """Make streams, buckets and the verifier's consumer, for services that may not
+    (nats.create_streams = false).
 
-    Those that are there get the settings of this version, and as many replicas as the configuration says; their messages stay.
+    Those that are there get the settings of this version, and as many replicas as the configuration
+    says; their messages stay.
     """
     node_config = load_chosen(config)
     if plane in (Plane.NODE, Plane.BOTH):
@@ -172,7 +179,9 @@ def watch_requests(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Their port; 0: any free.")] = 9405,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server at the start, in seconds.")] = 30.0,
 ) -> None:
-    """Count and log every request of JetStream's API that neither a role nor an operator should have made."""
+    """Count and log every request of JetStream's API that neither a role nor an operator should
+    have made.
+    """
     configure_logging(level="info", log_format="auto")
     options = Options(
         url=url, name="watch", key_file=str(key), ca_file=str(ca) if ca is not None else None, inbox_prefix="_INBOX_watch"
@@ -186,7 +195,9 @@ def watch_requests(
 def accounts_for(
     plane: Plane, nodes: dict[str, str | None], folder: Path, node_connections: int = MEMBER_CONNECTIONS
 ) -> list[Account]:
-    """The accounts of a server. `nodes`: a public key where only that is known, which will do for the swarm plane."""
+    """The accounts of a server. `nodes`: a public key where only that is known, which will do for
+    the swarm plane.
+    """
     if OPERATOR in nodes:
         raise CommandError(f"no node may be called {OPERATOR!r}: that is the name of the user who may do everything")
     accounts: list[Account] = []

@@ -1,4 +1,6 @@
-"""The configuration file of a secured NATS server, rendered from users' public keys and `shared.identity.permissions`. Pure."""
+"""The configuration file of a secured NATS server, rendered from users' public keys and
+`shared.identity.permissions`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ def render(
     leaf_port: int = 0,
     upstream: Upstream | None = None,
 ) -> str:
-    """The file. Without `tls` only for loopback: keys are never sent, but everything else could be read and changed on the way.
+    """The file. Without `tls` only for loopback: keys are never sent, but everything else could be
+    read and changed on the way.
 
     Args:
         accounts: Streams with their users.
         tls: The server's certificate, for clients and leaves.
         host: Address to listen on.
         port: Of clients.
-        store_dir: Folder of the streams. nats-server's own default is the temporary folder, which a restart of the machine empties.
+        store_dir: Folder of the streams. nats-server's own default is the temporary folder, which a
+            restart of the machine empties.
         sync_interval: When messages are forced to the disk.
         watch_key: Public key of the user of `swarm nats watch`; empty: none.
         domain: JetStream domain; needed of a hub and of a site. Empty: none.
@@ -63,8 +67,9 @@ def render(
 
 
 def render_accounts_only(accounts: Sequence[Account], *, watch_key: str = "", domain: str = "") -> str:
-    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats` does. That file must say
-    `max_connections: $swarm_max_connections` after the include: a server without these accounts would take anybody as a client."""
+    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats`
+    does. That file must say `max_connections: $swarm_max_connections` after the include: a server
+    without these accounts would take anybody as a client."""
     lines = [
         "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again; twice, seconds apart,",
         "#   nats-server --signal reload=PID      (each server's number, or its pid_file)",

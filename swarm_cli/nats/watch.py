@@ -1,6 +1,8 @@
-"""`swarm nats watch`: hears what JetStream says of requests in every account of a server; counts and logs what nobody should ask.
+"""`swarm nats watch`: hears what JetStream says of requests in every account of a server; counts
+and logs what nobody should ask.
 
-One process for a server or cluster. It holds a key that may hear these advisories and do nothing else.
+One process for a server or cluster. It holds a key that may hear these advisories and do nothing
+else.
 """
 
 from __future__ import annotations

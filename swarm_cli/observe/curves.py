@@ -24,7 +24,9 @@ SMOOTHED_POINTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One small diagram over training steps: fields of `metrics.jsonl`, the first solid, a second dashed."""
+    """One small diagram over training steps: fields of `metrics.jsonl`, the first solid, a second
+    dashed.
+    """
 
     title: str
     unit: str
@@ -45,7 +47,9 @@ PANELS = (
 
 
 def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
-    """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour in all diagrams."""
+    """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour
+    in all diagrams.
+    """
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
     figure, grid = plt.subplots(4, 2, figsize=(13, 15), constrained_layout=True)

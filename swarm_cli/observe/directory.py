@@ -1,4 +1,6 @@
-"""The swarm's directory, `swarm_nodes`, as a person may look at it: strangers write there, so it is read in part and checked."""
+"""The swarm's directory, `swarm_nodes`, as a person may look at it: strangers write there, so it is
+read in part and checked.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from shared.contracts.wire import MessageError, is_node_name
 from shared.transport.base import KvEntry, Transport, TransportError
 
 ENTRIES_READ = 4096
-"""Of a directory with more, the newest. An honest node renews its entry every 10 s, and 15 minutes of silence remove it."""
+"""Of a directory with more, the newest. An honest node renews its entry every 10 s, and 15 minutes
+of silence remove it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Names of nodes, newest entry first. `unreadable`: entries that are no node's; `left_out`: entries that were not read."""
+    """Names of nodes, newest entry first. `unreadable`: entries that are no node's; `left_out`:
+    entries that were not read.
+    """
 
     names: tuple[str, ...] = ()
     unreadable: int = 0
@@ -25,7 +31,9 @@ class Directory:
 
 
 def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
-    """What entries say. A node's entry has its name as key and in its record, and every word in the record is allowed there."""
+    """What entries say. A node's entry has its name as key and in its record, and every word in the
+    record is allowed there.
+    """
     names, unreadable = [], 0
     for entry in entries:
         try:
@@ -40,7 +48,9 @@ def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
 
 
 async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
-    """The newest entries, and those of the nodes that are `wanted`. Empty where there is no directory yet or it cannot be read."""
+    """The newest entries, and those of the nodes that are `wanted`. Empty where there is no
+    directory yet or it cannot be read.
+    """
     bucket = subjects.SWARM_NODES_BUCKET
     try:
         entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)

@@ -1,4 +1,6 @@
-"""The held-out scores that nodes reported to the swarm, for `swarm top`. Anybody can write there: a bounded part is kept."""
+"""The held-out scores that nodes reported to the swarm, for `swarm top`. Anybody can write there: a
+bounded part is kept.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _REPORTS_A_READ = 1024
 
 
 class EvaluationLog:
-    """Read on from look to look; of each node the newest reports, of many nodes those that reported last."""
+    """Read on from look to look; of each node the newest reports, of many nodes those that reported
+    last.
+    """
 
     def __init__(self) -> None:
         self._by_node: dict[str, deque[EvalReport]] = {}
@@ -29,11 +33,15 @@ class EvaluationLog:
 
     @property
     def reports(self) -> list[EvalReport]:
-        """What is kept, each node's in the order of the stream; without their results by dataset."""
+        """What is kept, each node's in the order of the stream; without their results by
+        dataset.
+        """
         return list(chain.from_iterable(self._by_node.values()))
 
     async def follow(self, swarm_plane: Transport) -> None:
-        """Read what is new. A server whose stream is shorter than what was read is another one: begin again."""
+        """Read what is new. A server whose stream is shorter than what was read is another one:
+        begin again.
+        """
         try:
             state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:
@@ -46,7 +54,8 @@ class EvaluationLog:
                     return
                 self._next_seq = messages[-1].seq + 1
                 for message in messages:
-                    # A report is never large enough for a claim check: one that says so wants to be fetched, not read.
+                    # A report is never large enough for a claim check: one that says so wants to be
+                    # fetched, not read.
                     if message.inline is not None:
                         self._take(message.subject, message.inline)
         except TransportError:

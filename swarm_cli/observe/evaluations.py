@@ -1,4 +1,6 @@
-"""Held-out results and training steps as a run's folder holds them: `eval.jsonl` and `metrics.jsonl`, one object a line."""
+"""Held-out results and training steps as a run's folder holds them: `eval.jsonl` and
+`metrics.jsonl`, one object a line.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Evaluation:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, [] when there is none. A last line that is still being written is left out."""
+    """Objects of a JSON-lines file, [] when there is none. A last line that is still being written
+    is left out.
+    """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -42,7 +46,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
-    """A node's training steps in order. Where a resumed trainer repeated a step, the later line counts."""
+    """A node's training steps in order. Where a resumed trainer repeated a step, the later line
+    counts.
+    """
     by_step = {int(line["step"]): line for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))}
     return [by_step[step] for step in sorted(by_step)]
 
@@ -65,7 +71,9 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
 
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
-    """A node's evaluations in order of policy version; the later line counts where one was repeated."""
+    """A node's evaluations in order of policy version; the later line counts where one was
+    repeated.
+    """
     by_version = {}
     for line in read_jsonl(node_dir / EVAL_FILE):
         version: Any = line.get("policy_version")

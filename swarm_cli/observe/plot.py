@@ -23,7 +23,9 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
     var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
-    """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy, staleness."""
+    """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy,
+    staleness.
+    """
     run_dir = find_run(run, var_dir)
     target = out or run_dir / "curves.png"
     from swarm_cli.observe.curves import draw_curves
@@ -54,7 +56,9 @@ def find_run(run: str, var_dir: Path) -> Path:
 
 
 def where_runs_are(config: NodeConfig) -> str:
-    """The option that commands need beside a run's name to find it, with a space before; empty where they look there anyway."""
+    """The option that commands need beside a run's name to find it, with a space before; empty
+    where they look there anyway.
+    """
     found_unasked = VAR_DIR_VARIABLE in os.environ or config.node.var_dir == DEFAULT_VAR_DIR
     return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 

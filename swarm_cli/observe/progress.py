@@ -1,4 +1,5 @@
-"""The progress view's rows and its decision when a run is complete: pure functions over node views, time is an argument.
+"""The progress view's rows and its decision when a run is complete: pure functions over node views,
+time is an argument.
 
 Plain lines without cursor movement, because honcho puts a prefix before each.
 """
@@ -36,7 +37,9 @@ class StepRate:
         self._seen: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, step: int) -> float | None:
-        """Note `step` at `now` (seconds); the rate, or None before there is anything to compare with."""
+        """Note `step` at `now` (seconds); the rate, or None before there is anything to compare
+        with.
+        """
         self._seen.append((now, step))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
             self._seen.popleft()
@@ -92,7 +95,9 @@ def state(view: NodeView, now: float) -> str:
 
 
 def steps_done(views: Sequence[NodeView], steps: int) -> bool:
-    """Whether every node's trainer has taken `steps` steps and published the policy of the last one."""
+    """Whether every node's trainer has taken `steps` steps and published the policy of the last
+    one.
+    """
     return bool(views) and all(view.position is not None and min(view.position.step, view.version) >= steps for view in views)
 
 

@@ -1,7 +1,7 @@
 """One look at a swarm through its two planes: the directory, the nodes' buckets, and the streams.
 
-Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both and asks no question per name
-that only they have written.
+Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both
+and asks no question per name that only they have written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NODES_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class StreamFill:
-    """How full a stream is and, where one reads it by a durable consumer, how far that is behind."""
+    """How full a stream is and, where one reads it by a durable consumer, how far that is
+    behind.
+    """
 
     stream: str
     state: StreamState
@@ -56,7 +58,8 @@ class NodeSnapshot:
 class SwarmSnapshot:
     """The nodes at one time. `swarm_reachable` is None where there is no swarm plane.
 
-    `left_out`: nodes and entries of the directory that are not among `nodes`; `unreadable`: entries that are no node's.
+    `left_out`: nodes and entries of the directory that are not among `nodes`; `unreadable`: entries
+    that are no node's.
     """
 
     at: float
@@ -77,12 +80,13 @@ async def take_snapshot(
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
 ) -> SwarmSnapshot:
-    """Look at `names`, or else at `most` of the nodes on this server and in the directory; the configuration's own when there
-    are none. `evaluations` is brought up to date besides.
+    """Look at `names`, or else at `most` of the nodes on this server and in the directory; the
+    configuration's own when there are none. `evaluations` is brought up to date besides.
 
     Raises:
         CommandError: one of `names` is none.
-        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part of the snapshot.
+        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part
+            of the snapshot.
     """
     for name in names:
         checked_node(name)
@@ -93,7 +97,8 @@ async def take_snapshot(
             here = await _nodes_here(node_plane)
             listed = await read_directory(swarm_plane, names or sorted(here)[:most]) if swarm_plane else Directory()
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most)
-            # The directory also lists nodes whose own plane is elsewhere, or in an account that this user does not see.
+            # The directory also lists nodes whose own plane is elsewhere, or in an account that
+            # this user does not see.
             views = await gather(node_plane, [name for name in wanted if name in here])
             at = time.time()  # what is read below may take long, and no process is silent for it
             in_directory = set(listed.names)
@@ -112,10 +117,11 @@ async def take_snapshot(
 
 
 def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:
-    """Names to look at, at most `most`, and how many others there are. `here`: nodes whose bucket is on this server.
+    """Names to look at, at most `most`, and how many others there are. `here`: nodes whose bucket
+    is on this server.
 
-    This node and the others here come first, whatever the directory says, and then the directory's newest. `own` alone where
-    there is nothing.
+    This node and the others here come first, whatever the directory says, and then the directory's
+    newest. `own` alone where there is nothing.
     """
     ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *listed.names])) or [own]
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out

@@ -21,9 +21,11 @@ PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpo
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How full a stream is. `ratio` is of the limit that it is nearest to, None where its limits are not known.
+    """How full a stream is. `ratio` is of the limit that it is nearest to, None where its limits
+    are not known.
 
-    `full_is_normal`: the stream is a window that forgets its oldest messages; the others hold their writers back instead.
+    `full_is_normal`: the stream is a window that forgets its oldest messages; the others hold their
+    writers back instead.
     """
 
     name: str
@@ -47,7 +49,9 @@ class ProcessLine:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out pass rates in order of policy version; `base` is that of version 0, where it is known."""
+    """Held-out pass rates in order of policy version; `base` is that of version 0, where it is
+    known.
+    """
 
     history: tuple[Evaluation, ...] = ()
 
@@ -64,7 +68,9 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """One node. Rates are per minute, shares are of the trainer's recent time; None: nobody has said it yet."""
+    """One node. Rates are per minute, shares are of the trainer's recent time; None: nobody has
+    said it yet.
+    """
 
     node: str
     heard: bool
@@ -119,7 +125,9 @@ class TopHistory:
     def model(
         self, snapshot: SwarmSnapshot, reports: Sequence[EvalReport], in_files: Mapping[str, Sequence[Evaluation]]
     ) -> TopModel:
-        """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a run's folder, by node."""
+        """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a
+        run's folder, by node.
+        """
         nodes = []
         by_node: dict[str, list[EvalReport]] = {}
         for report in reports:
@@ -134,7 +142,9 @@ class TopHistory:
 
 
 def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Sequence[Evaluation]) -> HeldOut:
-    """All that is known of a node's held-out pass rate. A report of a lower version than the last begins a new training."""
+    """All that is known of a node's held-out pass rate. A report of a lower version than the last
+    begins a new training.
+    """
     by_version: dict[int, Evaluation] = {evaluation.policy_version: evaluation for evaluation in in_files}
     for report in sorted((r for r in reports if r.node == view.node), key=lambda r: r.created_at):
         for later in [version for version in by_version if version > report.policy_version and not in_files]:
@@ -197,7 +207,9 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
 
 
 def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
-    """A node's processes in the order of their roles. Of replicas that are gone only those are told that nobody replaces."""
+    """A node's processes in the order of their roles. Of replicas that are gone only those are told
+    that nobody replaces.
+    """
     lines = []
     for role in ROLES:
         alive = view.alive(role, now)
@@ -210,7 +222,9 @@ def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
 
 
 def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
-    """Steps a minute as they were seen; from the length of the newest step at the first look, None while nobody trains."""
+    """Steps a minute as they were seen; from the length of the newest step at the first look, None
+    while nobody trains.
+    """
     if not view.alive("trainer", now):
         return None
     step_s = view.figure("trainer", "step_seconds")

@@ -1,4 +1,6 @@
-"""The screen of `swarm top`: a model as rich's renderables. A panel a node, or one row a node where panels do not fit."""
+"""The screen of `swarm top`: a model as rich's renderables. A panel a node, or one row a node where
+panels do not fit.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ PHASE_NAMES = {"forward_backward": "compute"}
 PHASE_STYLES = dict(zip(PHASES, ("bright_black", "cyan", "green", "yellow", "magenta", "blue"), strict=True))
 FILL_WARNS = 0.8
 HUGE = 10**12
-"""No count here is as large: what is, somebody made up, and it must not push the rest of the line away."""
+"""No count here is as large: what is, somebody made up, and it must not push the rest of the line
+away.
+"""
 NAME_CHARACTERS = 32
 """Of a node's name, a state or a reason: as long as a name may be."""
 
 
 def screen(model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "") -> RenderableType:
-    """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is wrong with the view itself."""
+    """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is
+    wrong with the view itself.
+    """
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
     fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) <= height
@@ -44,7 +50,9 @@ def screen(model: TopModel, *, width: int, height: int | None, headline: str, no
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
-    """`values` as at most `columns` bars. The lowest bar is their minimum, the highest their maximum, at least 0.05 above it."""
+    """`values` as at most `columns` bars. The lowest bar is their minimum, the highest their
+    maximum, at least 0.05 above it.
+    """
     if not values:
         return ""
     step = max(1.0, len(values) / columns)

@@ -1,4 +1,6 @@
-"""What a node says of itself in its key-value bucket, gathered into one plain value that `watch` and `status` show."""
+"""What a node says of itself in its key-value bucket, gathered into one plain value that `watch`
+and `status` show.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class NodeView:
         return self.policy.version if self.policy else 0
 
     def roles(self, role: str) -> list[ServiceStatus]:
-        """Statuses of all replicas of a role, the newest first; those of processes that are gone included."""
+        """Statuses of all replicas of a role, the newest first; those of processes that are gone
+        included.
+        """
         return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
 
     def alive(self, role: str, now: float) -> list[ServiceStatus]:
@@ -46,7 +50,9 @@ class NodeView:
         return [status for status in self.roles(role) if is_alive(status, now)]
 
     def total(self, role: str, figure: str) -> float:
-        """Sum of a counter over all replicas that ever wrote, so that a restart does not set it back."""
+        """Sum of a counter over all replicas that ever wrote, so that a restart does not set it
+        back.
+        """
         return sum(status.figures.get(figure, 0.0) for status in self.roles(role))
 
     def figure(self, role: str, figure: str) -> float:
@@ -59,7 +65,9 @@ class NodeView:
 
 
 def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
-    """Decode a bucket's entries. Keys of others' concern are passed over; a value that does not decode is named, not fatal."""
+    """Decode a bucket's entries. Keys of others' concern are passed over; a value that does not
+    decode is named, not fatal.
+    """
     statuses: list[ServiceStatus] = []
     position: TrainerPosition | None = None
     policy: PolicyPointer | None = None
@@ -81,7 +89,9 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
 
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
-    """The status under a key. Each role may write its own keys alone, so a value that speaks for another is nobody's word."""
+    """The status under a key. Each role may write its own keys alone, so a value that speaks for
+    another is nobody's word.
+    """
     status = decode(entry.value, ServiceStatus)
     if status.node != node or entry.key != subjects.status_key(status.role, status.replica):
         raise MessageError("malformed", f"the status under {entry.key} is of {status.node}'s {status.role} {status.replica}")

@@ -1,4 +1,6 @@
-"""`swarm watch`: how the nodes get on, a table every few seconds, and the end of a run that was given a number of steps."""
+"""`swarm watch`: how the nodes get on, a table every few seconds, and the end of a run that was
+given a number of steps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def watch(
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,
 ) -> None:
-    """Show how nodes get on, line by line; with a number of steps, end when all nodes have taken them."""
+    """Show how nodes get on, line by line; with a number of steps, end when all nodes have taken
+    them.
+    """
     node_config = load_config(config)
     asyncio.run(
         Watch(

@@ -1,1 +1,3 @@
-"""Every causal language model that transformers can build small, held against a plain forward pass of one sequence at a time."""
+"""Every causal language model that transformers can build small, held against a plain forward pass
+of one sequence at a time.
+"""

@@ -1,4 +1,6 @@
-"""What engine and trainer make of an architecture: the same numbers as one plain pass a sequence, or a refusal."""
+"""What engine and trainer make of an architecture: the same numbers as one plain pass a sequence,
+or a refusal.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Finding:
-    """What one side does with an architecture. way: how it computes, empty where it refuses. reason: why it refuses, or why so."""
+    """What one side does with an architecture. way: how it computes, empty where it refuses.
+    reason: why it refuses, or why so.
+    """
 
     way: str
     reason: str = ""
@@ -46,7 +50,9 @@ def reference_model(kind: str) -> PreTrainedModel:
 
 
 def alone(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
-    """Logprobs of an answer's tokens: one sequence, no padding, no cache, none of our code. `(len(answer),)`."""
+    """Logprobs of an answer's tokens: one sequence, no padding, no cache, none of our code.
+    `(len(answer),)`.
+    """
     logits = model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits, dim=-1)[torch.arange(len(answer)), torch.tensor(answer)]
 
@@ -63,7 +69,9 @@ def findings(kind: str) -> tuple[Finding, Finding]:
 
 
 def engine_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
-    """How the engine samples; raises AssertionError where the logprobs that it gives are not those of `alone`."""
+    """How the engine samples; raises AssertionError where the logprobs that it gives are not those
+    of `alone`.
+    """
     try:
         way = choose_batching(model, context_length=CONTEXT, pad_token_id=PAD)
     except UnsafeModel as error:
@@ -121,12 +129,16 @@ GROUPS = [
         advantages=[-1.0, 1.0],
     ),
 ]
-"""Unequal prompts and answers, inside the window and beyond it, one answer with the padding token in it."""
+"""Unequal prompts and answers, inside the window and beyond it, one answer with the padding token
+in it.
+"""
 OBJECTIVES = ("grpo", "gspo")
 
 
 def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
-    """How the trainer computes the model; raises AssertionError where a gradient is not that of autograd over `alone`."""
+    """How the trainer computes the model; raises AssertionError where a gradient is not that of
+    autograd over `alone`.
+    """
     silence(model)
     set_training_modes(model)
     try:

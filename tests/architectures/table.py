@@ -1,4 +1,6 @@
-"""The table of architectures in `docs/models.md`: `python -m tests.architectures.table [NAME...]` tries them, and writes it."""
+"""The table of architectures in `docs/models.md`: `python -m tests.architectures.table [NAME...]`
+tries them, and writes it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _HEAD = "| architecture | engine | trainer | why |\n|---|---|---|---|"
 
 
 def table_row(kind: str) -> str:
-    """One line of the table, found out anew. Measured numbers are left out: they differ from machine to machine."""
+    """One line of the table, found out anew. Measured numbers are left out: they differ from
+    machine to machine.
+    """
     try:
         engine, trainer = findings(kind)
     except NotSmall as reason:

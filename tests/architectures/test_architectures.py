@@ -1,7 +1,8 @@
 """Every architecture is computed right or refused, and `docs/models.md` says which.
 
-Right is: the logprobs that the engine gives for its own samples, and the trainer's gradients, are those of one plain forward pass
-for each sequence, by the same weights under the plainest attention, to 1e-5.
+Right is: the logprobs that the engine gives for its own samples, and the trainer's gradients, are
+those of one plain forward pass for each sequence, by the same weights under the plainest attention,
+to 1e-5.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ALWAYS = (
 @pytest.fixture(autouse=True)
 def _quiet_and_single() -> None:
     transformers_logging.set_verbosity_error()
-    # Matrices this small gain nothing from a second thread, and lose seconds to it when the machine is busy.
+    # Matrices this small gain nothing from a second thread, and lose seconds to it when the machine
+    # is busy.
     torch.set_num_threads(1)
 
 

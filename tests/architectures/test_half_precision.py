@@ -1,4 +1,5 @@
-"""In bfloat16 a model gets no faster way than in float32: what is wrong is not hidden by the noise of half precision.
+"""In bfloat16 a model gets no faster way than in float32: what is wrong is not hidden by the noise
+of half precision.
 
 The way of float32 is the table's, which `test_architectures` finds out again.
 """

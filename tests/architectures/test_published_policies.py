@@ -1,4 +1,6 @@
-"""A policy of any trainable architecture goes from the trainer's model through its file into a generator's engine, unchanged."""
+"""A policy of any trainable architecture goes from the trainer's model through its file into a
+generator's engine, unchanged.
+"""
 
 from __future__ import annotations
 

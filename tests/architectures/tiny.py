@@ -1,4 +1,6 @@
-"""Any causal language model of transformers, made small: hidden size 32, two layers, random weights far from uniform."""
+"""Any causal language model of transformers, made small: hidden size 32, two layers, random weights
+far from uniform.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def tiny_model(kind: str, *, attention: str | None = None, **options: Any) -> Pr
 
 
 def sharpen(model: PreTrainedModel) -> None:
-    """Random matrices large enough that an error in attention shows in the logprobs, and biases that padding shows through."""
+    """Random matrices large enough that an error in attention shows in the logprobs, and biases
+    that padding shows through.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

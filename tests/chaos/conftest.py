@@ -1,4 +1,6 @@
-"""One node of real service processes between two real servers, which all tests of `test_chaos_node.py` hurt one after the other."""
+"""One node of real service processes between two real servers, which all tests of
+`test_chaos_node.py` hurt one after the other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a full run measured, kept in `var/chaos/figures.json` and written to `docs/reliability-figures.md` by the suite itself."""
+"""What a full run measured, kept in `var/chaos/figures.json` and written to
+`docs/reliability-figures.md` by the suite itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ COMMAND = "make chaos"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One fault of a run. `sent`, `lost` and `duplicated` count what `counted` names; None where the fault has no such count."""
+    """One fault of a run. `sent`, `lost` and `duplicated` count what `counted` names; None where
+    the fault has no such count.
+    """
 
     fault: str
     injected: int

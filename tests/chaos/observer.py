@@ -1,8 +1,10 @@
-"""Watches one node from outside, over its own connections, and keeps what the node's streams let go.
+"""Watches one node from outside, over its own connections, and keeps what the node's streams let
+go.
 
-Two independent sources. The logs: every scored group and every batch, read by sequence from the first, so that a restart of the
-server loses none. The wire: acknowledgements that the server gave to the generator and to the sampler, heard by listening to the
-replies; what passes while this connection is away is missed, so that it can only say *at least these were acknowledged*. It also
+Two independent sources. The logs: every scored group and every batch, read by sequence from the
+first, so that a restart of the server loses none. The wire: acknowledgements that the server gave
+to the generator and to the sampler, heard by listening to the replies; what passes while this
+connection is away is missed, so that it can only say *at least these were acknowledged*. It also
 hears the batches, because a first checkpoint lets the log forget what it contains at once.
 """
 
@@ -98,7 +100,9 @@ class Observer:
         return [decode(self.batches[seq], Batch) for seq in sorted(self.batches)]
 
     async def _start_keeping(self) -> list[asyncio.Task[None]]:
-        """The tasks that copy the two logs: made on the observer's loop, which they are cancelled on."""
+        """The tasks that copy the two logs: made on the observer's loop, which they are cancelled
+        on.
+        """
         return [
             asyncio.create_task(self._keep(subjects.node_scored_stream(self._node), self._keep_scored)),
             asyncio.create_task(self._keep(subjects.node_batches_stream(self._node), self._keep_batch)),
@@ -107,7 +111,8 @@ class Observer:
     async def _listen(self) -> Any:
         client = await nats.connect(self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_quiet)
 
-        # Each subscription has a task of its own, so an answer may be looked at before what it answers.
+        # Each subscription has a task of its own, so an answer may be looked at before what it
+        # answers.
         async def published(message: Any) -> None:
             self.publishes += message.subject == subjects.node_rollouts(self._node)
             if message.reply in self._early:

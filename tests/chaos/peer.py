@@ -1,4 +1,6 @@
-"""Another node of the swarm, as far as this one can tell: signed groups on real tasks, published now and then."""
+"""Another node of the swarm, as far as this one can tell: signed groups on real tasks, published
+now and then.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ PERIOD_S = 0.7
 
 
 class Peer:
-    """Publishes from a thread over an observer's connection to the swarm plane; counts what was acknowledged."""
+    """Publishes from a thread over an observer's connection to the swarm plane; counts what was
+    acknowledged.
+    """
 
     def __init__(self, name: str, swarm: Observer, tasks: list[TaskSpec]) -> None:
         self.name = name
         self.acknowledged: set[str] = set()
         self.offered: set[str] = set()
-        """All true groups that were sent: one whose acknowledgement was lost may lie in the stream too."""
+        """All true groups that were sent: one whose acknowledgement was lost may lie in the stream
+        too.
+        """
         self.refusals_due = 0
         """Messages sent that no border may let in."""
         self._swarm, self._tasks = swarm, tasks

@@ -1,4 +1,6 @@
-"""A publisher under load that remembers what was acknowledged, and the check that all of it is there once."""
+"""A publisher under load that remembers what was acknowledged, and the check that all of it is
+there once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def load_stream(replicas: int = 1) -> StreamSpec:
 
 
 class Load:
-    """Publishes numbered messages one after the other, each until it is acknowledged, as the generator does."""
+    """Publishes numbered messages one after the other, each until it is acknowledged, as the
+    generator does.
+    """
 
     def __init__(self, transport: Transport, name: str, size_bytes: int = 2000) -> None:
         self._transport = transport
@@ -70,5 +74,7 @@ async def stored_ids(transport: Transport) -> Counter[str]:
 
 
 def lost_and_duplicated(acknowledged: list[str], stored: Counter[str]) -> tuple[int, int]:
-    """How many acknowledged messages are not there, and how many messages are there more than once."""
+    """How many acknowledged messages are not there, and how many messages are there more than
+    once.
+    """
     return sum(stored[each] == 0 for each in acknowledged), sum(count - 1 for count in stored.values())

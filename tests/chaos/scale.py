@@ -1,4 +1,6 @@
-"""How long the chaos suite runs: short in `make test`, full by hand (`make chaos`), chosen by the variable CHAOS."""
+"""How long the chaos suite runs: short in `make test`, full by hand (`make chaos`), chosen by the
+variable CHAOS.
+"""
 
 from __future__ import annotations
 

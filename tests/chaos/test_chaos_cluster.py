@@ -1,4 +1,6 @@
-"""Three clustered servers: the leader of a stream is killed and brought back, again and again, while others publish to it."""
+"""Three clustered servers: the leader of a stream is killed and brought back, again and again,
+while others publish to it.
+"""
 
 from __future__ import annotations
 

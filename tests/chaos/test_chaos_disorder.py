@@ -1,4 +1,6 @@
-"""Messages redelivered, reordered, duplicated and delayed, and wrong clocks, against a running verifier and sampler."""
+"""Messages redelivered, reordered, duplicated and delayed, and wrong clocks, against a running
+verifier and sampler.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ async def test_own_groups_sent_twice_in_disorder_and_delivered_again_count_once(
     for number, payload in sent:
         ack = await thief.publish(subject, payload, stream=stream, message_id=f"draw-{number}")
         duplicates += ack.duplicate
-    # A verifier that died with half of them in its hands, stored some of their rewards, and acknowledged none.
+    # A verifier that died with half of them in its hands, stored some of their rewards, and
+    # acknowledged none.
     stolen: list[Delivery] = []
     while len(stolen) < len(payloads) // 2:
         stolen += await thief.fetch(stream, subjects.VERIFIER_CONSUMER, len(payloads) // 2 - len(stolen), 2.0)
@@ -93,7 +96,8 @@ async def test_groups_delayed_past_the_staleness_bound_are_dropped_counted_and_n
             arriving = [*fresh, *(delayed if number >= 4 else [])] * 2  # everything comes twice
             rng.shuffle(arriving)
             for each in arriving:
-                # Another message id than the server knows: its own window of duplicates must not be what helps.
+                # Another message id than the server knows: its own window of duplicates must not be
+                # what helps.
                 await node.transport.publish(
                     subjects.node_scored(node.id),
                     encode(each),
@@ -159,7 +163,9 @@ async def test_clocks_ten_minutes_off_are_refused_or_harmless_and_counted(nats_s
 async def test_a_generator_replica_ten_minutes_ahead_takes_over_draws_and_no_draw_counts_twice(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clock says that every lease ran out. Work is done twice; the draw's number as message id keeps it from counting twice."""
+    """Its clock says that every lease ran out. Work is done twice; the draw's number as message id
+    keeps it from counting twice.
+    """
     node = "clocks"
     transport = await connect(nats_url, name=node)
     await ensure_node_streams(transport, node)

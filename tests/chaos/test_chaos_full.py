@@ -1,4 +1,6 @@
-"""Streams, disks and messages that are full or too large: a clear error or back-pressure, counted, and recovery when it clears."""
+"""Streams, disks and messages that are full or too large: a clear error or back-pressure, counted,
+and recovery when it clears.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def can_mount() -> bool:
 
 
 class SmallDisk(NatsServer):
-    """A server whose store is a file system of 24 MB that nobody else sees. It outlives the server, as a disk does."""
+    """A server whose store is a file system of 24 MB that nobody else sees. It outlives the server,
+    as a disk does.
+    """
 
     def start(self) -> SmallDisk:
         """Start (again) on the same small disk."""

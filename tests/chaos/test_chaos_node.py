@@ -1,7 +1,9 @@
-"""One node of real processes through kills, a dying server, a swarm that goes away and slow consumers; then the accounts.
+"""One node of real processes through kills, a dying server, a swarm that goes away and slow
+consumers; then the accounts.
 
-The tests run in the order of this file on one node, because what counts is the accounts after all of it: every group that was
-acknowledged to the generator scored once, every batch trained once, and the same weights as a trainer that nobody disturbed.
+The tests run in the order of this file on one node, because what counts is the accounts after all
+of it: every group that was acknowledged to the generator scored once, every batch trained once, and
+the same weights as a trainer that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from tests.integration.trainer_life import final_state
 BACK_S = 15.0
 """Promise: after a restart of the server every service is back within this."""
 KILLED_BACK_S = 90.0
-"""A killed service has to import torch and load a model on a busy machine; a deadline, not a promise."""
+"""A killed service has to import torch and load a model on a busy machine; a deadline, not a
+promise.
+"""
 GOES_ON_S = 120.0
 FED_BATCHES = 1000
 
@@ -47,7 +51,9 @@ def newest_status(wounded: Wounded, role: str, good: Callable[[ServiceStatus], b
 
 
 class Comebacks:
-    """Killed services on their way back, and how long each took. One that is killed again meanwhile starts anew, uncounted."""
+    """Killed services on their way back, and how long each took. One that is killed again meanwhile
+    starts anew, uncounted.
+    """
 
     def __init__(self, wounded: Wounded) -> None:
         self._wounded = wounded
@@ -85,7 +91,8 @@ def test_each_service_killed_at_random_instants_comes_back_and_the_node_goes_on(
             time.sleep(0.1)
         step = wounded.step
         comebacks.kill(role)
-        # Sometimes others are killed while this one still starts, sometimes all is well again in between.
+        # Sometimes others are killed while this one still starts, sometimes all is well again in
+        # between.
         if SCALE.name == "full" and rng.random() < 0.15:
             wait_until(comebacks.all_back, wounded.node, timeout_s=KILLED_BACK_S, what="all services at work")
             wounded.until_step(step + 2, GOES_ON_S)
@@ -171,7 +178,9 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
 
 
 def test_a_frozen_service_holds_the_node_back_and_loses_nothing(wounded: Wounded) -> None:
-    """A slow consumer at its slowest: the process is stopped in the middle of whatever it does, and goes on later."""
+    """A slow consumer at its slowest: the process is stopped in the middle of whatever it does, and
+    goes on later.
+    """
     back_s = []
     for role in ROLES:
         process = wounded.node.processes[role]

@@ -1,11 +1,14 @@
-"""Power loss: what the server had not made durable is gone, and what it had acknowledged must still be there.
+"""Power loss: what the server had not made durable is gone, and what it had acknowledged must still
+be there.
 
-kill -9 proves nothing here, since the page cache outlives a process. Instead strace records every write, fsync and O_SYNC open of
-the server. After the kill each file of its store is cut back to what was durable at that instant; files that were never synced go.
-Streams' message files only grow, so that cutting at the last durable byte is what a disk would hold at worst. Not simulated: a
-lost directory entry of a synced file, reordering inside one file, and disks that lie about a flush.
+kill -9 proves nothing here, since the page cache outlives a process. Instead strace records every
+write, fsync and O_SYNC open of the server. After the kill each file of its store is cut back to
+what was durable at that instant; files that were never synced go. Streams' message files only grow,
+so that cutting at the last durable byte is what a disk would hold at worst. Not simulated: a lost
+directory entry of a synced file, reordering inside one file, and disks that lie about a flush.
 
-The control, the same cut with the server's default `sync_interval`, must lose messages, or the cut is none.
+The control, the same cut with the server's default `sync_interval`, must lose messages, or the cut
+is none.
 """
 
 from __future__ import annotations
@@ -132,7 +135,9 @@ class Durable:
 
 
 def start_traced(server: NatsServer, log: Path) -> subprocess.Popen[bytes]:
-    """Start the server and let strace follow it from its first system call that matters to the streams made later."""
+    """Start the server and let strace follow it from its first system call that matters to the
+    streams made later.
+    """
     server.start()
     tracer = subprocess.Popen([*STRACE, "-o", str(log), "-p", str(server.pid)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 10
@@ -146,7 +151,8 @@ def start_traced(server: NatsServer, log: Path) -> subprocess.Popen[bytes]:
 async def publish_until_the_cut(server: NatsServer) -> tuple[list[str], bytes, bytes]:
     """Load on a stream while the policy pointer changes, then kill -9 in the middle of it.
 
-    Returns what was acknowledged, the pointer's last acknowledged value, and the one that was being written.
+    Returns what was acknowledged, the pointer's last acknowledged value, and the one that was being
+    written.
     """
     transport = await connect(server.url, name="power")
     await ensure_node_streams(transport, "alpha")

@@ -1,5 +1,6 @@
-"""The images, built once for these tests as a user builds them (`scripts/images`). That takes minutes, so they run only when asked
-for: `make test-containers`, or SWARM_TEST_CONTAINERS=1 where podman and a base image or debootstrap are.
+"""The images, built once for these tests as a user builds them (`scripts/images`). That takes
+minutes, so they run only when asked for: `make test-containers`, or SWARM_TEST_CONTAINERS=1 where
+podman and a base image or debootstrap are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def why_not() -> str | None:
 
 @pytest.fixture(scope="session")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """Podman, without leftovers of an earlier run; afterwards without those of this one. Images stay: the next run's cache."""
+    """Podman, without leftovers of an earlier run; afterwards without those of this one. Images
+    stay: the next run's cache.
+    """
     podman = Podman(tmp_path_factory.mktemp("podman"))
     remove_leftovers(podman)
     yield podman
@@ -52,7 +55,9 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def remove_leftovers(podman: Podman) -> None:
-    """What these tests made and nothing else. Pods have the names of their manifests, so they are known by a label."""
+    """What these tests made and nothing else. Pods have the names of their manifests, so they are
+    known by a label.
+    """
     pods = podman("pod", "ls", "--filter", f"label={NAME}", "--format", "{{.Name}}").split()
     if pods:
         podman.attempt("pod", "rm", "--force", "--time", "0", *pods)
@@ -65,7 +70,9 @@ def remove_leftovers(podman: Podman) -> None:
 
 @pytest.fixture(scope="session")
 def images(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Reference by target of the Dockerfile: cpu, verifier, nats. SWARM_TEST_IMAGES=built takes those of the last run."""
+    """Reference by target of the Dockerfile: cpu, verifier, nats. SWARM_TEST_IMAGES=built takes
+    those of the last run.
+    """
     references = {
         "cpu": f"localhost/swarm:{TAG}",
         "verifier": f"localhost/swarm-verifier:{TAG}",
@@ -87,7 +94,9 @@ def images(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def as_pip_is_configured(folder: Path) -> tuple[str, bool]:
-    """Flags that let pip in a build find packages where pip here does, and whether a torch for CPUs is in one of its folders."""
+    """Flags that let pip in a build find packages where pip here does, and whether a torch for CPUs
+    is in one of its folders.
+    """
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
     settings: dict[str, list[str]] = {}
     for line in listed.splitlines():

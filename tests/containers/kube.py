@@ -1,11 +1,12 @@
 """A rendered overlay as `podman kube play` 4.3 can run it.
 
-Podman knows Pod, PersistentVolumeClaim and ConfigMap. So the template of each Deployment and StatefulSet becomes one Pod under
-the name of the service that leads to it (podman's DNS knows pods by name), claim templates and empty folders become volumes
-that the tests prepare as a kubelet does (podman's are root's alone), and objects for the cluster alone (Service, Namespace,
-NetworkPolicy) are left out. Probes are taken out and asked by the tests, as they are written; ports, which podman would open on
-this machine, too. What a container runs with, its command, environment, mounts, user, read-only root, capabilities and limits,
-stays as it is; only the images are those under test.
+Podman knows Pod, PersistentVolumeClaim and ConfigMap. So the template of each Deployment and
+StatefulSet becomes one Pod under the name of the service that leads to it (podman's DNS knows pods
+by name), claim templates and empty folders become volumes that the tests prepare as a kubelet does
+(podman's are root's alone), and objects for the cluster alone (Service, Namespace, NetworkPolicy)
+are left out. Probes are taken out and asked by the tests, as they are written; ports, which podman
+would open on this machine, too. What a container runs with, its command, environment, mounts, user,
+read-only root, capabilities and limits, stays as it is; only the images are those under test.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def render(overlay: Path) -> list[dict[str, Any]]:
 
 
 def pods(objects: list[dict[str, Any]], images: dict[str, str]) -> list[PlayedPod]:
-    """One pod per workload. `images`: reference under test by the image's name in the manifests, e.g. swarm-nats."""
+    """One pod per workload. `images`: reference under test by the image's name in the manifests,
+    e.g. swarm-nats.
+    """
     services = [document for document in objects if document["kind"] == "Service"]
     return [_pod(document, services, images) for document in objects if document["kind"] in ("Deployment", "StatefulSet")]
 

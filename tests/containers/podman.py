@@ -1,4 +1,6 @@
-"""Podman as the container tests use it: with runc, and with limits that a machine without CAP_SYS_RESOURCE can set."""
+"""Podman as the container tests use it: with runc, and with limits that a machine without
+CAP_SYS_RESOURCE can set.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class PodmanError(AssertionError):
 
 
 class Podman:
-    """Runs podman commands with a configuration of its own, so that the machine's stays as it is."""
+    """Runs podman commands with a configuration of its own, so that the machine's stays as it
+    is.
+    """
 
     def __init__(self, folder: Path) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -54,8 +58,11 @@ class Podman:
         return dict(json.loads(self("inspect", name))[0])
 
     def run(self, image: str, *command: str, flags: Sequence[str] = (), timeout_s: float = 120.0) -> str:
-        """Output of a command in a new container as restricted as a pod: read-only, no capability, no network."""
-        # Podman would ask systemd for a timer for the image's health check; there may be no systemd.
+        """Output of a command in a new container as restricted as a pod: read-only, no capability,
+        no network.
+        """
+        # Podman would ask systemd for a timer for the image's health check; there may be no
+        # systemd.
         restricted = ["--rm", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--health-interval=disable"]
         return self("run", *restricted, "--network=none", *flags, image, *command, timeout_s=timeout_s)
 

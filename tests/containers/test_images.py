@@ -1,4 +1,6 @@
-"""The images, as they were built: who they run as, what they can write, what is in them, how they are asked and ended."""
+"""The images, as they were built: who they run as, what they can write, what is in them, how they
+are asked and ended.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_the_health_check_asks_whether_the_process_lives_and_sigterm_ends_it(pod
 
 @pytest.mark.parametrize("target", PYTHON_IMAGES)
 def test_sigterm_ends_a_process_that_still_imports(podman: Podman, images: dict[str, str], target: str) -> None:
-    """The first process of a container ignores signals that nobody handles, and a service handles them only when it is imported."""
+    """The first process of a container ignores signals that nobody handles, and a service handles
+    them only when it is imported.
+    """
     program = "import os, signal, services; assert os.getpid() == 1; os.kill(1, signal.SIGTERM); print('ignored')"
     assert podman.run(images[target], "python", "-c", program) == ""
 

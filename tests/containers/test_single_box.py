@@ -1,4 +1,6 @@
-"""The single-box overlay, played with the real images: nine containers, each as its manifest says (see `kube`)."""
+"""The single-box overlay, played with the real images: nine containers, each as its manifest says
+(see `kube`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Swarm:
         self.podman("network", "create", NAME)
         for volume in dict.fromkeys(volume for pod in self.pods for volume in pod.volumes):
             self.podman("volume", "create", volume)
-            # What fsGroup does for claims, and the kubelet for empty folders: the pod's user may write.
+            # What fsGroup does for claims, and the kubelet for empty folders: the pod's user may
+            # write.
             os.chown(self.podman.inspect(volume)["Mountpoint"], USER, USER)
         for pod in self.pods:
             manifest = self._folder / f"{pod.name}.yaml"
@@ -50,7 +53,9 @@ class Swarm:
         return f"http://{self._addresses[pod.name]}:{get['port']}{get['path']}"
 
     def wait_until_started(self, pod: PlayedPod) -> float:
-        """Seconds until the startup probe succeeded; it may take as long as the probe's thresholds allow."""
+        """Seconds until the startup probe succeeded; it may take as long as the probe's thresholds
+        allow.
+        """
         probe = pod.probes["startupProbe"]
         return wait_for_page(self.url(pod, "startupProbe"), probe["failureThreshold"] * probe.get("periodSeconds", 10))
 
@@ -60,7 +65,9 @@ class Swarm:
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
 
     def stop(self, pod: PlayedPod) -> float:
-        """End a pod as Kubernetes does: preStop, SIGTERM, and SIGKILL after the grace period. Returns seconds."""
+        """End a pod as Kubernetes does: preStop, SIGTERM, and SIGKILL after the grace period.
+        Returns seconds.
+        """
         started = time.monotonic()
         if pod.pre_stop:
             self.podman("exec", pod.container, *pod.pre_stop)
@@ -105,7 +112,8 @@ def test_the_pods_of_a_single_box_train_and_end_within_their_grace_periods(swarm
     for pod in swarm.pods:
         assert ask(swarm.url(pod, "livenessProbe"))[0] == 200, pod.name
 
-    # Services first: a draining server tells its clients to go elsewhere, and there is nowhere else here.
+    # Services first: a draining server tells its clients to go elsewhere, and there is nowhere else
+    # here.
     for pod in reversed(swarm.pods):
         seconds = swarm.stop(pod)
         state = swarm.podman.inspect(pod.container)["State"]

@@ -1,4 +1,6 @@
-"""Real service processes for end-to-end tests: started as `swarm up` starts them, killed as machines die."""
+"""Real service processes for end-to-end tests: started as `swarm up` starts them, killed as
+machines die.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(condition: Callable[[], T | None], *nodes: NodeProcesses, timeout_s: float, what: str) -> T:
-    """Poll until `condition` returns something true; fail with what was waited for and the ends of all logs."""
+    """Poll until `condition` returns something true; fail with what was waited for and the ends of
+    all logs.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for node in nodes:

@@ -1,4 +1,6 @@
-"""Every example of docs/examples is installed as a package, and all of them together run a swarm."""
+"""Every example of docs/examples is installed as a package, and all of them together run a
+swarm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two whole nodes on a server with TLS, keys and an account for each user: they train, share, and are refused nothing."""
+"""Two whole nodes on a server with TLS, keys and an account for each user: they train, share, and
+are refused nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ WITHIN_S = 400.0
 
 
 def test_two_nodes_train_and_share_on_a_secured_server_without_one_refusal(tmp_path: Path) -> None:
-    """Policies go through NATS, so that the trainer's and the generator's whole work is in it, steering and held-out scores too."""
+    """Policies go through NATS, so that the trainer's and the generator's whole work is in it,
+    steering and held-out scores too.
+    """
     demo = DEMO_CONFIG.read_text()
     config = tmp_path / "test.toml"
     config.write_text(CONFIG.format(steps=MOST_STEPS) + demo[demo.index("[[tasks]]") :])

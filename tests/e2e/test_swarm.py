@@ -1,6 +1,8 @@
-"""The main job end to end: real services in processes of their own, a real server, sharing, learning steps, and what a kill leaves.
+"""The main job end to end: real services in processes of their own, a real server, sharing,
+learning steps, and what a kill leaves.
 
-One swarm serves all tests of this file, because on two cores most of the time goes into starting a dozen processes.
+One swarm serves all tests of this file, because on two cores most of the time goes into starting a
+dozen processes.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ STEPS = 16
 CONDITIONAL = {"swarm_trainer_external_logprob_nats", "swarm_trainer_delta_lost_ratio"}
 """Metrics that have a value only with a configuration that this swarm does not have."""
 OF_SOME_STEPS = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
-"""Metrics that have a value only when the newest step had such groups, and their names in the steps' records."""
+"""Metrics that have a value only when the newest step had such groups, and their names in the
+steps' records.
+"""
 START_S = 300.0
 
 
@@ -98,7 +102,8 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     demo = DEMO_CONFIG.read_text()
     config = var / "test.toml"
     config.write_text(CONFIG.format(steps=STEPS) + demo[demo.index("[[tasks]]") :])
-    # The shipped policy is sometimes right, so its groups are worth sharing; the other one only learns from them.
+    # The shipped policy is sometimes right, so its groups are worth sharing; the other one only
+    # learns from them.
     shipped, other = REPO / "models" / "base", _build(var / "other", 2, 96, 400)
     server = NatsServer(var / "nats").start()
     common = {"SWARM_NATS__NODE_URL": server.url, "SWARM_NATS__SWARM_URL": server.url}

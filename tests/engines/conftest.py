@@ -1,4 +1,6 @@
-"""Engines to try, each started once: every kind, over a model with tied and one with untied embeddings."""
+"""Engines to try, each started once: every kind, over a model with tied and one with untied
+embeddings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What engines are compared with: logprobs of a Hugging Face model in float64, processed in numpy, one sequence at a time."""
+"""What engines are compared with: logprobs of a Hugging Face model in float64, processed in numpy,
+one sequence at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from services.generator.engines import SamplingParams
 
 
 def next_token_logits(model: Qwen2ForCausalLM, prompt: Sequence[int], completion: Sequence[int]) -> np.ndarray:
-    """Float64 logits `[len(completion), vocabulary]`: row i is what token i of the completion was drawn from."""
+    """Float64 logits `[len(completion), vocabulary]`: row i is what token i of the completion was
+    drawn from.
+    """
     with torch.no_grad():
         logits = copy.deepcopy(model).double()(torch.tensor([[*prompt, *completion]])).logits[0]
     return logits[len(prompt) - 1 : -1].numpy()
 
 
 def process(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Log-probabilities of one row `[vocabulary]` under temperature, then top-k, then top-p; -inf for what is cut off."""
+    """Log-probabilities of one row `[vocabulary]` under temperature, then top-k, then top-p; -inf
+    for what is cut off.
+    """
     if params.temperature > 0:
         logits = logits / params.temperature
         likeliest_first = np.argsort(-logits, kind="stable")
@@ -49,7 +55,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def chi_square_z(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """How many standard deviations a chi-square statistic lies above its mean (Wilson and Hilferty 1931).
+    """How many standard deviations a chi-square statistic lies above its mean (Wilson and Hilferty
+    1931).
 
     Outcomes expected fewer than 5 times are counted as one.
     """

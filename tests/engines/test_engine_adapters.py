@@ -1,4 +1,6 @@
-"""Policies that are adapters beside the base: engines answer as both together do, and refuse adapters of another model."""
+"""Policies that are adapters beside the base: engines answer as both together do, and refuse
+adapters of another model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The engine over real model folders whose architectures take padding or a repeated cache in their own way, or not at all."""
+"""The engine over real model folders whose architectures take padding or a repeated cache in their
+own way, or not at all.
+"""
 
 from __future__ import annotations
 

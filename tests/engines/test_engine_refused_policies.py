@@ -1,4 +1,6 @@
-"""A policy file that is not this model's is refused before anything is touched, with its cause, and the old policy answers on."""
+"""A policy file that is not this model's is refused before anything is touched, with its cause, and
+the old policy answers on.
+"""
 
 from __future__ import annotations
 

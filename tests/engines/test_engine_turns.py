@@ -1,4 +1,6 @@
-"""Real engines that share their device in turns: they answer the same, load policies, and wait while another computes."""
+"""Real engines that share their device in turns: they answer the same, load policies, and wait
+while another computes.
+"""
 
 from __future__ import annotations
 

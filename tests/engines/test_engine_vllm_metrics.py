@@ -1,4 +1,6 @@
-"""vLLM counts in a registry that no service of ours serves; the generator shows its counts beside its own."""
+"""vLLM counts in a registry that no service of ours serves; the generator shows its counts beside
+its own.
+"""
 
 from __future__ import annotations
 

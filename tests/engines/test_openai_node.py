@@ -1,4 +1,6 @@
-"""A node whose policy is served elsewhere and trains nowhere: it only generates, and nobody's training paces it."""
+"""A node whose policy is served elsewhere and trains nowhere: it only generates, and nobody's
+training paces it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny random Qwen2 models on disk, with a byte-level tokenizer: all that an engine needs to be tried for real."""
+"""Tiny random Qwen2 models on disk, with a byte-level tokenizer: all that an engine needs to be
+tried for real.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def write_model_folder(folder: Path, model: Qwen2ForCausalLM) -> Path:
 
 
 def write_policy_file(path: Path, model: Qwen2ForCausalLM, *, leave_out: str | None = None) -> Path:
-    """Write the weights as a trainer publishes them: one safetensors file, tied tensors once, a name left out if asked."""
+    """Write the weights as a trainer publishes them: one safetensors file, tied tensors once, a
+    name left out if asked.
+    """
     tied = set(model.all_tied_weights_keys)
     tensors = {
         name: tensor.detach().clone().contiguous()

@@ -1,6 +1,8 @@
-"""Coverage-guided fuzzing of the border with atheris: `python -m tests.fuzz.coverage_guided -runs=N CORPUS_FOLDER`.
+"""Coverage-guided fuzzing of the border with atheris:
+`python -m tests.fuzz.coverage_guided -runs=N CORPUS_FOLDER`.
 
-The fuzzer's bytes are a signed message's body, or the whole message, so that half of what it learns is behind the signature.
+The fuzzer's bytes are a signed message's body, or the whole message, so that half of what it learns
+is behind the signature.
 """
 
 from __future__ import annotations

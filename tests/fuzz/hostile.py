@@ -1,8 +1,9 @@
 """Hostile swarm messages, without end and the same for the same seed.
 
-Most are one step from a good one, because random bytes die at the first check: the structure of a good message with one value
-swapped for an absurd one, packed and signed again so that the checks behind the signature see it; bytes flipped inside the signed
-body; envelopes torn, nested, inflated; texts that are code or bombs.
+Most are one step from a good one, because random bytes die at the first check: the structure of a
+good message with one value swapped for an absurd one, packed and signed again so that the checks
+behind the signature see it; bytes flipped inside the signed body; envelopes torn, nested, inflated;
+texts that are code or bombs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 
 SENDERS = 10
-"""At once. They are replaced by new ones now and then, or quarantine would soon be all that is met."""
+"""At once. They are replaced by new ones now and then, or quarantine would soon be all that is met.
+"""
 CANARY = "fuzz-canary"
 """A file of this name appears in the working folder if any text is ever run as code."""
 
@@ -104,7 +106,9 @@ def envelope(body: bytes, key: SigningKey, node: str) -> bytes:
 
 
 def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup], renewed_every: int) -> Iterator[Hostile]:
-    """Yields for ever. `good(node, number)` makes a group that would be taken in. Senders are new after every `renewed_every`."""
+    """Yields for ever. `good(node, number)` makes a group that would be taken in. Senders are new
+    after every `renewed_every`.
+    """
     rng = random.Random(seed)
     nodes: list[tuple[str, SigningKey]] = []
     bodies: dict[str, list[bytes]] = {}

@@ -1,4 +1,6 @@
-"""Hostile bytes at the decoders and at the border's checks: no crash, no memory growth, each refused under a reason."""
+"""Hostile bytes at the decoders and at the border's checks: no crash, no memory growth, each
+refused under a reason.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def test_hostile_messages_at_the_border_are_refused_under_a_reason_in_bounded_me
     count, reasons, passed = SCALE.decoder_messages, Counter[str](), 0
     warm_at, warm_bytes, started = count // 5, 0, time.monotonic()
     for number, each in enumerate(islice(hostile_messages(1, a_group, 1000), count)):
-        # One border sees everything, as the memory's growth is about; the reasons are those of one that holds no grudge yet.
+        # One border sees everything, as the memory's growth is about; the reasons are those of one
+        # that holds no grudge yet.
         assert isinstance(old.examine(each.subject, each.payload, NOW_S), Candidate | Refused)
         if number % 100 == 0:
             fresh = border(tmp_path / "fresh" / str(number % 1000))
@@ -85,7 +88,8 @@ def test_coverage_guided_messages_find_no_crash(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     command = [sys.executable, "-m", "tests.fuzz.coverage_guided", f"-runs={SCALE.coverage_guided_messages}", "-rss_limit_mb=1024"]
-    # A shell between: Linux counts the parent's memory as the peak of a program that replaces its direct child.
+    # A shell between: Linux counts the parent's memory as the peak of a program that replaces its
+    # direct child.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", *command, "-max_len=4096", "-print_final_stats=1", str(corpus)],
         cwd=REPO,

@@ -1,6 +1,8 @@
-"""Hostile messages through a whole running verifier: real server, real reads, border, real scorer processes, real streams.
+"""Hostile messages through a whole running verifier: real server, real reads, border, real scorer
+processes, real streams.
 
-What the border's checks let pass goes to the sandbox and must end as a refusal or as a group on a task that was truly derived.
+What the border's checks let pass goes to the sandbox and must end as a refusal or as a group on a
+task that was truly derived.
 """
 
 from __future__ import annotations

@@ -9,14 +9,18 @@ from typing import Any
 
 
 class Moment(Enum):
-    """When the cancellation comes: while it waits, or together with what it waits for, before it has seen that."""
+    """When the cancellation comes: while it waits, or together with what it waits for, before it
+    has seen that.
+    """
 
     WAITING = "waiting"
     MEETS_THE_RESULT = "meets the result"
 
 
 class CancelledAt:
-    """Awaits `work` and cancels the task that does, at the point where `work` waits for the `turn`th time."""
+    """Awaits `work` and cancels the task that does, at the point where `work` waits for the
+    `turn`th time.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, object], turn: int, moment: Moment) -> None:
         self._work, self._turn, self._moment = work, turn, moment
@@ -28,7 +32,8 @@ class CancelledAt:
         return await self
 
     def __await__(self) -> Generator[Any, Any, object]:
-        # Steps through the coroutine by hand, so that what it waits for is seen before the event loop sees it.
+        # Steps through the coroutine by hand, so that what it waits for is seen before the event
+        # loop sees it.
         waits, turns, thrown, sent = self._work.__await__(), 0, None, None
         while True:
             try:

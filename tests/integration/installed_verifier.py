@@ -1,4 +1,6 @@
-"""A verifier of a user's own, installed as a package would be, that does what an answer says: what a scorer taken over would."""
+"""A verifier of a user's own, installed as a package would be, that does what an answer says: what
+a scorer taken over would.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ HANG = "hang"
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
-    """Put a package with a `swarm.verifiers` entry point where both processes find it, as an installer would."""
+    """Put a package with a `swarm.verifiers` entry point where both processes find it, as an
+    installer would.
+    """
     (folder / "my_module.py").write_text(code)
     described = folder / "my_package-1.0.dist-info"
     described.mkdir()

@@ -60,5 +60,7 @@ class Swarm:
 
 
 def free_port_range() -> int:
-    """A port whose thirty successors are likely free too: the system hands out ports one by one, and from a range above these."""
+    """A port whose thirty successors are likely free too: the system hands out ports one by one,
+    and from a range above these.
+    """
     return 10_000 + 40 * (free_port() % 500)

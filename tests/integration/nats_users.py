@@ -23,7 +23,9 @@ async def raw(server: SecuredServer, key_file: Path, prefix: str, errors: list[s
 
 
 async def everything(operator: Any) -> dict[str, Any]:
-    """Each stream's settings, fill and consumers, and the newest message of each forbidden subject is part of the fill."""
+    """Each stream's settings, fill and consumers, and the newest message of each forbidden subject
+    is part of the fill.
+    """
     found: dict[str, Any] = {}
     for stream in sorted((json.loads((await operator.request("$JS.API.STREAM.NAMES", b"{}")).data))["streams"]):
         info = json.loads((await operator.request(f"$JS.API.STREAM.INFO.{stream}", b"")).data)

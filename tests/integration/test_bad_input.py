@@ -1,4 +1,6 @@
-"""What a person sees when something is wrong: cause and remedy, a fitting exit code, in time, and no traceback."""
+"""What a person sees when something is wrong: cause and remedy, a fitting exit code, in time, and
+no traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`swarm dashboard` as `make watch` runs it: a real Prometheus that finds the processes a real NATS server knows of."""
+"""`swarm dashboard` as `make watch` runs it: a real Prometheus that finds the processes a real NATS
+server knows of.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], wh
 
 
 def assert_prometheus_answers_this_process_alone(port: int, folder: Path) -> None:
-    """Whatever Host a browser sends after DNS rebinding, Prometheus does not look at it: so it talks to nobody without the key."""
+    """Whatever Host a browser sends after DNS rebinding, Prometheus does not look at it: so it
+    talks to nobody without the key.
+    """
     for host in ("evil.example", f"127.0.0.1:{port}"):
         plain = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         plain.request("GET", "/prometheus/api/v1/query?query=up", headers={"Host": host})

@@ -1,4 +1,6 @@
-"""Groups that are given up on: how they get to the dead letters when a crash takes their last delivery, and the way back."""
+"""Groups that are given up on: how they get to the dead letters when a crash takes their last
+delivery, and the way back.
+"""
 
 from __future__ import annotations
 

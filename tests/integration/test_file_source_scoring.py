@@ -1,4 +1,6 @@
-"""Tasks from the user's own file, judged in the sandbox: by processes that could not open the file."""
+"""Tasks from the user's own file, judged in the sandbox: by processes that could not open the
+file.
+"""
 
 from __future__ import annotations
 

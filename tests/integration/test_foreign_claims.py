@@ -1,4 +1,6 @@
-"""References to payloads as a member of the swarm with a valid key may write them: what they cost those who read them."""
+"""References to payloads as a member of the swarm with a valid key may write them: what they cost
+those who read them.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ async def test_chunks_that_another_sender_stored_are_refused(over: Callable[[Bod
 
 
 async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: Callable[[Body], Any]) -> None:
-    """What fills a stream can push chunks out of it at any moment; what is stored cannot be changed."""
+    """What fills a stream can push chunks out of it at any moment; what is stored cannot be
+    changed.
+    """
 
     async def body(plane: Plane) -> None:
         transport = await plane.open()
@@ -158,7 +162,9 @@ async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: C
 
 
 class SlowProxy(LossyProxy):
-    """Between client and server: each packet of the server's comes late, as over a line of long round trips."""
+    """Between client and server: each packet of the server's comes late, as over a line of long
+    round trips.
+    """
 
     delay_s = 0.0
 
@@ -209,7 +215,9 @@ async def test_references_that_cost_much_hold_up_nobody_else_and_are_counted_und
 
 
 async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_to(nats_server: MakeServer, tmp_path: Path) -> None:
-    """60 references to the same 7.5 MiB: 450 MiB to fetch, assemble and hash if each were followed."""
+    """60 references to the same 7.5 MiB: 450 MiB to fetch, assemble and hash if each were
+    followed.
+    """
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=400.0)
     key = SigningKey(new_seed())
     async with verifier(config) as alpha:
@@ -234,7 +242,9 @@ def received_bytes(transport: Any) -> int:
 
 
 async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(nats_server: MakeServer, tmp_path: Path) -> None:
-    """Eight senders with six true payloads of 7.5 MiB each, 360 MiB: peaks of what is in work, from the intake's own counts."""
+    """Eight senders with six true payloads of 7.5 MiB each, 360 MiB: peaks of what is in work, from
+    the intake's own counts.
+    """
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=400.0)
     peaks: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,6 @@
-"""A judged process that foreign text has taken over writes, closes and waits as it likes: the lane goes on, its sender pays."""
+"""A judged process that foreign text has taken over writes, closes and waits as it likes: the lane
+goes on, its sender pays.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +195,8 @@ async def test_a_forker_that_answers_nonsense_is_replaced_and_the_lane_serves_on
         result = await judged(scorers, ["no", "no"])
         assert result.reason == "scoring_timeout"
         assert result.cpu_s > 0.0, "the time for which it held two processes"
-        # The third answer has one reward for two answers; the group is judged again by the next process.
+        # The third answer has one reward for two answers; the group is judged again by the next
+        # process.
         await serves_honest_groups(scorers)
         assert scorers.replaced == 3
 

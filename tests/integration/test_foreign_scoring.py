@@ -1,4 +1,6 @@
-"""Foreign groups in the real sandbox: what a sender can cost is bounded, blamed by cost, and never paid by this node's own work."""
+"""Foreign groups in the real sandbox: what a sender can cost is bounded, blamed by cost, and never
+paid by this node's own work.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ async def test_64_answers_just_under_the_limit_end_at_the_groups_deadline_and_ho
     async with pool(foreign_group_s=5.0) as scorers:
         slow = [asyncio.create_task(judged(scorers, foreign("Uslow", ["burn 0.9"] * 64))) for _ in range(4)]
         await asyncio.sleep(0.5)
-        # All of this is done before the first of the slow groups, which used to hold both workers for a minute each.
+        # All of this is done before the first of the slow groups, which used to hold both workers
+        # for a minute each.
         await own_groups(scorers, 5)
         assert not any(task.done() for task in slow[1:])
         result = await slow[0]
@@ -85,7 +88,8 @@ async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_an
         await asyncio.sleep(0.5)
         results = await asyncio.gather(*(judged(scorers, honest(number)) for number in range(30)))
         assert all(result.rewards == [1.0, 0.0] for result in results)
-        # One was in work when the honest groups came; in turn by number of groups they would have waited for all twelve.
+        # One was in work when the honest groups came; in turn by number of groups they would have
+        # waited for all twelve.
         assert sum(task.done() for task in hanging) <= 6
         await cancel_and_wait(*hanging)
 
@@ -120,7 +124,8 @@ async def test_what_a_dropped_sender_has_waiting_and_in_work_ends_at_once() -> N
         assert scorers.drop("Ubad") == 5
         results = await asyncio.wait_for(asyncio.gather(*working), DEADLINE_S)
         assert {result.reason for result in results} == {DROPPED}
-        # The process at work was given up with its group: nobody waits for the three seconds of CPU time that it would have taken.
+        # The process at work was given up with its group: nobody waits for the three seconds of CPU
+        # time that it would have taken.
         after = await judged(scorers, honest(0))
         assert after.rewards == [1.0, 0.0]
 

@@ -1,4 +1,6 @@
-"""The commands that show a swarm, as a person runs them, against a real server in which a peer has written what it likes."""
+"""The commands that show a swarm, as a person runs them, against a real server in which a peer has
+written what it likes.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +184,9 @@ def test_a_name_that_no_node_can_have_is_refused_before_it_is_asked_for(server: 
 
 
 def test_a_directory_of_thousands_is_looked_at_in_part_and_said_so(server: NatsServer) -> None:
-    """Counted in requests, because a machine's seconds are no measure: it was five for each of the names."""
+    """Counted in requests, because a machine's seconds are no measure: it was five for each of the
+    names.
+    """
 
     async def fill() -> None:
         transport = await connect(server.url, name="test", timeout_s=10)

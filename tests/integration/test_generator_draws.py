@@ -26,7 +26,8 @@ async def test_replicas_that_claim_at_once_make_every_draw_exactly_once(nats_url
     async def replica(number: int) -> list[int]:
         ledger = DrawLedger(transports[number], node, f"r{number}", lease_s=60.0)
         made: list[int] = []
-        # 20 draws may be out at version 0, and 10 more for each version that has been trained since.
+        # 20 draws may be out at version 0, and 10 more for each version that has been trained
+        # since.
         for consumed in (0, 10, 20, 30):
             while (lease := await ledger.claim(3, consumed_local=consumed, **RULES)) is not None:
                 await asyncio.sleep(0.03)  # generation takes a while; meanwhile the others claim

@@ -1,4 +1,6 @@
-"""`make gpu-check` on a machine without a GPU: it says so, and every part of it runs, small, on the CPU."""
+"""`make gpu-check` on a machine without a GPU: it says so, and every part of it runs, small, on the
+CPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Headers as large as a stream takes, in bytes and lines that cost a parser time: who sends them, and what they cost others."""
+"""Headers as large as a stream takes, in bytes and lines that cost a parser time: who sends them,
+and what they cost others.
+"""
 
 from __future__ import annotations
 

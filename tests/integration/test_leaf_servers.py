@@ -1,4 +1,6 @@
-"""A site with a leaf server of its own: its streams stay when the hub goes, and the swarm's are reached through it, by domain."""
+"""A site with a leaf server of its own: its streams stay when the hub goes, and the swarm's are
+reached through it, by domain.
+"""
 
 from __future__ import annotations
 

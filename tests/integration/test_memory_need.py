@@ -1,4 +1,6 @@
-"""What a training step is said to take is what a real step holds, by torch's own count, and follows what users set."""
+"""What a training step is said to take is what a real step holds, by torch's own count, and follows
+what users set.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_a_measured_step_holds_at_most_what_is_said_and_not_much_less(
 
 
 def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path) -> float:
-    """Most that is held in a learner's second step, on two groups of its own: see `benchmarks.step_memory`."""
+    """Most that is held in a learner's second step, on two groups of its own: see
+    `benchmarks.step_memory`.
+    """
     model = AutoModelForCausalLM.from_config(config)
     for token in ("eos_token_id", "pad_token_id", "bos_token_id"):
         setattr(model.config, token, {"eos_token_id": END_TOKEN_ID}.get(token, PAD_TOKEN_ID))

@@ -1,4 +1,6 @@
-"""The real SmolLM2-135M-Instruct, from the Python package that brings it: what `make run MODEL=smollm2` imports."""
+"""The real SmolLM2-135M-Instruct, from the Python package that brings it: what
+`make run MODEL=smollm2` imports.
+"""
 
 from __future__ import annotations
 

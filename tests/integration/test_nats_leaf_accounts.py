@@ -1,4 +1,6 @@
-"""A hub and a site's leaf server with keys: the hub holds a site to the account of the node whose key it came with."""
+"""A hub and a site's leaf server with keys: the hub holds a site to the account of the node whose
+key it came with.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ HUB = "hub"
 
 @dataclass(frozen=True)
 class Site:
-    """The swarm's server, and alpha's own, which is a leaf of it. Mallory has a key for the hub too."""
+    """The swarm's server, and alpha's own, which is a leaf of it. Mallory has a key for the hub
+    too.
+    """
 
     hub: SecuredServer
     leaf: SecuredServer
@@ -105,7 +109,9 @@ TARGETS = (
 
 
 async def test_a_reply_subject_sent_through_a_leaf_leads_nowhere(site: Site, tmp_path: Path):
-    """The site's own permissions are taken out first: all that the hub knows of a leaf is its key."""
+    """The site's own permissions are taken out first: all that the hub knows of a leaf is its
+    key.
+    """
     operator = await raw(site.hub, site.hub.keys / "operator" / "swarm.nk", "_INBOX_x.operator", [])
     swarm = await site.swarm_plane(tmp_path)
     await until_works(swarm)

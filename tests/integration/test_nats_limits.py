@@ -1,4 +1,6 @@
-"""How much of the swarm's server one key of a member may hold: connections, subscriptions, memory, subjects, others' scores."""
+"""How much of the swarm's server one key of a member may hold: connections, subscriptions, memory,
+subjects, others' scores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Keys, TLS and permissions against the real server: what each user must do works, and all else is refused by the server."""
+"""Keys, TLS and permissions against the real server: what each user must do works, and all else is
+refused by the server.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ LARGE = b"x" * (9 * 2**20)
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
-    """Two nodes' planes and the swarm's on one server, in accounts. Streams were made by the operators."""
+    """Two nodes' planes and the swarm's on one server, in accounts. Streams were made by the
+    operators.
+    """
     folder = tmp_path_factory.mktemp("secured")
     server = SecuredServer(folder, ["alpha", "beta", "gamma"])
     server.start()
@@ -96,7 +100,9 @@ USERS = [("swarm", swarm_node("alpha")), *((role, node_role("alpha", role)) for 
 async def test_the_server_lets_each_user_publish_and_subscribe_to_what_is_allowed_and_nothing_else(
     tmp_path: Path, user: str, permissions: Permissions
 ):
-    """Every permission of every user is tried by every user, on a server without streams so that a purge does no harm."""
+    """Every permission of every user is tried by every user, on a server without streams so that a
+    purge does no harm.
+    """
     server = SecuredServer(tmp_path, ["alpha", "beta"])
     server.start()
     errors: list[str] = []
@@ -212,7 +218,9 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
 
 
 async def test_two_nodes_share_through_the_secured_swarm_plane_without_one_refusal(secured: SecuredServer, tmp_path: Path):
-    """Whole verifiers: local groups are scored and shared, the other's are taken in; scores and directory entries are written."""
+    """Whole verifiers: local groups are scored and shared, the other's are taken in; scores and
+    directory entries are written.
+    """
     before = len(secured.violations())
     alpha_config, beta_config = (secured.config(node, tmp_path, eval={"tasks": 2}) for node in ("alpha", "beta"))
     alpha_generator = await connect_node_plane(alpha_config, "generator")
@@ -242,7 +250,8 @@ async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer
             assert time.monotonic() - began < 3.0
     finally:
         elsewhere.stop()
-    # Where both planes are one server's, the key leads to the node's own account, which has no stream of the swarm's.
+    # Where both planes are one server's, the key leads to the node's own account, which has no
+    # stream of the swarm's.
     for role in ROLES:
         plane = await connect_node_plane(secured.config("alpha", tmp_path), role)
         with pytest.raises(TransportError):
@@ -255,7 +264,9 @@ async def test_the_swarm_plane_refuses_the_keys_of_generator_sampler_and_trainer
 async def test_a_direct_gets_reply_stores_nothing_under_another_nodes_subject_and_what_were_stored_there_would_be_refused(
     secured: SecuredServer, tmp_path: Path
 ):
-    """Two defences: the server leads beta's replies into beta's own account, and the border refuses what is not alpha's."""
+    """Two defences: the server leads beta's replies into beta's own account, and the border refuses
+    what is not alpha's.
+    """
     alpha_key, beta_key = SigningKey(new_seed()), SigningKey(new_seed())
     claims = group("alpha", 7)
     honest = sign(group("alpha", 1), alpha_key, share_tokens=True)
@@ -365,7 +376,8 @@ def test_a_service_with_a_wrong_key_ends_at_once_and_is_not_restarted(secured: S
     config = tmp_path / "alpha.toml"
     config.write_text(
         f'tasks = [{{ dataset = "gcd" }}]\n[node]\nid = "alpha"\nvar_dir = "{tmp_path}"\n[http]\nbase_port = 0\n'
-        # Who waited for the server as for one that is away would still be waiting when this test gives up.
+        # Who waited for the server as for one that is away would still be waiting when this test
+        # gives up.
         f'[nats]\nconnect_timeout_s = 600\nnode_url = "{secured.url}"\nnode_ca_file = "{secured.ca_file}"\n'
         f'node_key_file = "{tmp_path}/none.nk"\n'
     )

@@ -66,7 +66,9 @@ def stranger() -> str:
 
 
 async def test_a_node_that_is_added_by_two_reloads_shares_and_nobody_else_notices(tmp_path: Path):
-    """nats-server 2.15.1 gives an account that is new its imports at the second reload only; those that were there keep theirs."""
+    """nats-server 2.15.1 gives an account that is new its imports at the second reload only; those
+    that were there keep theirs.
+    """
     server = SecuredServer(tmp_path, ["alpha", "beta"])
     whole = server._text
     alone = ("--nodes", "alpha", "--plane", "both", "--folder", str(server.keys))

@@ -1,5 +1,6 @@
-"""What the server answers goes where the asker says, and a direct get answers with bytes that the asker stored itself. So every key
-tries, by every way of being answered, to have its own bytes executed by JetStream or stored where it may not write."""
+"""What the server answers goes where the asker says, and a direct get answers with bytes that the
+asker stored itself. So every key tries, by every way of being answered, to have its own bytes
+executed by JetStream or stored where it may not write."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
 
 @asynccontextmanager
 async def victim(server: SecuredServer, attacker: str, folder: Path) -> AsyncIterator[Transport]:
-    """The operator of the plane that `attacker` is on, with something in every stream that could be lost."""
+    """The operator of the plane that `attacker` is on, with something in every stream that could be
+    lost.
+    """
     for made in ("node", "swarm"):
         await asyncio.to_thread(server.init, made, server.config("alpha", folder))
     config = server.config("alpha", folder, nats={"swarm_key_file": str(server.keys / "operator" / "swarm.nk")})
@@ -105,7 +108,9 @@ def administration(stream: str, config: Mapping[str, Any]) -> list[tuple[str, by
 
 
 async def answered_by_reading(client: Any, subject: str, stream: str, seq: int, reply: str) -> None:
-    """Every form of a direct get that answers with the message at `seq` of one's own, its answer sent to `reply`."""
+    """Every form of a direct get that answers with the message at `seq` of one's own, its answer
+    sent to `reply`.
+    """
     forms = (
         {"seq": seq},
         {"last_by_subj": subject},
@@ -120,7 +125,9 @@ async def answered_by_reading(client: Any, subject: str, stream: str, seq: int, 
 
 
 async def answered_otherwise(client: Any, attacker: str, subject: str, stream: str, message_id: str, reply: str) -> None:
-    """Answers whose bytes are the server's: of publishing (again, so that nothing is stored), looking, and message tracing."""
+    """Answers whose bytes are the server's: of publishing (again, so that nothing is stored),
+    looking, and message tracing.
+    """
     headers = {"Nats-Msg-Id": message_id}
     await client.publish(subject, b"again", reply=reply, headers=headers)
     await client.publish(subject, b"again", reply=client.new_inbox(), headers={**headers, "Nats-Trace-Dest": reply})
@@ -154,7 +161,9 @@ async def test_the_same_attacks_reach_streams_that_share_an_account_with_their_u
 
 
 class SharedAccountServer(SecuredServer):
-    """The same keys and permissions, in one account a plane, streams included: what `swarm nats config` wrote once."""
+    """The same keys and permissions, in one account a plane, streams included: what
+    `swarm nats config` wrote once.
+    """
 
     def configure(self, config: str = "", jetstream: str = "") -> None:
         """Replace the accounts of what `swarm nats config` printed."""
@@ -180,7 +189,8 @@ class SharedAccountServer(SecuredServer):
 async def reached_by(server: SecuredServer, folder: Path, attacker: str) -> list[str]:
     """Subjects for which an attack changed something.
 
-    In the order of harm, so that the next ones still find what they are meant for. The first stream that is gone ends it.
+    In the order of harm, so that the next ones still find what they are meant for. The first stream
+    that is gone ends it.
     """
     subject, own_stream = OWN[attacker]
     node = "mallory" if attacker == "swarm" else "alpha"

@@ -1,4 +1,6 @@
-"""`swarm nats watch` against real servers: silent while everybody does their work, and loud where a reply became a request."""
+"""`swarm nats watch` against real servers: silent while everybody does their work, and loud where a
+reply became a request.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ async def test_the_key_of_the_watch_can_do_nothing_but_listen(tmp_path: Path):
 
 @pytest.mark.parametrize("request_subject", ["$JS.API.STREAM.PURGE.NODE_ALPHA_BATCHES", "$JS.API.STREAM.DELETE.NODE_ALPHA_BATCHES"])
 async def test_where_a_reply_becomes_a_request_the_watch_says_so(tmp_path: Path, request_subject: str):
-    """On a server as it was configured before users had accounts of their own: a reply reaches JetStream there."""
+    """On a server as it was configured before users had accounts of their own: a reply reaches
+    JetStream there.
+    """
     swarm("nats", "keys", "operator", "--folder", str(tmp_path / "keys"))
     key = tmp_path / "keys" / "operator" / "watch.nk"
     advisory = "$JS.EVENT.ADVISORY.API"

@@ -1,4 +1,6 @@
-"""Policies that travel as what changed: the same bytes as full copies, whatever a reader has, misses or finds damaged."""
+"""Policies that travel as what changed: the same bytes as full copies, whatever a reader has,
+misses or finds damaged.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Swarm:
         return self._open()
 
     async def publish(self, part: float = 0.02) -> tuple[PolicyPointer, bytes]:
-        """Train a little, publish, delete the file as the publisher does; the pointer goes through its message."""
+        """Train a little, publish, delete the file as the publisher does; the pointer goes through
+        its message.
+        """
         self.version += 1
         self.weights = {
             name: torch.where(torch.rand(value.shape) < part, value * 1.01, value) for name, value in self.weights.items()
@@ -381,7 +385,9 @@ def leave_drafts(folder: Path) -> None:
 
 
 class Announcing:
-    """A trainer's publisher on a node plane in memory, its policies, and what a generator that joins gets."""
+    """A trainer's publisher on a node plane in memory, its policies, and what a generator that
+    joins gets.
+    """
 
     def __init__(self, alpha: Swarm) -> None:
         self.alpha = alpha

@@ -1,6 +1,8 @@
-"""A policy that generators cannot fetch is published again as a full copy, so that a node never waits for ever.
+"""A policy that generators cannot fetch is published again as a full copy, so that a node never
+waits for ever.
 
-A real trainer and a real engine, loaded one after the other in one process; the server is the one in memory.
+A real trainer and a real engine, loaded one after the other in one process; the server is the one
+in memory.
 """
 
 from __future__ import annotations
@@ -219,7 +221,9 @@ async def test_other_weights_under_the_same_version_are_loaded(
 
 
 class SlowLoad(TransformersEngine):
-    """The real engine, whose loads go through and then keep their caller waiting: a deadline strikes when all is done."""
+    """The real engine, whose loads go through and then keep their caller waiting: a deadline
+    strikes when all is done.
+    """
 
     waits_s = 0.0
 

@@ -1,4 +1,6 @@
-"""Both policy stores keep the same promises: a volume, and JetStream on a real server and in memory."""
+"""Both policy stores keep the same promises: a volume, and JetStream on a real server and in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ async def test_a_file_on_another_volume_is_copied(tmp_path: Path, nats_url: str,
 
 @pytest.fixture
 def policies_on_a_mount(tmp_path: Path) -> Iterator[Path]:
-    """The store's folder, mounted from the same disk: one device number, and nothing can be renamed into it from beside it."""
+    """The store's folder, mounted from the same disk: one device number, and nothing can be renamed
+    into it from beside it.
+    """
     (mounted := tmp_path / "policies").mkdir()
     (beneath := tmp_path / "beneath").mkdir()
     mount = shutil.which("mount")

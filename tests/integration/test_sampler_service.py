@@ -44,7 +44,8 @@ def still_clock() -> float:
 
 
 def configured(node: str, **sampler: Any) -> NodeConfig:
-    # uniform: what a batch holds is what is trained on, not candidates of which the trainer chooses.
+    # uniform: what a batch holds is what is trained on, not candidates of which the trainer
+    # chooses.
     chosen = {"local": 2, "external": 2, "strategy": "uniform", "adapt": "off", "shortage_wait_s": 0.2, **sampler}
     return NodeConfig(node={"id": node}, tasks=[{"dataset": "chain_sum"}], sampler=chosen)  # type: ignore[arg-type]
 
@@ -98,7 +99,8 @@ class Node:
         await self.transport.kv.put(node_bucket(self.id), TRAINER_KEY, encode(position))
 
     async def evaluate(self, version: int, **datasets: float) -> None:
-        """A held-out result, known to the sampler before anything that is published afterwards is used.
+        """A held-out result, known to the sampler before anything that is published afterwards is
+        used.
 
         datasets: pass rates of 50 questions each.
         """
@@ -332,7 +334,9 @@ async def test_the_sampler_outlives_a_killed_server(nats_server: Callable[..., N
 async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_the_same_batches(
     nats_server: Callable[..., NatsServer],
 ) -> None:
-    """Strategy and J move here with what the node's local groups and held-out results show; both travel in the newest batch."""
+    """Strategy and J move here with what the node's local groups and held-out results show; both
+    travel in the newest batch.
+    """
     steering = {
         "strategy": "bandit", "bandit_arms": ["learnability", "balanced"], "adapt": "adaptive", "adapt_period": 2,
         "local": 2, "external": 2, "max_staleness": 3, "shortage_wait_s": 0.0,
@@ -341,7 +345,8 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
     for kills in (False, True):
         async with a_node(nats_server().url, "alpha", **steering) as node:
             for number in range(1, steps + 1):
-                # First local groups teach and J falls, then they do not and J comes back; their mean reward stays.
+                # First local groups teach and J falls, then they do not and J comes back; their
+                # mean reward stays.
                 rewards = (0.0, 1.0) if number <= 6 else (0.5, 0.5)
                 await node.publish(*range(10 * number, 10 * number + 4), version=number - 1, rewards=rewards)
                 await node.publish_external(*range(10 * number, 10 * number + 4))
@@ -421,7 +426,8 @@ async def test_killed_again_and_again_a_sampler_replays_the_same_groups(nats_ser
     assert max(item.staleness or 0 for item in last.items) > 1, "beyond max_staleness"
     assert (last.state.consumed_local, last.state.dropped_local) == (2 * steps, 0)
     assert "swarm_sampler_replayed_groups_total" in shown
-    # The last life of the killed sampler built batches 8 and 9, with two new local groups and three replayed ones each.
+    # The last life of the killed sampler built batches 8 and 9, with two new local groups and three
+    # replayed ones each.
     assert "swarm_sampler_replayed_groups_total 6.0" in shown
     assert 'swarm_sample_source_total{source="local"} 4.0' in shown
 

@@ -1,4 +1,6 @@
-"""What a scorer that was taken over can do: tried from inside the real processes, by a verifier that obeys the answers."""
+"""What a scorer that was taken over can do: tried from inside the real processes, by a verifier
+that obeys the answers.
+"""
 
 from __future__ import annotations
 

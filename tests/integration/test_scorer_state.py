@@ -1,4 +1,6 @@
-"""A reward depends on the task and the answer alone: every dataset before and after all others' hostile configurations."""
+"""A reward depends on the task and the answer alone: every dataset before and after all others'
+hostile configurations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ POISON = {
 
 
 def hostile_configs(dataset: str) -> list[str]:
-    """Every number in the dataset's configuration made smaller; many are refused, the rest derives as it may."""
+    """Every number in the dataset's configuration made smaller; many are refused, the rest derives
+    as it may.
+    """
     made: Any = _registry()[dataset][1]
     defaults = {
         field.name: field.default
@@ -67,7 +71,9 @@ async def same(pool: ScorerPool, answers: dict[str, str], sender: str | None, be
 
 
 async def test_a_precision_that_this_nodes_own_tasks_set_does_not_reach_its_other_tasks() -> None:
-    """In one and the same process: decimal_arithmetic at 3 digits, then datasets that compare decimals."""
+    """In one and the same process: decimal_arithmetic at 3 digits, then datasets that compare
+    decimals.
+    """
     imprecise = TaskRef(dataset="decimal_arithmetic", config=POISON["decimal_arithmetic"][0], seed=1, index=0)
     poison = ScoringJob(ref=imprecise, texts=["1"])
     refs = [TaskRef(dataset=name, seed=1, index=index) for name in ("decimal_chain_sum", "power_function") for index in range(20)]

@@ -1,4 +1,6 @@
-"""How a service process ends when its server is gone: asked to stop, it has stopped; not asked, it has crashed."""
+"""How a service process ends when its server is gone: asked to stop, it has stopped; not asked, it
+has crashed.
+"""
 
 from __future__ import annotations
 

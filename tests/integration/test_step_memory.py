@@ -1,7 +1,8 @@
-"""The memory of a training step, counted by torch, stays near what no trainer can do without (`make bench` has real shapes).
+"""The memory of a training step, counted by torch, stays near what no trainer can do without
+(`make bench` has real shapes).
 
-The gradient of tied embeddings is held twice for a moment, by torch's own accumulation: a model that is little else, with small
-micro-batches, comes to 1.4.
+The gradient of tied embeddings is held twice for a moment, by torch's own accumulation: a model
+that is little else, with small micro-batches, comes to 1.4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Groups of one swarm count in no other, though both use one server, or somebody carries them over."""
+"""Groups of one swarm count in no other, though both use one server, or somebody carries them
+over.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def publish(swarm: Transport, payload: bytes) -> None:
 async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_its_own(
     nats_server: MakeServer, tmp_path: Path
 ) -> None:
-    """The same server, node names and key in both runs; the second run's memory of accepted groups is new."""
+    """The same server, node names and key in both runs; the second run's memory of accepted groups
+    is new.
+    """
     url, key = nats_server().url, SigningKey(new_seed())
     first, second = (of_swarm(configured("alpha", url, tmp_path), run, run) for run in ("monday", "tuesday"))
     body = group("beta", 0)

@@ -1,6 +1,8 @@
-"""Wrong answers to tasks of every dataset, through the real sandbox: none earns full marks, and the table in the docs is current.
+"""Wrong answers to tasks of every dataset, through the real sandbox: none earns full marks, and the
+table in the docs is current.
 
-`swarm task audit` is the same for one dataset or verifier. Slow variants look at more configurations.
+`swarm task audit` is the same for one dataset or verifier. Slow variants look at more
+configurations.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ SENDERS_CHOICE: dict[str, dict[str, Any]] = {
     "letter_jumble": {"min_words": 30, "max_words": 40},
     "quantum_lock": {"difficulty": 2},
 }
-"""Configurations that a sender could choose because answers nearly right, or always the same, are paid with them."""
+"""Configurations that a sender could choose because answers nearly right, or always the same, are
+paid with them.
+"""
 
 
 def check(findings: dict[str, Finding]) -> None:

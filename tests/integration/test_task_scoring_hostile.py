@@ -1,8 +1,9 @@
 """Every dataset of reasoning-gym, in the sandbox, against hostile answers.
 
-Every dataset meets every answer, the megabyte ones included (longer than 65,536 characters never reaches a scorer); one task for
-each dataset. Some of the answers are right or half right for some dataset; so only the interval of the reward is checked. The one
-dataset that is refused is `composite`, for the reason given in `REFUSED_DATASETS`.
+Every dataset meets every answer, the megabyte ones included (longer than 65,536 characters never
+reaches a scorer); one task for each dataset. Some of the answers are right or half right for some
+dataset; so only the interval of the reward is checked. The one dataset that is refused is
+`composite`, for the reason given in `REFUSED_DATASETS`.
 """
 
 from __future__ import annotations

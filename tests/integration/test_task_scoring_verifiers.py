@@ -1,4 +1,6 @@
-"""Verifiers by name, in the sandbox's real worker: built-in ones, and one of a user's own from docs/tasks.md."""
+"""Verifiers by name, in the sandbox's real worker: built-in ones, and one of a user's own from
+docs/tasks.md.
+"""
 
 from __future__ import annotations
 

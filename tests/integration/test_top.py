@@ -1,4 +1,6 @@
-"""`swarm top` as a person runs it: against a real server, on a real (pseudo) terminal, and through a pipe."""
+"""`swarm top` as a person runs it: against a real server, on a real (pseudo) terminal, and through
+a pipe.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Several processes train one policy as one process does.
 
-What should come out, written down before it was measured: the processes' gradients are those of one process but for the order of
-additions, so in float64 gradients agree to 1e-12 and weights after clipped AdamW updates to 1e-10. In float32 a step's gradient
-norm agrees to 1e-6; weights after several steps agree, relative to how far they moved, to 1e-4, because Adam divides small
-gradients by themselves. The same number of processes gives the same bits each time, and what is restored is what was saved.
+What should come out, written down before it was measured: the processes' gradients are those of one
+process but for the order of additions, so in float64 gradients agree to 1e-12 and weights after
+clipped AdamW updates to 1e-10. In float32 a step's gradient norm agrees to 1e-6; weights after
+several steps agree, relative to how far they moved, to 1e-4, because Adam divides small gradients
+by themselves. The same number of processes gives the same bits each time, and what is restored is
+what was saved.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def config_for(model: Path, **trainer: Any) -> NodeConfig:
 
 @dataclasses.dataclass
 class Updated:
-    """After two updates on the same groups: gradient and norm of each, statistics of the second, weights."""
+    """After two updates on the same groups: gradient and norm of each, statistics of the second,
+    weights.
+    """
 
     gradients: list[Tensor]
     norms: list[float]
@@ -80,7 +84,9 @@ class Updated:
 def two_updates(
     objective: ObjectiveConfig, group_count: int, parallel: Parallel, *, in_chunks: bool = False, tied: bool = False
 ) -> Updated:
-    """From random float64 weights; the second update is off the proximal policy, so that ratios are clipped."""
+    """From random float64 weights; the second update is off the proximal policy, so that ratios are
+    clipped.
+    """
     model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
     reference_model = small_model(dtype=torch.float64, hidden_size=16)
     for module in (model, reference_model):
@@ -206,8 +212,9 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
     model: Path, batches: list[Batch], tmp_path: Path
 ) -> None:
     def config(token_budget: int) -> NodeConfig:
-        # Without what decides by thresholds, at which a rounding takes a whole group in or leaves it out; and with others' wrong
-        # answers, so that the smaller budget cuts the batch in more parts.
+        # Without what decides by thresholds, at which a rounding takes a whole group in or leaves
+        # it out; and with others' wrong answers, so that the smaller budget cuts the batch in more
+        # parts.
         trainer = {
             "adam_eps": 1e-3,
             "token_budget": token_budget,
@@ -318,7 +325,9 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def same_layout(one: LearnerState, other: LearnerState) -> bool:
-    """Whether a checkpoint of one can be told from a checkpoint of the other only by its numbers."""
+    """Whether a checkpoint of one can be told from a checkpoint of the other only by its
+    numbers.
+    """
 
     def outline(value: object) -> object:
         return (value.shape, value.dtype, value.device, type(value)) if isinstance(value, Tensor) else value

@@ -1,4 +1,6 @@
-"""The trainer service in two processes, against a real nats-server: it trains and publishes, and all processes end together."""
+"""The trainer service in two processes, against a real nats-server: it trains and publishes, and
+all processes end together.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Node:
 
 
 def serve(config_file: str, output: str, death: Death | None) -> None:
-    """The very program that torchrun starts. A file `orphaned` beside the configuration makes the launcher look dead."""
+    """The very program that torchrun starts. A file `orphaned` beside the configuration makes the
+    launcher look dead.
+    """
     orphaned, parent = Path(config_file).with_name("orphaned"), os.getppid()
     os.getppid = lambda: 1 if orphaned.exists() else parent
     if death is not None:

@@ -1,6 +1,8 @@
-"""Invariant 2 for the trainer: killed at any instant and started again, it ends with the same weights, bit for bit.
+"""Invariant 2 for the trainer: killed at any instant and started again, it ends with the same
+weights, bit for bit.
 
-Real processes against a real nats-server: the log, the pointer and the position outlive the trainer, its memory does not.
+Real processes against a real nats-server: the log, the pointer and the position outlive the
+trainer, its memory does not.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Node:
     transport: Transport
 
     async def finished(self, child: ForkServerProcess) -> None:
-        """Wait until this trainer has nothing left to train, then stop it as the supervisor would."""
+        """Wait until this trainer has nothing left to train, then stop it as the supervisor
+        would.
+        """
         deadline = time.monotonic() + DEADLINE_S
         while not await asyncio.to_thread(self._says_finished, child):
             assert child.is_alive(), f"the trainer ended early:\n{self.log()}"
@@ -64,7 +68,9 @@ def wait_for_a_line(file: Path) -> None:
 
 
 def weights_and_optimizer(config: NodeConfig) -> dict[str, str]:
-    """All that nodes of different names have in common: each seeds its random numbers with its name."""
+    """All that nodes of different names have in common: each seeds its random numbers with its
+    name.
+    """
     return {name: digest for name, digest in final_state(config).items() if not name.startswith("random.")}
 
 

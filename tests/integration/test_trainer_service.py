@@ -82,7 +82,9 @@ def some_batches(tokenizer: PreTrainedTokenizerFast, count: int, first: int = 1)
 
 @contextmanager
 def no_file_above(size_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size_bytes`, as a full disk would."""
+    """The kernel refuses to let any file of this process grow beyond `size_bytes`, as a full disk
+    would.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
@@ -197,7 +199,9 @@ async def test_a_turn_that_cannot_be_had_is_a_fatal_error_with_a_remedy(
 
 
 class FullDevice(Learner):
-    """A learner for whose steps there is no memory. Stands in for a GPU, which tests cannot count on."""
+    """A learner for whose steps there is no memory. Stands in for a GPU, which tests cannot count
+    on.
+    """
 
     def step(self, batch: Batch) -> StepRecord:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -207,7 +211,9 @@ class FullDevice(Learner):
 async def test_a_step_that_does_not_fit_is_fatal_unless_others_may_have_the_memory_yet(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, in_turns: bool
 ) -> None:
-    """One that was killed in its turn gives its memory back a moment after its turn: then a supervisor starts the trainer again."""
+    """One that was killed in its turn gives its memory back a moment after its turn: then a
+    supervisor starts the trainer again.
+    """
     config = node_config(model, tmp_path, model_section={"device_turns": in_turns})
     await set_up(transport, some_batches(tokenizer, 1))
     with pytest.raises((FatalError, RuntimeError), match="step 1 does not fit .*2.00 GiB.*lower trainer.token_budget") as raised:
@@ -473,7 +479,8 @@ async def test_a_delta_that_bfloat16_rounds_away_is_told_with_cause_and_remedy_a
         assert "do not move in bfloat16" in line["reason"] and "publish_dtype" in line["remedy"]
     assert {value.dtype for value in published["auto"].values()} == {torch.bfloat16}
     assert all(torch.equal(value, published["float32"][name].bfloat16()) for name, value in published["auto"].items())
-    # What docs/models.md says of generators: one in bfloat16 rounds again, one in float32 has the policy that is trained.
+    # What docs/models.md says of generators: one in bfloat16 rounds again, one in float32 has the
+    # policy that is trained.
     for dtype, sees_a_difference in (("bfloat16", False), ("float32", True)):
         engine = TransformersEngine(str(model), dtype=dtype, device="cpu", max_model_len=128)
         await engine.start()

@@ -1,7 +1,7 @@
 """Every call of `shared.transport.base` may be cancelled wherever it waits, over both transports.
 
-The call then ends with CancelledError and nothing else, also where the cancellation comes together with the server's answer; it
-leaves no task and no subscription behind; and the transport works on.
+The call then ends with CancelledError and nothing else, also where the cancellation comes together
+with the server's answer; it leaves no task and no subscription behind; and the transport works on.
 """
 
 from __future__ import annotations

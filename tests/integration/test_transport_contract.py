@@ -504,7 +504,9 @@ async def test_a_blob_with_a_missing_chunk_is_an_error(over):
 
 
 async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_stored(over):
-    """Whoever could would publish what it says first, and its author would be taken for the copier."""
+    """Whoever could would publish what it says first, and its author would be taken for the
+    copier.
+    """
 
     async def body(plane: Plane) -> None:
         transport = await plane.open()

@@ -1,4 +1,6 @@
-"""What only a real server can show: kill -9 and restart, lost replies, hostile headers, drift, permissions, deadlines."""
+"""What only a real server can show: kill -9 and restart, lost replies, hostile headers, drift,
+permissions, deadlines.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ async def asked(server: NatsServer, subject: str, request: object = None) -> dic
 
 
 async def sent_raw(server: NatsServer, subject: str, block: bytes, times: int = 1) -> None:
-    """Publish messages with exactly these bytes as headers, which no client library would let out."""
+    """Publish messages with exactly these bytes as headers, which no client library would let
+    out.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b'CONNECT {"headers":true,"verbose":false}\r\n')
     for _ in range(times):
@@ -158,7 +162,9 @@ async def test_an_ack_that_nobody_confirms_is_logged_and_the_message_comes_again
 
 
 async def test_closing_just_as_the_server_goes_away_raises_nothing(nats_server: MakeServer):
-    """A cluster that is deleted ends its servers together with the services, which then must still end with 0."""
+    """A cluster that is deleted ends its servers together with the services, which then must still
+    end with 0.
+    """
     for _ in range(5):
         server = nats_server()
         transport = await connect(server.url, name="test", timeout_s=5.0)
@@ -264,7 +270,9 @@ async def test_a_connection_that_the_client_gave_up_on_is_opened_anew(nats_serve
 
 
 class LossyProxy:
-    """Stands between client and server; while `lose_replies` is set, what the server says does not arrive."""
+    """Stands between client and server; while `lose_replies` is set, what the server says does not
+    arrive.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = free_port()

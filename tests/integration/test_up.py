@@ -1,4 +1,6 @@
-"""`swarm up` as a newcomer runs it: real server, real services, two nodes, from the first line to the summary."""
+"""`swarm up` as a newcomer runs it: real server, real services, two nodes, from the first line to
+the summary.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_eval_asks_the_held_out_questions_that_the_configuration_names(
 
 
 def goes_on(node: dict[str, Any]) -> bool:
-    """A service that is slow is not taken for dead here: what `alive` means stands in `shared.runtime.status`."""
+    """A service that is slow is not taken for dead here: what `alive` means stands in
+    `shared.runtime.status`.
+    """
     return node["step"] > STEPS and all(any(replica["alive"] for replica in replicas) for replicas in node["services"].values())
 
 
@@ -108,7 +112,8 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
     try:
         while time.monotonic() < deadline:
             seen = swarm.status()
-            # A trainer goes on with what the last run left, perhaps before a slower service says that it is there.
+            # A trainer goes on with what the last run left, perhaps before a slower service says
+            # that it is there.
             if seen and all(goes_on(seen["nodes"][node]) for node in ("alpha", "beta")):
                 break
             time.sleep(STATUS_INTERVAL_S)

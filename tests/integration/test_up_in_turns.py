@@ -1,4 +1,6 @@
-"""Generators and trainers of two nodes that use one device in turns: real processes, the whole way."""
+"""Generators and trainers of two nodes that use one device in turns: real processes, the whole
+way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A whole verifier beside a member that shares right groups as large as they may be: its event loop is not theirs."""
+"""A whole verifier beside a member that shares right groups as large as they may be: its event loop
+is not theirs.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ async def test_jobs_that_a_hanging_answer_holds_up_go_to_another_worker() -> Non
         await scorers.run(jobs_on_gcd() * 20)
         hanging = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG])]))
         started = time.monotonic()
-        # Some of these are sent to the worker that hangs, before or behind the answer at which it does.
+        # Some of these are sent to the worker that hangs, before or behind the answer at which it
+        # does.
         results = await scorers.run(jobs_on_gcd() * 3)
         assert time.monotonic() - started < 15.0
         assert all(result.rewards == [1.0, 0.0] and result.timeouts == 0 for result in results)
@@ -135,7 +136,8 @@ async def test_no_process_is_left_by_a_pool_that_is_closed_before_its_workers_ev
     scorers = ScorerPool(workers=2, answer_timeout_s=30.0, memory_mb=2048, tasks=SPECS, foreign_workers=1)
     await scorers.start()
     assert len(scorers_of_this_process()) == len(before) + 3
-    # Nothing is awaited in between: the tasks that would end the processes are cancelled before their first step.
+    # Nothing is awaited in between: the tasks that would end the processes are cancelled before
+    # their first step.
     await scorers.close()
     assert scorers_of_this_process() == before
 

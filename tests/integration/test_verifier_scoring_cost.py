@@ -1,4 +1,6 @@
-"""A whole verifier against senders whose groups are slow to score: a real server, the real border and sandbox."""
+"""A whole verifier against senders whose groups are slow to score: a real server, the real border
+and sandbox.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ async def test_hangs_are_blamed_by_their_cost_and_what_a_quarantined_key_has_wai
         metrics = generate_latest(alpha.registry).decode()
     print(f"timeouts {timeouts:g}, then quarantine ({cost:g}), dropped or refused unread {dropped:g}")
     assert taken == {"alpha": 20, "beta": 10}
-    # Three seconds of CPU time a group: the grace is used up after a handful, and no group is judged after that.
+    # Three seconds of CPU time a group: the grace is used up after a handful, and no group is
+    # judged after that.
     assert cost + timeouts <= 8
     assert dropped == sent - cost - timeouts
     assert 'swarm_sandbox_protections{protection="seccomp"}' in metrics
@@ -114,7 +117,9 @@ async def test_a_sender_has_few_groups_in_work_at_once(nats_server: MakeServer, 
 async def test_many_keys_of_dear_groups_do_not_keep_a_cheap_sender_from_the_scorers(
     nats_server: MakeServer, tmp_path: Path
 ) -> None:
-    """Sixteen keys with four groups in work each used to hold all places; the scorers' time is dealt out to those that got in."""
+    """Sixteen keys with four groups in work each used to hold all places; the scorers' time is
+    dealt out to those that got in.
+    """
     config = slow_to_score(nats_server().url, tmp_path, foreign_group_s=60.0)
     dear, honest = [SigningKey(new_seed()) for _ in range(16)], SigningKey(new_seed())
     async with verifier(config) as alpha:

@@ -1,4 +1,6 @@
-"""Whole verifiers on a real server: local groups in, foreign groups in, and everything that must stay outside."""
+"""Whole verifiers on a real server: local groups in, foreign groups in, and everything that must
+stay outside.
+"""
 
 from __future__ import annotations
 
@@ -345,7 +347,9 @@ async def test_a_node_whose_swarm_plane_is_away_works_alone_and_shares_once_it_i
 
 
 async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_server: MakeServer, tmp_path: Path) -> None:
-    """After the last delivery the server keeps such a message but gives it to nobody; the sweep finds it."""
+    """After the last delivery the server keeps such a message but gives it to nobody; the sweep
+    finds it.
+    """
     config = configured("alpha", nats_server().url, tmp_path, max_deliver=1)
     crashing = await connect(config.nats.node_url, name="crashing")
     await ensure_node_streams(crashing, "alpha")

@@ -50,7 +50,9 @@ async def share(swarm: Transport, key: SigningKey, node: str, index: int, answer
 
 
 async def in_thread(command: Callable[..., None], config: NodeConfig, *arguments: str, **options: str) -> None:
-    """A command of the CLI, which has an event loop of its own; `config` is written where it looks."""
+    """A command of the CLI, which has an event loop of its own; `config` is written where it
+    looks.
+    """
     file = config.node.var_dir / f"{config.node.id}.toml"
     file.write_text(
         f'[node]\nid = "{config.node.id}"\nvar_dir = "{config.node.var_dir}"\n'
@@ -146,9 +148,11 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
 
 @pytest.mark.deadline(400)
 async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server: MakeServer, tmp_path: Path) -> None:
-    """Honest groups taken in at the same budget: alone, beside 25 times one's traffic, and with forgeries in their names.
+    """Honest groups taken in at the same budget: alone, beside 25 times one's traffic, and with
+    forgeries in their names.
 
-    What counts is what is lost, not how soon it comes: on a busy machine scoring may take longer than sending.
+    What counts is what is lost, not how soon it comes: on a busy machine scoring may take longer
+    than sending.
     """
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=BUDGET_PER_S)
     flood_per_s = 25 * HONEST_PER_S
@@ -202,7 +206,9 @@ class Senders:
         self.sent: Counter[tuple[str, int]] = Counter()
 
     async def phase(self, phase: int, *flood: Coroutine[None, None, None]) -> None:
-        """Honest traffic for `SECONDS`, beside a flood; then what a burst lasts, for what is in line."""
+        """Honest traffic for `SECONDS`, beside a flood; then what a burst lasts, for what is in
+        line.
+        """
         honest = (self.send(name, phase, HONEST_PER_S) for name in ("beta", "gamma"))
         await asyncio.gather(*honest, *flood)
         await asyncio.sleep(2.0)
@@ -249,7 +255,9 @@ class Senders:
 
 
 async def test_senders_in_good_standing_are_heard_behind_a_flood_too_large_to_read(nats_server: MakeServer, tmp_path: Path) -> None:
-    """4 looks a second at 200 messages a second: chance alone would find about one in fifty of the honest groups."""
+    """4 looks a second at 200 messages a second: chance alone would find about one in fifty of the
+    honest groups.
+    """
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=4.0, intake_look_factor=1.0)
     async with verifier(config) as alpha:
         assert alpha.swarm is not None

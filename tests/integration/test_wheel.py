@@ -1,4 +1,6 @@
-"""The package as somebody installs it: what is in it, and that its commands work in a folder that has nothing of the repository."""
+"""The package as somebody installs it: what is in it, and that its commands work in a folder that
+has nothing of the repository.
+"""
 
 from __future__ import annotations
 

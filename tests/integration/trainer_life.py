@@ -1,4 +1,6 @@
-"""What trainer tests need: a tiny policy on disk, batches made by hand, and a trainer service living in this process."""
+"""What trainer tests need: a tiny policy on disk, batches made by hand, and a trainer service
+living in this process.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def tiny_policy(folder: Path, *, tied: bool = True, attention_bias: bool = True)
 
 
 def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
-    """A node alone on one CPU thread; `trainer`, `policy_store`, `model_section` and so on are added section by section."""
+    """A node alone on one CPU thread; `trainer`, `policy_store`, `model_section` and so on are
+    added section by section.
+    """
     sections: dict[str, Any] = {
         "node": {"id": NODE, "run": "test", "var_dir": str(var_dir)},
         "nats": {"swarm_url": None},
@@ -154,7 +158,9 @@ def batch_of(number: int, scored: Sequence[ScoredGroup]) -> Batch:
 
 
 def mixed_batch(tokenizer: PreTrainedTokenizerFast, number: int) -> Batch:
-    """Two local groups, one external of the same and one of another tokenizer, one group without spread."""
+    """Two local groups, one external of the same and one of another tokenizer, one group without
+    spread.
+    """
     rng = random.Random(number)
     return batch_of(
         number,
@@ -269,7 +275,9 @@ def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
 
 
 def final_state(config: NodeConfig) -> dict[str, str]:
-    """Digest of every tensor of the newest checkpoint, optimizer and random state included, and how far it is."""
+    """Digest of every tensor of the newest checkpoint, optimizer and random state included, and how
+    far it is.
+    """
     checkpoint, broken = checkpoints(config).newest()
     assert checkpoint is not None and not broken
     digests: dict[str, str] = {"position": json.dumps(dataclasses.asdict(checkpoint.position))}

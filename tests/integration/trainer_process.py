@@ -1,7 +1,9 @@
-"""The trainer as a process of its own, started in milliseconds (forked from a server that has torch imported), and killed.
+"""The trainer as a process of its own, started in milliseconds (forked from a server that has torch
+imported), and killed.
 
-The child runs the very `main` of `python -m services.trainer`. It can be told to kill itself with SIGKILL just before or just
-after the n-th call of one of its functions, which hits instants that a kill from outside hits once in a thousand times.
+The child runs the very `main` of `python -m services.trainer`. It can be told to kill itself with
+SIGKILL just before or just after the n-th call of one of its functions, which hits instants that a
+kill from outside hits once in a thousand times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Several trainer processes without torchrun: forked in milliseconds, with the environment that torchrun would give them.
+"""Several trainer processes without torchrun: forked in milliseconds, with the environment that
+torchrun would give them.
 
-Process 0 does what a test asks through the very learner that the service uses; the others run the very loop of `follow`.
+Process 0 does what a test asks through the very learner that the service uses; the others run the
+very loop of `follow`.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def joined(place: Place, config: NodeConfig) -> Sharded:
 
 
 def in_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, folder: Path) -> list[Any]:
-    """`work(place, *arguments)` in each of `ranks` processes; what each returned. Fails with the traceback of what failed."""
+    """`work(place, *arguments)` in each of `ranks` processes; what each returned. Fails with the
+    traceback of what failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [folder / f"rank-{rank}.pt" for rank in range(ranks)]
     children = start_ranks(_report, [(work, arguments, str(output)) for output in outputs])

@@ -1,8 +1,10 @@
-"""Becomes one container's process: `python container_init.py SPEC.json`, as root, in the pod's network namespace.
+"""Becomes one container's process: `python container_init.py SPEC.json`, as root, in the pod's
+network namespace.
 
-What a container runtime does with namespaces and mounts is done here by hand: a root file system of its own that cannot be written,
-the volumes, process ids, host name and IPC of its own, the user, no capabilities, no new privileges. Not done: seccomp, cgroups.
-The outer process waits for the inner one, which is number 1 in its own namespace, and ends with its code.
+What a container runtime does with namespaces and mounts is done here by hand: a root file system of
+its own that cannot be written, the volumes, process ids, host name and IPC of its own, the user, no
+capabilities, no new privileges. Not done: seccomp, cgroups. The outer process waits for the inner
+one, which is number 1 in its own namespace, and ends with its code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the Dockerfile says of the images, read without building them: environment, command, files of the project."""
+"""What the Dockerfile says of the images, read without building them: environment, command, files
+of the project.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ BASE_PATH = "/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, with what it inherits. `copies`: source (in the build context, or `STAGE:path`) and target, in order."""
+    """One stage, with what it inherits. `copies`: source (in the build context, or `STAGE:path`)
+    and target, in order.
+    """
 
     name: str
     scratch: bool = False
@@ -30,7 +34,9 @@ class Stage:
 
 
 def read_stages(dockerfile: Path) -> dict[str, Stage]:
-    """Stages by name. Knows the instructions that the project's file uses; another one is an error."""
+    """Stages by name. Knows the instructions that the project's file uses; another one is an
+    error.
+    """
     stages: dict[str, Stage] = {}
     stage: Stage | None = None
     for instruction, rest in _instructions(dockerfile.read_text()):

@@ -1,4 +1,6 @@
-"""Runs a pod's container as kubelet does: starts it, asks its probes as written, ends it with its hook, SIGTERM and grace."""
+"""Runs a pod's container as kubelet does: starts it, asks its probes as written, ends it with its
+hook, SIGTERM and grace.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Running:
         return self.log.read_text(errors="replace")[-3000:]
 
     def watch(self) -> None:
-        """Probe it from a thread until it is stopped: the startup probe first, then readiness and liveness beside each other."""
+        """Probe it from a thread until it is stopped: the startup probe first, then readiness and
+        liveness beside each other.
+        """
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -129,7 +133,9 @@ class Running:
         )
 
     def stop(self) -> Ended:
-        """The hook, then SIGTERM, then SIGKILL when the grace period, which began with the hook, is over."""
+        """The hook, then SIGTERM, then SIGKILL when the grace period, which began with the hook, is
+        over.
+        """
         self.stopping.set()
         began = time.monotonic()
         if self.pod.pre_stop:

@@ -1,4 +1,6 @@
-"""The manifests as tests see them: overlays rendered by the real kustomize, with lines switched on and off as a person would."""
+"""The manifests as tests see them: overlays rendered by the real kustomize, with lines switched on
+and off as a person would.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """An overlay with components switched: each a kustomization under the overlay, and the component's name."""
+    """An overlay with components switched: each a kustomization under the overlay, and the
+    component's name.
+    """
 
     overlay: str
     on: tuple[tuple[str, str], ...] = ()
@@ -60,7 +64,9 @@ VARIANTS = {
 
 @cache
 def kustomize() -> tuple[str, ...] | None:
-    """The command that renders a folder: kubectl's own, or kustomize alone (`scripts/test-packages` installs it where npm is)."""
+    """The command that renders a folder: kubectl's own, or kustomize alone (`scripts/test-packages`
+    installs it where npm is).
+    """
     if kubectl := shutil.which("kubectl"):
         return (kubectl, "kustomize")
     beside = [str(path) for path in (REPOSITORY / ".venv" / "kustomize").glob("**/kustomize-linux-x64/kustomize-linux-x64")]
@@ -96,7 +102,9 @@ def render(name: str) -> tuple[Object, ...]:
 
 
 def _switch(file: Path, component: str, *, on: bool) -> None:
-    """Add or remove the `#` before a component's line; it is an error if the file has no such line."""
+    """Add or remove the `#` before a component's line; it is an error if the file has no such
+    line.
+    """
     line = re.compile(rf"^(\s*)(# )?(- [./]+/components/{re.escape(component)})$", re.MULTILINE)
     text, changed = line.subn(r"\1\3" if on else r"\1# \3", file.read_text())
     assert changed == 1, f"{file}: {changed} lines name the component {component}"
@@ -157,7 +165,9 @@ def find(objects: Iterable[Object], kind: str, name: str) -> Object:
 
 
 def environment(objects: Iterable[Object], container: Object) -> dict[str, str | None]:
-    """What a container's process finds in its environment; None for what is known on the cluster alone."""
+    """What a container's process finds in its environment; None for what is known on the cluster
+    alone.
+    """
     found: dict[str, str | None] = {}
     for source in container.get("envFrom", []):
         found |= find(objects, "ConfigMap", source["configMapRef"]["name"])["data"]

@@ -1,4 +1,6 @@
-"""A network of pods on one machine that nothing leaves: a network namespace per pod, joined by a bridge in another."""
+"""A network of pods on one machine that nothing leaves: a network namespace per pod, joined by a
+bridge in another.
+"""
 
 from __future__ import annotations
 

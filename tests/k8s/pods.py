@@ -1,4 +1,6 @@
-"""Pods out of rendered manifests: which containers run, with which command, environment and volumes. Nothing is added."""
+"""Pods out of rendered manifests: which containers run, with which command, environment and
+volumes. Nothing is added.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,18 @@ def pods_of(objects: tuple[Object, ...]) -> list[Pod]:
 
 
 def command_of(container: Object, image: Stage) -> list[str]:
-    """What runs: the manifest's command and arguments, and the image's where the manifest has none."""
+    """What runs: the manifest's command and arguments, and the image's where the manifest has
+    none.
+    """
     command = container.get("command") or list(image.entrypoint)
     arguments = container.get("args") or ([] if container.get("command") else list(image.command))
     return [*command, *arguments]
 
 
 def environment_of(pod: Pod, objects: tuple[Object, ...], image: Stage) -> dict[str, str]:
-    """What the process finds: the image's variables, the pod's, and HOSTNAME, which the runtime sets."""
+    """What the process finds: the image's variables, the pod's, and HOSTNAME, which the runtime
+    sets.
+    """
     found = {"HOSTNAME": pod.name, **image.environment}
     for source in pod.container.get("envFrom", []):
         found |= {source.get("prefix", "") + key: value for key, value in _keys(objects, source).items()}
@@ -103,14 +109,18 @@ def _keys(objects: tuple[Object, ...], source: Object) -> dict[str, str]:
 
 
 class Volumes:
-    """The volumes of all pods as folders below one; claims are shared by the pods that name them."""
+    """The volumes of all pods as folders below one; claims are shared by the pods that name
+    them.
+    """
 
     def __init__(self, folder: Path, objects: tuple[Object, ...]) -> None:
         self._folder = folder
         self._objects = objects
 
     def mounts(self, pod: Pod) -> tuple[list[list[Any]], list[list[str]]]:
-        """Bind mounts (source, target, read-only) and memory file systems (target, size) of a pod's container."""
+        """Bind mounts (source, target, read-only) and memory file systems (target, size) of a pod's
+        container.
+        """
         volumes: dict[str, Object] = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
         binds, memory = [], []
         for mount in sorted(pod.container.get("volumeMounts", []), key=lambda mount: len(mount["mountPath"])):

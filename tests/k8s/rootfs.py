@@ -1,6 +1,8 @@
-"""Root file systems that stand in for the images: this machine's interpreter and libraries, and what the Dockerfile copies.
+"""Root file systems that stand in for the images: this machine's interpreter and libraries, and
+what the Dockerfile copies.
 
-What an image leaves out is hidden here too: the verifier finds no torch, nobody finds the rest of the repository.
+What an image leaves out is hidden here too: the verifier finds no torch, nobody finds the rest of
+the repository.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Root = dict[str, Any]
 
 
 def root_of(stage: Stage, stages: dict[str, Stage], scratch: Path) -> Root:
-    """Mounts, links and files of an image's root, as `container_init` makes them. `scratch` holds what has to exist somewhere."""
+    """Mounts, links and files of an image's root, as `container_init` makes them. `scratch` holds
+    what has to exist somewhere.
+    """
     root: Root = {"binds": [], "links": {}, "files": {"/etc/passwd": PASSWD, "/etc/group": GROUP}, "overlays": []}
     for source, target in stage.copies:
         built_in, _, path = source.rpartition(":")

@@ -1,5 +1,6 @@
-"""The rendered NATS configuration, given to the real server: valid, equal to the embedded server's where it must be, and a cluster
-of three with TLS in which a role may do its own work and nothing else."""
+"""The rendered NATS configuration, given to the real server: valid, equal to the embedded server's
+where it must be, and a cluster of three with TLS in which a role may do its own work and nothing
+else."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ NODES = ("alpha", "beta", "gamma")
 
 
 def configuration(objects: tuple[Object, ...], folder: Path) -> tuple[Path, dict[str, str]]:
-    """The files as the pod has them, under `folder` instead of `/`, and the server's environment. Secrets are not among them."""
+    """The files as the pod has them, under `folder` instead of `/`, and the server's environment.
+    Secrets are not among them.
+    """
     (folder / "etc/nats").mkdir(parents=True)
     for name in ("data", "run/nats"):
         (folder / name).mkdir(parents=True)
@@ -127,7 +130,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[list[Server]]:
-    """Three servers of the cluster overlay on this machine: other ports and folders, all else as rendered."""
+    """Three servers of the cluster overlay on this machine: other ports and folders, all else as
+    rendered.
+    """
     objects = render("cluster")
     ports = {(index, port): free_port() for index in range(3) for port in (4222, 6222, 8222)}
     servers = []
@@ -196,7 +201,9 @@ async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_a
 async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds_the_stream(
     cluster: list[Server], keys: Path
 ) -> None:
-    """The generator asks each server for the message it stored, to be sent to where it may not write."""
+    """The generator asks each server for the message it stored, to be sent to where it may not
+    write.
+    """
     operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
     await make_streams(operator, cluster)
     rollouts, bucket = node_rollouts_stream("alpha"), "node_alpha"

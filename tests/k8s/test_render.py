@@ -1,4 +1,6 @@
-"""Every combination of components renders, and is valid for the three newest Kubernetes minors and for the CRDs it uses."""
+"""Every combination of components renders, and is valid for the three newest Kubernetes minors and
+for the CRDs it uses.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def custom_schema(each: Object) -> Object:
 
 @functools.cache
 def problem_with(text: str, version: str) -> str | None:
-    """What is wrong with an object, given as JSON; asked once for objects that many variants share."""
+    """What is wrong with an object, given as JSON; asked once for objects that many variants
+    share.
+    """
     each = json.loads(text)
     if (each["apiVersion"], each["kind"]) in CUSTOM:
         errors = list(jsonschema.Draft202012Validator(custom_schema(each)).iter_errors(each))

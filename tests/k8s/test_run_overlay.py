@@ -1,8 +1,10 @@
-"""The manifests are really run: every container of the single-box overlay, as a process with exactly what its manifest gives it.
+"""The manifests are really run: every container of the single-box overlay, as a process with
+exactly what its manifest gives it.
 
-Each runs in namespaces of its own (see `container_init`): its image's root file system, read-only; its environment and nothing of
-this machine's; its ConfigMaps and volumes; its user without capabilities; its pod's address and the names of the services. Not
-emulated: seccomp, cgroup limits and network policies (`tests/containers` runs the real images).
+Each runs in namespaces of its own (see `container_init`): its image's root file system, read-only;
+its environment and nothing of this machine's; its ConfigMaps and volumes; its user without
+capabilities; its pod's address and the names of the services. Not emulated: seccomp, cgroup limits
+and network policies (`tests/containers` runs the real images).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Everything that the manifests tell a process is known to it: variables, files, keys, volumes, streams."""
+"""Everything that the manifests tell a process is known to it: variables, files, keys, volumes,
+streams.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ NODE_SECRETS = {
     "signing": {"node.nk"},
     "hub": {"token"},
 }
-"""Secrets that people make for each node, with its name before these, and the keys in them. docs/operations.md has the commands."""
+"""Secrets that people make for each node, with its name before these, and the keys in them.
+docs/operations.md has the commands.
+"""
 SECRETS = {
     "nats-server-tls": {"tls.crt", "tls.key", "ca.crt"},
     "nats-accounts": {"accounts.conf"},
@@ -65,7 +69,9 @@ def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(
     objects: tuple[Object, ...], workload: Object, container: Object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> NodeConfig:
-    """The configuration as the container's process loads it: its environment, and its ConfigMap's file."""
+    """The configuration as the container's process loads it: its environment, and its ConfigMap's
+    file.
+    """
     clear_environment(monkeypatch)
     told = environment(objects, container)
     node_toml = folder / "node.toml"
@@ -233,7 +239,9 @@ def test_each_role_has_its_own_key_and_the_verifier_alone_those_of_the_swarm(var
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_verifier_keeps_its_identity(variant: str) -> None:
-    """Either the key is given, or the folder in which it makes one outlives the pod, which then has to be the only one."""
+    """Either the key is given, or the folder in which it makes one outlives the pod, which then has
+    to be the only one.
+    """
     objects = render(variant)
     for workload, container in services(objects):
         if role_of(workload) == "verifier" and "SWARM_VERIFIER__SIGNING_KEY_FILE" not in environment(objects, container):

@@ -1,4 +1,6 @@
-"""What every pod of every variant has to be: restricted, bounded, probed as the code answers, started as the code is."""
+"""What every pod of every variant has to be: restricted, bounded, probed as the code answers,
+started as the code is.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,9 @@ def project_version() -> str:
 
 
 def test_digests_are_those_of_a_push_or_of_nothing_and_say_who_sets_them() -> None:
-    """The project publishes no images: until they are pushed, a cluster must say that they are missing and run nothing else."""
+    """The project publishes no images: until they are pushed, a cluster must say that they are
+    missing and run nothing else.
+    """
     text = (K8S / "components" / "images" / "kustomization.yaml").read_text()
     assert "make images" in text
     entries = re.findall(r"- name: (\S+)\n\s+newName: (\S+)\n\s+digest: sha256:([0-9a-f]{64})\n", text)
@@ -211,7 +215,8 @@ def test_a_trainer_on_several_gpus_has_a_process_for_each() -> None:
     command = container["command"]
     assert command[0] == "torchrun"
     assert command[command.index("--nproc-per-node") + 1] == container["resources"]["limits"]["nvidia.com/gpu"] == "4"
-    # Its own patience with the processes, which is 30 s if nobody says more, must fit what the pod has.
+    # Its own patience with the processes, which is 30 s if nobody says more, must fit what the pod
+    # has.
     grace_s = pod_of(find(render("cluster"), "StatefulSet", "gamma-trainer"))["terminationGracePeriodSeconds"]
     assert 60 <= int(command[command.index("--shutdown-timeout") + 1]) < grace_s
 

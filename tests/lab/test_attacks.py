@@ -1,4 +1,6 @@
-"""What hostile nodes send: well-formed, of allowed tasks, taken in by the real border, and harmful in the way each says."""
+"""What hostile nodes send: well-formed, of allowed tasks, taken in by the real border, and harmful
+in the way each says.
+"""
 
 from __future__ import annotations
 
@@ -175,12 +177,16 @@ def test_bounded_poison_carries_as_much_nonsense_as_passes_and_no_more(shared: S
 
 
 def plain_policy(found: Sequence[RolloutGroup]) -> list[list[float]]:
-    """Likelihoods of a policy that answers without tags, as the experiments' policies do: tags are nine nats a token."""
+    """Likelihoods of a policy that answers without tags, as the experiments' policies do: tags are
+    nine nats a token.
+    """
     return [[-9.0 if "<answer>" in text else -0.5 - 0.4 * text.count(" ") for text in texts_of(group)] for group in found]
 
 
 def test_who_knows_the_policy_writes_as_it_does(shared: Shared) -> None:
-    """Text that the own-policy check throws out harms nobody: an attack in a style that no policy has would prove nothing."""
+    """Text that the own-policy check throws out harms nobody: an attack in a style that no policy
+    has would prove nothing.
+    """
     hostile = view(shared, sums(shared), likelihood=plain_policy, bound=-1.5)
     for role in ("many_names", "opposed", "informed"):
         for group, likelihoods in zip(found := ATTACKS[role](hostile), plain_policy(found), strict=True):

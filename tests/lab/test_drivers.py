@@ -1,4 +1,6 @@
-"""Both drivers are one experiment: the same scored groups become the same batches, and a short run the same learning curve."""
+"""Both drivers are one experiment: the same scored groups become the same batches, and a short run
+the same learning curve.
+"""
 
 from __future__ import annotations
 
@@ -110,15 +112,18 @@ def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path
     steps = [line for line in read_records(real.records) if line["kind"] == "step"]
     assert [(line["node"], line["round"]) for line in steps] == [(n, r) for n in ("alpha", "beta") for r in range(1, 17)]
     assert base_rates == {base_rate(real.records)}
-    # The drivers sample with different random numbers, so only distributions can agree: the real run ends within four standard
-    # deviations of six simulated ones, and above where all of them began.
+    # The drivers sample with different random numbers, so only distributions can agree: the real
+    # run ends within four standard deviations of six simulated ones, and above where all of them
+    # began.
     deviation = statistics.stdev(late)
     assert reward(real.records, 9, 16) == pytest.approx(statistics.fmean(late), abs=4 * deviation)
     assert reward(real.records, 9, 16) > statistics.fmean(early) < statistics.fmean(late) - 2 * deviation
 
 
 def test_real_services_replay_as_many_groups_as_a_simulation_and_count_what_they_generate(folder: Path, tmp_path: Path) -> None:
-    """A node alone, so that a comparison of sharing with own old groups can be made on real processes."""
+    """A node alone, so that a comparison of sharing with own old groups can be made on real
+    processes.
+    """
     spec = tiny_spec(
         folder,
         nodes=1,

@@ -19,7 +19,9 @@ from swarm_cli.experiment.commands import report as report_command
 
 
 def write_run(file: Path, passed: str, seconds: float = 1.0) -> None:
-    """One node, two questions of chain_sum and three of gcd, none passed at first and `passed` at the end."""
+    """One node, two questions of chain_sum and three of gcd, none passed at first and `passed` at
+    the end.
+    """
     writer = RecordWriter(file)
     for number, each in enumerate(("00000", passed)):
         bits = [int(digit) for digit in each]

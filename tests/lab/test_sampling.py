@@ -61,7 +61,8 @@ def test_greedy_answers_are_the_engines(folder: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         return sample(model, leaves(architecture, flat), asked, 1, params, end_token=end_token, generator=generator)
 
-    # The token that first comes at the most different places, so that answers end one after another and prompts leave the batch.
+    # The token that first comes at the most different places, so that answers end one after another
+    # and prompts leave the batch.
     endless = [answer.token_ids for of_node in greedy(-1) for (answer,) in of_node]
     end = max(range(300), key=lambda token: len({ids.index(token) for ids in endless if token in ids}))
     found = greedy(end)
@@ -97,7 +98,8 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(folder: Path) -> No
         with torch.no_grad():
             expected = processed_logprobs(reference(torch.tensor([prompt])).logits[0, -1], params).exp().double()
         drawn = torch.bincount(torch.tensor([answer.token_ids[0] for answer in answers]), minlength=len(expected)) / count
-        # Five standard deviations: one test in a thousand runs of the whole vocabulary would fail by chance, and the seed is fixed.
+        # Five standard deviations: one test in a thousand runs of the whole vocabulary would fail
+        # by chance, and the seed is fixed.
         allowed = 5 * (expected * (1 - expected) / count).sqrt() + 2 / count
         assert bool(((drawn - expected).abs() <= allowed).all())
 

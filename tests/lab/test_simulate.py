@@ -222,7 +222,8 @@ def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, t
     files = {name: tmp_path / f"{name}.gz" for name in ("on", "off")}
     for name, file in files.items():
         trainer = {"foreign_capability_window": 6 if name == "on" else 0}
-        # Groups in which some answers pass are one in ten here: many groups, and no other ones drawn of the other node.
+        # Groups in which some answers pass are one in ten here: many groups, and no other ones
+        # drawn of the other node.
         rest = {"sampler": {"local": 16, "external": 8}, "verifier": {"foreign_partial_credit": False}}
         simulate(folder, file, shared, rounds=8, nodes=2, trainer=trainer, **rest)
     on, off = (of_kind(file, "step") for file in files.values())

@@ -1,4 +1,6 @@
-"""What is wrong with a spec is found before anything is screened or run, and said once, at its place in the file."""
+"""What is wrong with a spec is found before anything is screened or run, and said once, at its
+place in the file.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether policies are computed in one pass, or are taken for so large that each has its own."""
+    """Whether policies are computed in one pass, or are taken for so large that each has its
+    own.
+    """
     if request.param == "large":
         monkeypatch.setattr("lab.stacked_learner._IN_ONE_PASS", 1)
         monkeypatch.setattr("lab.stacked_learner._NORM_PART", 1000)
@@ -107,7 +109,9 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
 
 @pytest.mark.usefixtures("size")
 def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(folder: Path) -> None:
-    """One foreign group of a hundredfold gradient: every node finds the scales and ends with the weights of a real learner."""
+    """One foreign group of a hundredfold gradient: every node finds the scales and ends with the
+    weights of a real learner.
+    """
     config = tiny_config(folder, trainer={"adam_eps": 1e-2, "policy_check_fraction": 0.0})
     architecture, flat = load_stack([folder] * NODES, torch.device("cpu"))
     stacked = StackedLearner([config] * NODES, architecture, flat)
@@ -145,8 +149,9 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
     ids=["plain", "several updates", "with reference", "schedule", "foreign weights", "group expectation"],
 )
 def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, trainer: dict[str, object]) -> None:
-    # A large epsilon: with the usual one AdamW turns the sign of a gradient near zero, thus its rounding, into a whole step.
-    # Foreign text is checked by a test of its own; here are only the updates.
+    # A large epsilon: with the usual one AdamW turns the sign of a gradient near zero, thus its
+    # rounding, into a whole step. Foreign text is checked by a test of its own; here are only the
+    # updates.
     config = tiny_config(folder, trainer={**trainer, "adam_eps": 1e-2, "policy_check_fraction": 0.0})
     architecture, flat = load_stack([folder] * NODES, torch.device("cpu"))
     stacked = StackedLearner([config] * NODES, architecture, flat)

@@ -1,4 +1,6 @@
-"""A tiny Qwen3, a tiny Llama and a spec for it, small enough that a simulated round takes a blink."""
+"""A tiny Qwen3, a tiny Llama and a spec for it, small enough that a simulated round takes a
+blink.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _SHAPE: dict[str, Any] = {
 
 
 def tiny_qwen3(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
-    """A random Qwen3 of 2 layers of 32 with the byte tokenizer, whose answers are mostly a digit or two, so that some are right."""
+    """A random Qwen3 of 2 layers of 32 with the byte tokenizer, whose answers are mostly a digit or
+    two, so that some are right.
+    """
     return _tiny(folder, Qwen3ForCausalLM, Qwen3Config(**_SHAPE, use_sliding_window=False, tie_word_embeddings=tied), seed)
 
 
@@ -55,7 +59,8 @@ def _tiny(folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, s
         torch.manual_seed(seed)
         model: Any = kind(config)
         with torch.no_grad():
-            # What all tokens have in common stays in the hidden state; what has more of it is likelier to come next.
+            # What all tokens have in common stays in the hidden state; what has more of it is
+            # likelier to come next.
             common = 0.5 * torch.randn(32).sign()
             model.model.embed_tokens.weight += common
             for token in (*byte_tokenizer()("0123456789", add_special_tokens=False)["input_ids"], END):

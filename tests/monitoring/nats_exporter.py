@@ -1,6 +1,8 @@
-"""Stands in for prometheus-nats-exporter, which is a Go program that cannot be had here: reads a real server's monitoring port and
-names things as the exporter's sources do (`collector.go`, `jsz.go` and `healthz.go` in `collector/`, June 2026), with
-`-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`. What it proves is that the server says what rules and panels read.
+"""Stands in for prometheus-nats-exporter, which is a Go program that cannot be had here: reads a
+real server's monitoring port and names things as the exporter's sources do (`collector.go`,
+`jsz.go` and `healthz.go` in `collector/`, June 2026), with
+`-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`. What it proves is that the server
+says what rules and panels read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A real Prometheus for tests: scrapes every two seconds, evaluates every second, is asked over HTTP."""
+"""A real Prometheus for tests: scrapes every two seconds, evaluates every second, is asked over
+HTTP.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class PrometheusServer:
             self._process.wait(10)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of the HTTP API; an AssertionError with Prometheus's own words when it refuses."""
+        """The `data` of an answer of the HTTP API; an AssertionError with Prometheus's own words
+        when it refuses.
+        """
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -82,7 +86,9 @@ class PrometheusServer:
         return [(series["metric"], float(series["value"][1])) for series in data["result"]]
 
     def history(self, selector: str, window: str) -> list[tuple[float, float]]:
-        """The samples of the one series that a selector names, as (Unix time, value), the oldest first."""
+        """The samples of the one series that a selector names, as (Unix time, value), the oldest
+        first.
+        """
         (series,) = self.ask("query", query=f"{selector}[{window}]")["result"]
         return [(float(at), float(value)) for at, value in series["values"]]
 

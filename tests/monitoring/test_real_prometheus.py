@@ -1,4 +1,5 @@
-"""Dashboards and rules before a real Prometheus that scrapes a real running swarm of two nodes, and its real NATS server.
+"""Dashboards and rules before a real Prometheus that scrapes a real running swarm of two nodes, and
+its real NATS server.
 
 The server's exporter is the one thing that is not real: see `nats_exporter.py`.
 """
@@ -157,7 +158,8 @@ def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
 
 
 def test_a_swarm_that_has_just_started_is_a_quiet_one(watched: Watched) -> None:
-    # For moments a rule may be pending: a rate over the first two scrapes is nothing, and the first few answers are all wrong.
+    # For moments a rule may be pending: a rate over the first two scrapes is nothing, and the first
+    # few answers are all wrong.
     wait_until(
         lambda: {alert["labels"]["alertname"] for alert in watched.prometheus.ask("alerts")["alerts"]} == {"Watchdog"},
         *watched.nodes,
@@ -185,6 +187,7 @@ def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
         versions = watched.prometheus.history(version_of_figure, WINDOW)
         written = {line["policy_version"]: line["pass_rate"] for line in node.evaluations()}
         for at, held_out in figures:
-            # A rule does not see a scrape that began before it and ended after it, so its version may be the one before.
+            # A rule does not see a scrape that began before it and ended after it, so its version
+            # may be the one before.
             scraped = [version for began, version in versions if began <= at][-2:]
             assert held_out in [pytest.approx(written[version]) for version in scraped], f"version {scraped} at {at}"

@@ -1,4 +1,6 @@
-"""Rules as Prometheus itself reads them: promtool parses them and runs every alert's cases, firing and not firing."""
+"""Rules as Prometheus itself reads them: promtool parses them and runs every alert's cases, firing
+and not firing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Honest rollout groups: sampled from models/base on the demo's tasks, scored by its verifiers. The same in every run."""
+"""Honest rollout groups: sampled from models/base on the demo's tasks, scored by its verifiers. The
+same in every run.
+"""
 
 from __future__ import annotations
 

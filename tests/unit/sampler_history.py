@@ -1,4 +1,6 @@
-"""A sampler without a server: the pure parts, a scored stream and a batch log as lists, and a crash whenever one likes."""
+"""A sampler without a server: the pure parts, a scored stream and a batch log as lists, and a crash
+whenever one likes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node in small: the sampler's pure parts, a generator that admission paces, a trainer, a swarm. No server, no model."""
+"""A node in small: the sampler's pure parts, a generator that admission paces, a trainer, a swarm.
+No server, no model.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from tests.unit.sampler_history import History, limits, rules
 class World:
     """What is not the sampler's to decide, as chances per tick.
 
-    late: that a finished group waits behind a younger one. hears_late: that the generator does not hear of the sampler's position.
-    informative, fails: of local groups. foreign: that a foreign group comes. trains: that the trainer takes its next step.
+    late: that a finished group waits behind a younger one. hears_late: that the generator does not
+    hear of the sampler's position. informative, fails: of local groups. foreign: that a foreign
+    group comes. trains: that the trainer takes its next step.
     """
 
     seed: int

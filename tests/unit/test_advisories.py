@@ -1,4 +1,6 @@
-"""Who made a request of JetStream's API, as pure rules. `test_nats_watch.py` shows a real server's advisories."""
+"""Who made a request of JetStream's API, as pure rules. `test_nats_watch.py` shows a real server's
+advisories.
+"""
 
 from __future__ import annotations
 

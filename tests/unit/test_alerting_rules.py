@@ -1,4 +1,6 @@
-"""Rules, without Prometheus: names, severities, runbooks, tests, and that every metric they or a panel read exists."""
+"""Rules, without Prometheus: names, severities, runbooks, tests, and that every metric they or a
+panel read exists.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The toy base policy: built the same way twice, loadable by anyone, and as skilled as the one that is shipped."""
+"""The toy base policy: built the same way twice, loadable by anyone, and as skilled as the one that
+is shipped.
+"""
 
 import random
 from collections import Counter
@@ -88,7 +90,8 @@ def test_a_question_is_one_user_turn_and_the_opening_of_the_answer() -> None:
 
 
 def test_the_saved_tokenizer_is_loaded_as_it_was_trained(tiny_policy: Path) -> None:
-    # For some architectures transformers puts the family's own pre-tokenizer in place of the file's.
+    # For some architectures transformers puts the family's own pre-tokenizer in place of the
+    # file's.
     pools = training_examples(DEMO_TASKS, TINY.attempts_per_task, held_out_questions(DEMO_TASKS, TINY.held_out_count))
     trained = train_tokenizer((example.question for pool in pools for example in pool), TINY.vocab_size)
     loaded = AutoTokenizer.from_pretrained(tiny_policy)
@@ -173,7 +176,9 @@ def test_the_command_makes_a_policy_as_good_as_the_shipped_one(tmp_path: Path) -
 
 
 def _mean_probability(folder: Path, *, habit: bool) -> float:
-    """Expected share of sampled answers (temperature 1) on the held-out set that are right, or are the habitual slip."""
+    """Expected share of sampled answers (temperature 1) on the held-out set that are right, or are
+    the habitual slip.
+    """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tasks = held_out_questions(DEMO_TASKS, 200).tasks
     answers = [habitual_slip(task.answer or "") if habit else task.answer or "" for task in tasks]

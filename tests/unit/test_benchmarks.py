@@ -1,4 +1,6 @@
-"""The benchmarks' arithmetic and their table; what they measure is not tested here, it depends on the machine."""
+"""The benchmarks' arithmetic and their table; what they measure is not tested here, it depends on
+the machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The border: every reason for a refusal, in the promised order, and no input that makes it raise."""
+"""The border: every reason for a refusal, in the promised order, and no input that makes it
+raise.
+"""
 
 from __future__ import annotations
 
@@ -295,7 +297,9 @@ def test_random_bytes_are_refused_and_never_raise(tmp_path_factory: pytest.TempP
 @settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_a_mutated_message_is_refused_and_never_raises(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Bytes are changed inside the signed body before signing, so that decoding and the later checks see them too."""
+    """Bytes are changed inside the signed body before signing, so that decoding and the later
+    checks see them too.
+    """
     gate = _shared_border(tmp_path_factory)
     whole = bytearray(encode(group()))
     for _ in range(data.draw(st.integers(1, 4))):

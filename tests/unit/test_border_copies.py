@@ -1,4 +1,6 @@
-"""Copies under new ids: what is one, who is blamed, what many keys gain by it; and what honest nodes never lose by it."""
+"""Copies under new ids: what is one, who is blamed, what many keys gain by it; and what honest
+nodes never lose by it.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def long_texts(seed: int, count: int = 4) -> list[str]:
     ids=["draw", "time", "case and spaces", "one of four", "order", "invisible"],
 )
 def test_one_group_again_and_again_under_new_ids_is_taken_in_once(changed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """The proof of concept of `duplicate` and `flood`: a new draw or time makes a new id of the same experience."""
+    """The proof of concept of `duplicate` and `flood`: a new draw or time makes a new id of the
+    same experience.
+    """
     gate = border(tmp_path)
     body = saying(SHORT)
     take(gate, body, VICTIM)
@@ -126,7 +130,9 @@ def test_a_copy_of_short_answers_is_refused_and_nobody_is_blamed(tmp_path: Path)
 
 
 def test_who_gets_in_first_with_anothers_group_does_not_keep_the_author_out_and_is_blamed(tmp_path: Path) -> None:
-    """The copy is looked at first, because the author's line is long; but the stream says whose group came first."""
+    """The copy is looked at first, because the author's line is long; but the stream says whose
+    group came first.
+    """
     gate = border(tmp_path)
     copy, original = saying(long_texts(1), node="gamma"), saying(long_texts(1))
     first = show(gate, copy, COPIER, seq=12)
@@ -164,7 +170,9 @@ def test_an_original_is_taken_after_its_copy_under_another_reference(tmp_path: P
 
 
 def test_where_position_and_time_in_the_stream_disagree_nobody_is_blamed() -> None:
-    """A stream that was made anew counts from 1 again: a copy in it lies at an earlier position than its original of before."""
+    """A stream that was made anew counts from 1 again: a copy in it lies at an earlier position
+    than its original of before.
+    """
     memory = CopyMemory()
     made = memory.print_of(saying(long_texts(1)))
     memory.remember(made, "UA", 5000, 100.0, stored_at_s=90.0)
@@ -270,7 +278,9 @@ SLOW = {
 
 @pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
 def test_no_text_that_the_border_lets_through_holds_the_verifier_up(text: str) -> None:
-    """Measured: 18 ms for 64 such answers; NFKC alone took two seconds for one of the first kind."""
+    """Measured: 18 ms for 64 such answers; NFKC alone took two seconds for one of the first
+    kind.
+    """
     memory = CopyMemory()
     body = saying([f"{text[:-2]}{number:02}" for number in range(64)])
     started = time.process_time()
@@ -284,7 +294,9 @@ def dressed(body: str, number: int) -> str:
 
 @pytest.mark.parametrize("dress", [lambda number: dressed("4", number), lambda number: f"<answer>{number}</answer>"])
 def test_who_writes_likely_answers_to_a_nodes_task_first_does_not_keep_it_out(dress, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Neither a turn of phrase that all answers have nor short answers tell a copy: the node had them from its own policy."""
+    """Neither a turn of phrase that all answers have nor short answers tell a copy: the node had
+    them from its own policy.
+    """
     gate = border(tmp_path, max_completions=16)
     rng = random.Random(7)
     for draw in range(20):

@@ -1,4 +1,6 @@
-"""Turns at intake: everybody's equal share, nobody's more than his, and what gives way when too much waits."""
+"""Turns at intake: everybody's equal share, nobody's more than his, and what gives way when too
+much waits.
+"""
 
 from __future__ import annotations
 

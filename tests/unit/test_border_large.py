@@ -1,4 +1,6 @@
-"""Large foreign messages: what they cost the verifier's event loop and its memory, and what a thread must not change."""
+"""Large foreign messages: what they cost the verifier's event loop and its memory, and what a
+thread must not change.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def roomy(folder: Path) -> Border:
     ids=["prompt", "answers"],
 )
 def test_token_arrays_are_looked_at_as_arrays(changes: dict[str, Any], tmp_path: Path) -> None:
-    """A list of Python numbers takes ten times the memory of the array that it was made from, and the time of it."""
+    """A list of Python numbers takes ten times the memory of the array that it was made from, and
+    the time of it.
+    """
     gate, payload = roomy(tmp_path), signed(group(**changes))
     tracemalloc.start()
     try:

@@ -1,4 +1,6 @@
-"""What newcomers get of the intake: all while nobody else is there, a part together when everybody wants it, never nothing."""
+"""What newcomers get of the intake: all while nobody else is there, a part together when everybody
+wants it, never nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NEW = earned(0, 0.0, 32)
 
 
 def served(arrivals_per_s: dict[str, tuple[float, float]], seconds: int = 60, rate_per_s: float = RATE_PER_S) -> Counter[str]:
-    """How many of each sender's messages are served. A sender has a rate and an earned share; `*` sends under ever new names."""
+    """How many of each sender's messages are served. A sender has a rate and an earned share; `*`
+    sends under ever new names.
+    """
     queue: FairQueue[str] = FairQueue(rate_per_s, 0.5, 2.0, 0.0)
     taken: Counter[str] = Counter()
     owed = dict.fromkeys(arrivals_per_s, 0.0)

@@ -1,4 +1,6 @@
-"""The list of the border's checks is what the border does: everything wrong at first, and one thing put right at a time."""
+"""The list of the border's checks is what the border does: everything wrong at first, and one thing
+put right at a time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_stages_come_in_their_order() -> None:
 
 
 class Message:
-    """What is sent, with everything wrong that can be wrong at once; a name out of `mended` is right again."""
+    """What is sent, with everything wrong that can be wrong at once; a name out of `mended` is
+    right again.
+    """
 
     def __init__(self) -> None:
         self.mended: set[str] = set()

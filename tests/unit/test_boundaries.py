@@ -1,4 +1,5 @@
-"""The import contracts see all there is: a folder that is no package, or a part that is not named, would escape them.
+"""The import contracts see all there is: a folder that is no package, or a part that is not named,
+would escape them.
 
 And what must be done in one place is done in no other.
 """

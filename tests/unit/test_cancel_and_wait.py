@@ -1,4 +1,6 @@
-"""Tasks end for certain: also those that swallow a cancellation, and also where who ends them is cancelled meanwhile."""
+"""Tasks end for certain: also those that swallow a cancellation, and also where who ends them is
+cancelled meanwhile.
+"""
 
 from __future__ import annotations
 

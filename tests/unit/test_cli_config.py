@@ -1,4 +1,6 @@
-"""`swarm config`, `swarm task` and the errors of the command line, as a person meets them: through the process."""
+"""`swarm config`, `swarm task` and the errors of the command line, as a person meets them: through
+the process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`swarm dashboard`: which processes it scrapes, what its page draws, and what it says when it cannot start."""
+"""`swarm dashboard`: which processes it scrapes, what its page draws, and what it says when it
+cannot start.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def test_streams_are_kept_in_a_folder_that_outlives_the_machine(keys: Path, give
 
 @pytest.mark.parametrize("more", [(), ("--accounts-only",)])
 def test_a_configuration_that_cannot_be_made_leaves_the_file_as_it_was(keys: Path, more: tuple[str, ...]) -> None:
-    """The shell's `>` empties it first, and a server started from an empty file lets everybody in."""
+    """The shell's `>` empties it first, and a server started from an empty file lets everybody
+    in.
+    """
     file = keys / "nats.conf"
     file.write_text("as it was")
     code, told = run(keys, "config", "--plane", "node", "--nodes", "alpha,nobody", "--out", str(file), *more)

@@ -16,7 +16,9 @@ from swarm_cli.observe.plot import find_run, plot
 
 
 def write_run(run_dir: Path, *, nodes: int = 2, steps: int = 150) -> Path:
-    """Files as a run of the demo leaves them: noisy rewards that rise, evaluations every 25 versions."""
+    """Files as a run of the demo leaves them: noisy rewards that rise, evaluations every 25
+    versions.
+    """
     for position in range(nodes):
         random.seed(position)
         folder = run_dir / ("alpha", "beta", "gamma")[position]

@@ -1,4 +1,6 @@
-"""Configuration: what is right loads from any source, what is wrong is refused with the field's name and a remedy."""
+"""Configuration: what is right loads from any source, what is wrong is refused with the field's
+name and a remedy.
+"""
 
 from __future__ import annotations
 

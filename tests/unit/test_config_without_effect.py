@@ -172,7 +172,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights_after_a_step(model: Path, **trainer: Any) -> torch.Tensor:
-    """Of two local groups, one foreign group with its author's logprobs and a long one without, rewards of both signs in all."""
+    """Of two local groups, one foreign group with its author's logprobs and a long one without,
+    rewards of both signs in all.
+    """
     config = node_config(model, model.parent, sampler={"external": 2}, nats={"swarm_url": "nats://localhost:1"}, trainer=trainer)
     learner = Learner(config)
     rng = random.Random(5)

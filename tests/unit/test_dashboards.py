@@ -1,4 +1,6 @@
-"""What a dashboard must keep to be of use in anybody's Grafana: the rules of Grafana's dashboard linter, and some of our own."""
+"""What a dashboard must keep to be of use in anybody's Grafana: the rules of Grafana's dashboard
+linter, and some of our own.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,8 @@ def test_a_legend_tells_the_series_of_a_panel_apart(dashboard: Dashboard) -> Non
             assert set(panel.labels) == labels, f"{panel.title}: {query.legend} has the labels {labels}"
             continue
         assert shown <= labels or not kept, f"{panel.title}: {shown - labels} is not among the labels that are kept"
-        # A node's own page shows one node: its name need not be in a legend. An account is only one label of a stream's name.
+        # A node's own page shows one node: its name need not be in a legend. An account is only one
+        # label of a stream's name.
         implied = {"node"} if dashboard.uid == "swarm-node" else set()
         implied |= {"account"} if "consumer_name" in labels else set()
         if not query.expr.startswith("count("):

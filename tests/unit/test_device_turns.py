@@ -1,4 +1,6 @@
-"""Turns on a shared device: one holder at a time, everybody's turn comes, and nobody who died or gave up keeps others out."""
+"""Turns on a shared device: one holder at a time, everybody's turn comes, and nobody who died or
+gave up keeps others out.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,9 @@ def test_turns_are_off_unless_asked_for(tmp_path: Path) -> None:
 
 
 class RecordingEngine(Engine):
-    """Writes down what it is asked, and takes a while over a call. Not a mock of a model: nothing is sampled."""
+    """Writes down what it is asked, and takes a while over a call. Not a mock of a model: nothing
+    is sampled.
+    """
 
     name = "recording"
 

@@ -1,4 +1,6 @@
-"""Links between the pages: the file is there, the section too, and what a page sends a reader for is on the page it names."""
+"""Links between the pages: the file is there, the section too, and what a page sends a reader for
+is on the page it names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What was trained whole comes out whole, also of models that keep floats which no gradient moves."""
+"""What was trained whole comes out whole, also of models that keep floats which no gradient
+moves.
+"""
 
 from __future__ import annotations
 

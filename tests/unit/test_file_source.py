@@ -1,4 +1,6 @@
-"""Tasks from the user's own file: one set of rows whatever the format, plain refusals, and nothing that a peer can reach."""
+"""Tasks from the user's own file: one set of rows whatever the format, plain refusals, and nothing
+that a peer can reach.
+"""
 
 from __future__ import annotations
 

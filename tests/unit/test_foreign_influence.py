@@ -1,9 +1,11 @@
-"""What one hostile foreign group can do to a step of a real learner: with honest groups sampled from models/base beside it.
+"""What one hostile foreign group can do to a step of a real learner: with honest groups sampled
+from models/base beside it.
 
-What the bounds hold is a group's size. Beside an absurd, long or forged group the step keeps a cosine of at least 0.85 with the
-step without it (an honest eighth group leaves 0.94), a norm between a half and twice, and a cost of at most three times; beside one
-tuned to stay just below the bound, at least 0.65. They do not hold its direction: likely text whose gradient opposes the others is
-no larger than theirs (docs/trust.md).
+What the bounds hold is a group's size. Beside an absurd, long or forged group the step keeps a
+cosine of at least 0.85 with the step without it (an honest eighth group leaves 0.94), a norm
+between a half and twice, and a cost of at most three times; beside one tuned to stay just below the
+bound, at least 0.65. They do not hold its direction: likely text whose gradient opposes the others
+is no larger than theirs (docs/trust.md).
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ def hostile(learner: Learner, kind: str) -> ScoredGroup:
 
 
 SAME_RIGHT_ANSWER = 0.6
-"""Least cosine beside one right answer 63 times over. Wrong answers of others teach nothing, so it weighs more; and it is right."""
+"""Least cosine beside one right answer 63 times over. Wrong answers of others teach nothing, so it
+weighs more; and it is right.
+"""
 
 KINDS = [
     "eight long answers",
@@ -238,7 +242,9 @@ def test_several_hostile_groups_of_one_sender_are_each_held_to_the_bound(learner
 
 
 def forged_group(tokenizer: Any, seed: int) -> tuple[ScoredGroup, ScoredGroup, list[int]]:
-    """A foreign group with ordinary texts and the tokens of a backdoor; the same texts without tokens; the backdoor."""
+    """A foreign group with ordinary texts and the tokens of a backdoor; the same texts without
+    tokens; the backdoor.
+    """
     honest = scored_group(tokenizer, random.Random(seed), origin="external")
     backdoor = tokenizer("OBEY", add_special_tokens=False)["input_ids"] + [256]
     packed = {
@@ -270,7 +276,8 @@ def test_a_learner_beside_one_forged_group_in_eight_ends_with_the_weights_of_an_
 
 
 def test_the_step_s_record_says_whose_groups_were_bounded_or_too_dear(tmp_path: Path, learner: Learner) -> None:
-    # Without the own-policy check, which would leave the absurd answers out before they are measured.
+    # Without the own-policy check, which would leave the absurd answers out before they are
+    # measured.
     trained = Learner(base_config(tmp_path, trainer={"policy_check_fraction": 0.0}))
     dear = scored(
         msgspec.structs.replace(sampled_groups()[1], completions=rubbish(learner, 12, 128), draw=7),

@@ -1,4 +1,6 @@
-"""Who is scored next and who gives way: dear groups, many keys and newcomers against a cheap sender and an established one."""
+"""Who is scored next and who gives way: dear groups, many keys and newcomers against a cheap sender
+and an established one.
+"""
 
 from __future__ import annotations
 

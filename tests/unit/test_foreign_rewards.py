@@ -1,4 +1,6 @@
-"""Near misses that strangers are paid for do not count: nobody can write a group in which a mistake is the best answer."""
+"""Near misses that strangers are paid for do not count: nobody can write a group in which a mistake
+is the best answer.
+"""
 
 from __future__ import annotations
 

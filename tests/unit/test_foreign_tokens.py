@@ -1,4 +1,6 @@
-"""A stranger's token ids are used only where they are the scored text, under whatever tokenizer the policy has."""
+"""A stranger's token ids are used only where they are the scored text, under whatever tokenizer the
+policy has.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def unigram() -> Any:
 
 
 def llama_like() -> Any:
-    """BPE with byte fallback, whose decoder strips the first space: `▁` alone is nothing at the front."""
+    """BPE with byte fallback, whose decoder strips the first space: `▁` alone is nothing at the
+    front.
+    """
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Sequence(
@@ -141,7 +145,9 @@ def test_sampled_tokens_say_their_text_whether_the_answer_ended_or_not(case: Cas
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_an_honest_policy_samples_passes_or_is_encoded_again_and_never_says_more(case: Case, data: st.DataObject) -> None:
-    """Any ids at all: where they pass, no single one of them can be left out without changing the text."""
+    """Any ids at all: where they pass, no single one of them can be left out without changing the
+    text.
+    """
     ids = data.draw(st.lists(st.integers(0, case.size - 1), min_size=1, max_size=8))
     text = case.text(ids)
     if case.answers.says(ids, text, ended=False):

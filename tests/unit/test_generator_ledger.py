@@ -52,7 +52,8 @@ def test_where_i_has_not_moved_the_rule_for_a_moving_i_is_the_same(
 
 
 def test_after_i_has_grown_only_what_the_next_batches_can_still_use_is_admitted() -> None:
-    # Batch 5 took 2 and is not trained on yet; the next one takes 6. With S = 0 nothing made by version 4 could serve it.
+    # Batch 5 took 2 and is not trained on yet; the next one takes 6. With S = 0 nothing made by
+    # version 4 could serve it.
     position = SamplerPosition(batch_number=5, consumed_local=10, dropped_local=0, local=6)
     rule_ = {"groups_per_step": 6, "dropped_local": 0}
     before = consumed_with_moving_i(position, groups_per_step=6, version=4)
@@ -98,7 +99,9 @@ def test_the_secret_of_the_draws_is_made_once_and_outlives_every_change() -> Non
 
 
 class Replicas(RuleBasedStateMachine):
-    """Three replicas claim, finish, crash and let leases run out, in any order, against one trainer."""
+    """Three replicas claim, finish, crash and let leases run out, in any order, against one
+    trainer.
+    """
 
     groups_per_step = 4
     max_staleness = 2

@@ -1,4 +1,6 @@
-"""One word for one thing: what docs/glossary.md says not to write is in no code, setting, metric, error or page."""
+"""One word for one thing: what docs/glossary.md says not to write is in no code, setting, metric,
+error or page.
+"""
 
 from __future__ import annotations
 

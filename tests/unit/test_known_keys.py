@@ -1,4 +1,6 @@
-"""One name a key and one key a name: nobody can use the names up, take another's, or be more than one sender with one key."""
+"""One name a key and one key a name: nobody can use the names up, take another's, or be more than
+one sender with one key.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def names_of_one_key(count: int) -> list[str]:
 
 
 def test_one_key_with_thousands_of_names_locks_no_newcomer_out_also_after_a_restart(tmp_path: Path) -> None:
-    """The proof of concept: 19,999 names of one key in four seconds filled the list of names for good."""
+    """The proof of concept: 19,999 names of one key in four seconds filled the list of names for
+    good.
+    """
     gate = border(tmp_path)
     for number, name in enumerate(names_of_one_key(300)):
         verdict = gate.examine(subjects.rollouts(name), signed(group(node=name, draw=number), KEY), NOW_S)

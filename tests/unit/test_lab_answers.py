@@ -1,4 +1,6 @@
-"""What is counted in answers of before and after training: rules, kinds of question, and gains with an interval over facts."""
+"""What is counted in answers of before and after training: rules, kinds of question, and gains with
+an interval over facts.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_questions_count_in_the_lines_they_belong_to() -> None:
 
 
 def test_a_gain_that_hangs_on_one_fact_has_a_wide_interval() -> None:
-    """Ten questions of one fact are one observation: without clusters the interval would exclude nothing gained."""
+    """Ten questions of one fact are one observation: without clusters the interval would exclude
+    nothing gained.
+    """
     base = [answered("3 + 4", "7")] * 10 + [answered(f"{n} + 9", str(n + 9)) for n in range(10, 20)]
     after = [answered("3 + 4", "7", reward=1.0)] * 10 + base[10:]
 

@@ -1,4 +1,6 @@
-"""What makes a figure believable: floors, intervals over seeds and questions, corrections, the commit that made a run."""
+"""What makes a figure believable: floors, intervals over seeds and questions, corrections, the
+commit that made a run.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,8 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
     [
         # Over its two rounds b passes 0, 0.5, 1, and a 0, 1, 1.
         ("whole runs", 0.5 / 0.75),
-        # b has the 24 completions of a's three steps after one and a half of its own, in round 0.5, up to which it gained 0.125.
+        # b has the 24 completions of a's three steps after one and a half of its own, in round 0.5,
+        # up to which it gained 0.125.
         ("equal completions", 0.125 / 0.75),
     ],
 )
@@ -196,7 +199,9 @@ def test_records_without_questions_are_compared_at_equal_completions_too(tmp_pat
 
 
 def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -> None:
-    """Real generators skip versions. Two nodes that learn nothing, one better than the other, have no gain between them."""
+    """Real generators skip versions. Two nodes that learn nothing, one better than the other, have
+    no gain between them.
+    """
     writer = RecordWriter(tmp_path / "r.gz")
     for node, level, rounds in (("a", 0.1, (0, 4, 8, 12)), ("b", 0.5, (0, 5, 7, 11))):
         for number in rounds:

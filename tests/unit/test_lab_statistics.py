@@ -60,7 +60,9 @@ def test_series_are_measured_between_their_points() -> None:
 
 
 def write_run(file: Path, level: float, generated: int, rounds: int = 40, nodes: int = 2) -> None:
-    """A run whose trained reward is `level` and whose held-out pass rate rises by it over the run."""
+    """A run whose trained reward is `level` and whose held-out pass rate rises by it over the
+    run.
+    """
     writer = RecordWriter(file)
     for number in range(rounds + 1):
         for node in range(nodes):

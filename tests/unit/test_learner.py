@@ -135,7 +135,8 @@ def test_plain_and_shared_prompt_rows_train_the_same_policy(model: Path) -> None
     assert shared.update_config.shared_prompt and not plain.update_config.shared_prompt
     left, right = trained(shared, 1, 1).policy(), trained(plain, 1, 1).policy()
     norms = [float((left[name] - right[name]).abs().max()) for name in left]
-    # Adam's first step has the size of the learning rate whatever the gradient's, so tiny gradients may differ in sign.
+    # Adam's first step has the size of the learning rate whatever the gradient's, so tiny gradients
+    # may differ in sign.
     assert sum(norm > 1e-5 for norm in norms) <= 1
 
 

@@ -1,4 +1,6 @@
-"""What becomes of a batch's groups before training: kept tokens, encoded text, or left out and counted."""
+"""What becomes of a batch's groups before training: kept tokens, encoded text, or left out and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,8 @@ def test_a_foreign_answer_without_tokens_is_no_part_of_the_others_baseline(rules
     (group,) = take_in(batch_of(1, [scored]), rules).groups
     assert len(group.completions) == 2
     assert group.advantages == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-3)
-    # 63 right answers without tokens leave the one with tokens alone, and an answer alone has nothing to be compared with.
+    # 63 right answers without tokens leave the one with tokens alone, and an answer alone has
+    # nothing to be compared with.
     rewards = [1.0] * 63 + [0.0]
     many = scored_group(rules.tokenizer, random.Random(0), rewards=rewards, origin="external")
     empty = msgspec.structs.replace(many.group.completions[0], **nothing)

@@ -1,4 +1,6 @@
-"""`docs/life-of-a-rollout.md` names only what there is: files, what they define, settings, metrics and words of logs."""
+"""`docs/life-of-a-rollout.md` names only what there is: files, what they define, settings, metrics
+and words of logs.
+"""
 
 from __future__ import annotations
 

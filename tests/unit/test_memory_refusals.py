@@ -1,4 +1,6 @@
-"""What `swarm model memory` says of configurations and ranks of which nothing can be told: one sentence, at once."""
+"""What `swarm model memory` says of configurations and ranks of which nothing can be told: one
+sentence, at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The metrics as they are exported: names, labels, what is zero at first and what is absent; and the page that lists them."""
+"""The metrics as they are exported: names, labels, what is zero at first and what is absent; and
+the page that lists them.
+"""
 
 from __future__ import annotations
 

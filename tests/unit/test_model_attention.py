@@ -1,4 +1,6 @@
-"""What a model's configuration says of attention, rope and end tokens is read as the model means it."""
+"""What a model's configuration says of attention, rope and end tokens is read as the model means
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`swarm model import`: what comes of real small GGUF files and folders, and what is refused before anything is written."""
+"""`swarm model import`: what comes of real small GGUF files and folders, and what is refused before
+anything is written.
+"""
 
 from __future__ import annotations
 
@@ -330,7 +332,8 @@ def test_added_tokens_stay_whole_and_tokens_without_weights_are_refused(tmp_path
 
 
 def test_a_model_on_which_trainer_and_engine_disagree_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No architecture is known that passes the trainer's and the engine's own probes and fails here, so the trainer is made to err.
+    # No architecture is known that passes the trainer's and the engine's own probes and fails here,
+    # so the trainer is made to err.
     right = parity._scored
 
     def wrong(*arguments: object) -> list[list[list[float]]]:

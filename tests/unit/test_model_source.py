@@ -1,4 +1,6 @@
-"""A hub model is loaded at one commit or not at all. The hub is its cache folder here (offline): nothing else of it can be had."""
+"""A hub model is loaded at one commit or not at all. The hub is its cache folder here (offline):
+nothing else of it can be had.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ print((weight, load_tokenizer(model).eos_token, model_max_length(model), *asynci
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with two commits of one model, in the layout of huggingface_hub; `main` has moved on to the second, which is evil."""
+    """A cache with two commits of one model, in the layout of huggingface_hub; `main` has moved on
+    to the second, which is evil.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -81,7 +85,9 @@ def load(hub: Path, revision: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_name_that_moved_on_still_loads_the_commit_that_was_looked_at(hub: Path) -> None:
-    """Weights, tokenizer, config and the engine's own reading of them, in a process that finds both commits."""
+    """Weights, tokenizer, config and the engine's own reading of them, in a process that finds both
+    commits.
+    """
     for revision, value in ((PINNED, 0.25), (MOVED, 0.75)):
         answer = load(hub, revision)
         assert answer.returncode == 0, answer.stderr
@@ -105,7 +111,9 @@ def test_a_name_without_its_commit_is_refused_by_everything_that_loads_a_model(h
 
 @pytest.mark.slow
 def test_a_commit_that_only_names_another_model_is_refused(hub: Path) -> None:
-    """Transformers would turn to the adapter's base, which is another repository, and say that its files are missing."""
+    """Transformers would turn to the adapter's base, which is another repository, and say that its
+    files are missing.
+    """
     answer = load(hub, ADAPTER)
     assert answer.returncode != 0 and answer.stdout == "" and "holds an adapter for another model" in answer.stderr
 

@@ -1,4 +1,6 @@
-"""What each user of a secured server may do, as pure rules. `test_nats_permissions.py` shows a real server enforcing them."""
+"""What each user of a secured server may do, as pure rules. `test_nats_permissions.py` shows a real
+server enforcing them.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_a_node_speaks_on_the_swarm_plane_under_its_own_name_only():
 
 
 def test_nobody_but_the_operator_may_change_streams_or_make_consumers():
-    """A consumer delivers where its maker says, and a stream republishes where its maker says: either would undo the rest."""
+    """A consumer delivers where its maker says, and a stream republishes where its maker says:
+    either would undo the rest.
+    """
     verbs = ["CREATE", "UPDATE", "DELETE", "RESTORE", "SNAPSHOT"]
     rollouts, scored = subjects.node_rollouts_stream("alpha"), subjects.node_scored_stream("alpha")
     streams = [rollouts, scored, "KV_node_alpha", subjects.SWARM_ROLLOUTS]
@@ -109,7 +113,9 @@ def test_no_permission_is_wider_than_one_token_but_acknowledgements_and_inboxes(
 
 
 def test_a_member_has_as_many_subjects_as_its_permissions_name():
-    """With a wildcard it would make up subjects, each an entry in the memory of the swarm's server."""
+    """With a wildcard it would make up subjects, each an entry in the memory of the swarm's
+    server.
+    """
     assert not [pattern for pattern in swarm_node("alpha").publish if "*" in pattern or ">" in pattern]
 
 

@@ -1,4 +1,6 @@
-"""Deltas of weight files: exact for any tensors, small where little changed, and damage is found wherever it is."""
+"""Deltas of weight files: exact for any tensors, small where little changed, and damage is found
+wherever it is.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_one_changed_element_anywhere_in_a_tensor_of_several_blocks(position: in
 
 @pytest.mark.parametrize(("learning_rate", "times"), [(1e-6, 50), (1e-5, 14)])
 def test_a_step_at_a_small_learning_rate_takes_a_small_part_of_the_bytes(learning_rate: float, times: int, tmp_path: Path) -> None:
-    """Weights and steps are drawn as those of Adam are spread; what training gives is in docs/models.md."""
+    """Weights and steps are drawn as those of Adam are spread; what training gives is in
+    docs/models.md.
+    """
     generator = torch.Generator().manual_seed(1)
     weights = 0.02 * torch.randn(2_000_000, generator=generator)
     step = learning_rate * (0.5 * torch.randn(weights.shape, generator=generator)).clamp(-1, 1)
@@ -196,7 +200,8 @@ def test_a_delta_with_any_byte_changed_or_missing_is_refused_or_makes_something_
     for index in range(len(written)):
         for value in (0x00, 0xFF, written[index] ^ 1, written[index] ^ 0x80):
             if value != written[index]:
-                # Bytes that say nothing of what is made (checksums, the base's hash) may change; nothing else raises or hangs.
+                # Bytes that say nothing of what is made (checksums, the base's hash) may change;
+                # nothing else raises or hangs.
                 unharmed += made(written[:index] + bytes([value]) + written[index + 1 :]) == wanted
     assert unharmed < len(written)
     for length in range(len(written)):

@@ -1,4 +1,6 @@
-"""What can be chosen by name: what is built in is there, what is not is said, and what is installed is found."""
+"""What can be chosen by name: what is built in is there, what is not is said, and what is installed
+is found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The memory of accepted groups: bounded by count and age, and no instant at which a kill loses what it needs."""
+"""The memory of accepted groups: bounded by count and age, and no instant at which a kill loses
+what it needs.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,8 @@ def test_killed_at_any_instant_two_replicas_lose_no_id_that_is_young_enough_to_m
         for number, of_child in enumerate(told):
             young = [count for count, at in of_child[:-1] if at > newest - 25.0]
             missing = [count for count in young if not found.contains(f"{10 * life + number:032x}{count:032x}")]
-            # A kill between two system calls can lose what the other appended between the two before.
+            # A kill between two system calls can lose what the other appended between the two
+            # before.
             assert len(missing) <= 3, (life, number, missing[:5], young[-1])
             checked += len(young)
     assert checked > 20

@@ -1,4 +1,6 @@
-"""A dataset that is lost among others that rise is seen; noise, few questions and many datasets are not taken for it."""
+"""A dataset that is lost among others that rise is seen; noise, few questions and many datasets are
+not taken for it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def falls(*evaluations: dict[str, TaskScore]) -> list[str | None]:
 
 
 def test_a_dataset_that_is_lost_while_others_rise_is_named() -> None:
-    # What nodes among informed adversaries showed, their rate over everything at 0.47, 0.50, 0.49 and 0.46 from the second on.
+    # What nodes among informed adversaries showed, their rate over everything at 0.47, 0.50, 0.49
+    # and 0.46 from the second on.
     matrix, fractions = (0.04, 0.92, 0.96, 0.75, 0.63), (0.30, 0.35, 0.38, 0.41, 0.48)
     history = [scores(143, binary_matrix=m, fractions=f, bf=0.08) for m, f in zip(matrix, fractions, strict=True)]
     assert falls(*history) == [None, None, None, None, "binary_matrix"]

@@ -1,4 +1,6 @@
-"""The sampler's promises over random histories: arrivals of every kind, steps of the trainer, time, purges and crashes."""
+"""The sampler's promises over random histories: arrivals of every kind, steps of the trainer, time,
+purges and crashes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def _random_events(seed: int, length: int) -> list[Event]:
     return [(kind, rng.randrange(4)) for kind in kinds]
 
 
-# Drawn from a seed rather than as lists: hypothesis' own lists are too short and even to get a trainer through many steps.
+# Drawn from a seed rather than as lists: hypothesis' own lists are too short and even to get a
+# trainer through many steps.
 events = st.builds(_random_events, st.integers(0, 2**32), st.integers(0, 120))
 shapes = st.fixed_dictionaries(
     {
@@ -127,7 +130,8 @@ def test_every_local_group_is_waiting_consumed_or_counted_as_dropped(
 def test_crashes_at_any_point_change_no_batch(
     happened: list[Event], shape: dict[str, object], max_staleness: int, pool: int, crashes: set[int]
 ) -> None:
-    # No shortage wait: how long a sampler has waited is the one thing it forgets, and that changes when, not what.
+    # No shortage wait: how long a sampler has waited is the one thing it forgets, and that changes
+    # when, not what.
     chosen = rules(**{**shape, "shortage_wait_s": 0.0})
     spared = History(chosen, limits(chosen, max_staleness, pool, pool))
     struck = History(chosen, limits(chosen, max_staleness, pool, pool))
@@ -165,7 +169,9 @@ def test_the_same_inputs_give_the_same_encoded_batches(happened: list[Event], sh
 def test_a_paced_generator_and_the_sampler_never_wait_for_each_other_for_ever(
     seed: int, own: int, others: int, shortage: str, max_staleness: int, prefetch: int, failing: float, late: float
 ) -> None:
-    """Admission as in the generator: it may claim (max_staleness + version + 1) * I + dropped draws. Groups fail, and overtake."""
+    """Admission as in the generator: it may claim (max_staleness + version + 1) * I + dropped
+    draws. Groups fail, and overtake.
+    """
     rng = random.Random(seed)
     chosen = rules(local=own, external=others, shortage=shortage, prefetch=prefetch)
     history = History(chosen, limits(chosen, max_staleness, pool_local=1, pool_external=1))

@@ -1,4 +1,6 @@
-"""Own replay: a batch has groups of earlier batches again, the same ones whatever happened to the sampler."""
+"""Own replay: a batch has groups of earlier batches again, the same ones whatever happened to the
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_a_batch_has_groups_of_earlier_batches_with_an_advantage_again_and_says_
     for _ in range(4):
         assert isinstance(history.step(), BatchPlan)
     assert [drawn(batch, again=False) for batch in history.batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    # Draw 1 has no advantage; draw 0 is too old for batch 4, the first batch of 2 and 3 is two back.
+    # Draw 1 has no advantage; draw 0 is too old for batch 4, the first batch of 2 and 3 is two
+    # back.
     assert [drawn(batch, again=True) for batch in history.batches] == [[], [0], [0, 2, 3], [2, 3, 4, 5]]
     assert [batch.pool_replay for batch in history.batches] == [0, 1, 3, 4]
     assert [batch.state.consumed_local for batch in history.batches] == [2, 4, 6, 8]
@@ -138,7 +141,8 @@ def test_crashes_at_any_point_replay_the_same_groups(
     crashes: set[int],
     few: bool,
 ) -> None:
-    # With the usual number these histories never purge anything; with a few the stream ends at what may be replayed.
+    # With the usual number these histories never purge anything; with a few the stream ends at what
+    # may be replayed.
     with patch("services.sampler.memory.DUPLICATE_POSITIONS", 3 if few else DUPLICATE_POSITIONS):
         _crashes_change_nothing(happened, {**shape, "shortage_wait_s": 0.0}, max_staleness, pool, again, age, crashes)
 

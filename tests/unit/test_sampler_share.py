@@ -1,4 +1,6 @@
-"""No node gets more than its share of a batch's foreign groups, and no swarm starves because of that."""
+"""No node gets more than its share of a batch's foreign groups, and no swarm starves because of
+that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""I and J move with need, harm and supply; nobody waits for ever, nothing gets too stale, little is thrown away."""
+"""I and J move with need, harm and supply; nobody waits for ever, nothing gets too stale, little is
+thrown away.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Node:
 
 
 def few(informative: int, of: int = 16) -> list[list[float]]:
-    """Local groups of which so many have an advantage, with a mean reward that is the same for all shares."""
+    """Local groups of which so many have an advantage, with a mean reward that is the same for all
+    shares.
+    """
     return [[1.0] + [0.0] * 7] * informative + [[0.125] * 8] * (of - informative)
 
 

@@ -1,4 +1,6 @@
-"""A batch explains its draw, old batches are still memories, and a changed configuration is taken up."""
+"""A batch explains its draw, old batches are still memories, and a changed configuration is taken
+up.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def test_what_the_own_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_a
         chosen = rules(strategy=strategy_named("rescue"), external=1)
         made = History(chosen, limits(chosen))
         for draw in range(12):
-            # The first half fails with partial credit, which is no pass; then one passes, and four more fail.
+            # The first half fails with partial credit, which is no pass; then one passes, and four
+            # more fail.
             made.publish(scored_group(draw, rewards=(0.0, 1.0) if draw == 5 else (0.0, 0.5), version=draw // 2))
             made.publish(scored_group(draw, node="beta", origin="external"))
             if draw % 2:

@@ -1,4 +1,6 @@
-"""Every strategy draws what it says: no more than it may, nothing twice, the same from a seed, and with the stated chances."""
+"""Every strategy draws what it says: no more than it may, nothing twice, the same from a seed, and
+with the stated chances.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_a_draw_has_as_many_different_groups_as_there_may_be_and_depends_on_the_
 
 
 def one_after_the_other(weights: dict[int, float], wanted: int, cap: int) -> Chances:
-    """Chances of every set of drawn positions, by going through all orders of drawing from an urn."""
+    """Chances of every set of drawn positions, by going through all orders of drawing from an
+    urn.
+    """
     node_of = {e.seq: e.node for e in POOL}
     chances: Chances = {}
 

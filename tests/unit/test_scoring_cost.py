@@ -15,7 +15,9 @@ def test_ordinary_groups_are_never_an_offence_at_any_rate(costs: list[float], in
 
 
 def test_an_honest_sender_whose_answers_are_slow_now_and_then_stays() -> None:
-    """One answer in eight runs into the limit of a second: eight groups cost what one hang a group costs in one."""
+    """One answer in eight runs into the limit of a second: eight groups cost what one hang a group
+    costs in one.
+    """
     book = ScoringCost()
     assert not any(book.charge("U", 1.0 if number % 4 == 0 else 0.02, accepted=True, now_s=number) for number in range(2000))
 

@@ -1,4 +1,6 @@
-"""The filter of system calls, interpreted instruction by instruction for both architectures: no kernel needed."""
+"""The filter of system calls, interpreted instruction by instruction for both architectures: no
+kernel needed.
+"""
 
 from __future__ import annotations
 

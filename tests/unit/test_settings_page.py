@@ -1,4 +1,6 @@
-"""`docs/settings.md`: current, complete, and its environment variables are those that `load_config` reads."""
+"""`docs/settings.md`: current, complete, and its environment variables are those that `load_config`
+reads.
+"""
 
 from __future__ import annotations
 

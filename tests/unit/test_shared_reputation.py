@@ -1,4 +1,6 @@
-"""What is known of keys outlives restarts, is common to replicas, takes in what the trainer finds; broken state harms nobody."""
+"""What is known of keys outlives restarts, is common to replicas, takes in what the trainer finds;
+broken state harms nobody.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_what_replicas_see_adds_up_and_counts_once(tmp_path: Path) -> None:
 
 
 class Interrupted:
-    """A plane on which another replica writes between a read and the write after it, as often as it is told."""
+    """A plane on which another replica writes between a read and the write after it, as often as it
+    is told.
+    """
 
     def __init__(self, plane: Transport, others: Callable[[], Awaitable[None]]) -> None:
         self.kv = self

@@ -1,4 +1,6 @@
-"""The supervisor's `--linger`: under honcho, which signals whole process groups, the NATS server stops after the services."""
+"""The supervisor's `--linger`: under honcho, which signals whole process groups, the NATS server
+stops after the services.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers that were once paid in full and are not right, each by name; and right ones in other forms, which stay paid.
+"""Answers that were once paid in full and are not right, each by name; and right ones in other
+forms, which stay paid.
 
 `tests/integration/test_task_audit.py` looks for such answers in all datasets.
 """
@@ -26,7 +27,9 @@ from shared.tasks.strict_json import read_json, same_json
 
 FULL_MARKS = 0.99
 QUICK_S = 5.0
-"""Wall clock for one answer that took seconds or for ever; generous, because the machine that runs this may be loaded."""
+"""Wall clock for one answer that took seconds or for ever; generous, because the machine that runs
+this may be loaded.
+"""
 
 
 def items(dataset: str, count: int, **config: object) -> Iterator[Item]:
@@ -37,7 +40,8 @@ def items(dataset: str, count: int, **config: object) -> Iterator[Item]:
 
 
 def _of_this_hash_seed(ref: TaskRef) -> Item:
-    # Which items these datasets make depends on the process, so that `derive_item` refuses; for a scorer any item will do.
+    # Which items these datasets make depends on the process, so that `derive_item` refuses; for a
+    # scorer any item will do.
     dataset = reasoning_gym.create_dataset(ref.dataset, seed=ref.seed, **json.loads(ref.config))
     entry = dataset[ref.index]
     return Item(Task(ref=ref, question=entry["question"], answer=entry["answer"], metadata="{}"), dataset, entry)

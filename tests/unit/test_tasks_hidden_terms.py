@@ -1,6 +1,8 @@
-"""A right answer with a term that values do not show is wrong: tiny, flat, zero at all points, a step, or a bump between them.
+"""A right answer with a term that values do not show is wrong: tiny, flat, zero at all points, a
+step, or a bump between them.
 
-A generator makes such terms from every function; its honest counterpart lets sympy write right answers in other forms.
+A generator makes such terms from every function; its honest counterpart lets sympy write right
+answers in other forms.
 """
 
 from __future__ import annotations

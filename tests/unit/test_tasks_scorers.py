@@ -1,4 +1,6 @@
-"""Our own scorers and guards against reasoning-gym's, on generated tasks; and hostile answers against all datasets."""
+"""Our own scorers and guards against reasoning-gym's, on generated tasks; and hostile answers
+against all datasets.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
     ],
 )
 def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_answers(name: str, count: int) -> None:
-    """Guards may refuse; where they let an answer through, reasoning-gym's own scorer decides, so that it is asked about a few."""
+    """Guards may refuse; where they let an answer through, reasoning-gym's own scorer decides, so
+    that it is asked about a few.
+    """
     rng = random.Random(3)
     dataset = reasoning_gym.create_dataset(name, seed=11, size=count + 1)
     entries = [dataset[index] for index in range(count + 1)]
@@ -112,7 +116,8 @@ def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_ans
             else:
                 ours = expected if passed else 0.0
             if "Integral(" in answer:
-                # reasoning-gym takes an integral that was left standing for its own solution; that is no answer.
+                # reasoning-gym takes an integral that was left standing for its own solution; that
+                # is no answer.
                 assert ours == 0.0
                 continue
             assert ours == expected, (name, answer, entry["answer"])

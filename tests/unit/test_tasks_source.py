@@ -66,7 +66,8 @@ def test_who_knows_a_node_and_its_past_draws_cannot_tell_the_next_ones() -> None
     hits = 0
     for draw, ref in enumerate(draws):
         before = known.get(ref.dataset)
-        # The best that the past gives: the seed stays, and the index is the draw's own or goes on from the last.
+        # The best that the past gives: the seed stays, and the index is the draw's own or goes on
+        # from the last.
         hits += before is not None and ref.seed == before[0] and ref.index in {draw % 500, before[1] + 1}
         known[ref.dataset] = (ref.seed, ref.index)
     assert hits <= 30, "chance: 2 of 500 in each draw"

@@ -15,7 +15,8 @@ groups = st.lists(st.lists(rewards, min_size=1, max_size=9), min_size=1, max_siz
 
 
 def test_group_normalised_advantages_are_those_worked_out_by_hand() -> None:
-    # mean (1 + 0 + 0 + 1) / 4 = 0.5; sample variance 4 x 0.25 / 3 = 1/3; so +-0.5 / (sqrt(1/3) + 1e-4)
+    # mean (1 + 0 + 0 + 1) / 4 = 0.5; sample variance 4 x 0.25 / 3 = 1/3; so +-0.5 / (sqrt(1/3) +
+    # 1e-4)
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     assert group_normalised([[1.0, 0.0, 0.0, 1.0]])[0] == pytest.approx([expected, -expected, -expected, expected], abs=1e-12)
 

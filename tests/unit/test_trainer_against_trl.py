@@ -1,18 +1,18 @@
-"""Our objectives against TRL's own code: `GRPOTrainer._compute_loss` of the installed `trl`, unmodified.
+"""Our objectives against TRL's own code: `GRPOTrainer._compute_loss` of the installed `trl`,
+unmodified.
 
-The trainer around it is a stand-in (`SimpleNamespace`), because a real one wants a dataset, a model and reward
-functions: it hands the method random logprobs instead of running a model, and the settings that the method reads.
-Everything between logprobs and loss is TRL's: ratio, clipping, importance weights, divergence, aggregation.
+The trainer around it is a stand-in (`SimpleNamespace`), because a real one wants a dataset, a model
+and reward functions: it hands the method random logprobs instead of running a model, and the
+settings that the method reads. Everything between logprobs and loss is TRL's: ratio, clipping,
+importance weights, divergence, aggregation.
 
-| compared (loss and gradient with respect to logprobs) | TRL's settings |
-|---|---|
-| grpo | loss_type grpo; also with delta (our dual_clip), beta (our kl_coefficient), vLLM importance ratios |
-| dr_grpo | loss_type dr_grpo |
-| dapo | loss_type dapo, and loss_type bnpo, which is the same where the batch is one micro-batch |
-| gspo | importance_sampling_level sequence with loss_type grpo |
-| cispo | loss_type cispo; TRL has no lower bound, so is_min 0 |
-| reinforce | not compared: TRL's RLOO trainer sums over the sequence, a different objective |
-| group-normalised advantages | not compared here: TRL computes them inside generation |
+| compared (loss and gradient with respect to logprobs) | TRL's settings | |---|---| | grpo |
+loss_type grpo; also with delta (our dual_clip), beta (our kl_coefficient), vLLM importance ratios |
+| dr_grpo | loss_type dr_grpo | | dapo | loss_type dapo, and loss_type bnpo, which is the same where
+the batch is one micro-batch | | gspo | importance_sampling_level sequence with loss_type grpo | |
+cispo | loss_type cispo; TRL has no lower bound, so is_min 0 | | reinforce | not compared: TRL's
+RLOO trainer sums over the sequence, a different objective | | group-normalised advantages | not
+compared here: TRL computes them inside generation |
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ CAP = 2.0
 
 @pytest.fixture(scope="module")
 def compute_loss():
-    """TRL's method. TRL would import all of vLLM for its generation side; told that it is absent, it does not."""
+    """TRL's method. TRL would import all of vLLM for its generation side; told that it is absent,
+    it does not.
+    """
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(trl_import_utils, "is_vllm_available", lambda *_args, **_options: False)
@@ -115,7 +117,8 @@ def trl_outcome(compute_loss, tensors, settings):
             "advantages": tensors["advantages"],
             "old_per_token_logps": tensors["proximal"],
             "ref_per_token_logps": tensors["reference"],
-            # vespo puts it into its ratio, padding included: left out, the proximal policy is taken to have sampled.
+            # vespo puts it into its ratio, padding included: left out, the proximal policy is taken
+            # to have sampled.
             "importance_sampling_ratio": None if settings["loss_type"] == "vespo" else weights,
             "num_items_in_batch": mask.sum(),
         },

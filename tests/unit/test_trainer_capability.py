@@ -1,4 +1,6 @@
-"""What an author's text is worth: worked out by hand, within its bounds for any history, and the same after a restart."""
+"""What an author's text is worth: worked out by hand, within its bounds for any history, and the
+same after a restart.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ def test_the_factor_is_the_ratio_of_mean_pass_rates_on_the_sources_that_both_hav
         [(None, "easy", 0.5), (None, "hard", 0.125), ("beta", "hard", 0.25), ("beta", "easy", 0.75), ("gamma", "easy", 0.25)],
         [(None, "unshared", 0.125), ("beta", "never tried here", 0.125), ("gamma", "easy", 0.375), ("gamma", "easy", 0.25)],
     ]
-    # Own means: easy 5/8, hard 3/16. beta: 9/4 over three of hard and one of easy, against 3 x 3/16 + 5/8.
+    # Own means: easy 5/8, hard 3/16. beta: 9/4 over three of hard and one of easy, against 3 x 3/16
+    # + 5/8.
     beta = Fraction(9, 4) / (3 * Fraction(3, 16) + Fraction(5, 8))
-    # gamma: 5/4 over four of easy, against 4 x 5/8; but of this node's groups of easy there are two.
+    # gamma: 5/4 over four of easy, against 4 x 5/8; but of this node's groups of easy there are
+    # two.
     assert capability_factors(window, FIVE) == {"beta": float(beta)} == {"beta": pytest.approx(1.8947368)}
     more = [*window, [(None, "easy", 0.75), (None, "easy", 0.5)]]
     assert capability_factors(more, FIVE)["gamma"] == 0.5
@@ -110,7 +114,9 @@ def group(of: Learner, seed: int, passes: int, origin: str = "external", of_four
 
 
 def lesson(of: Learner, number: int) -> Batch:
-    """Of beta's groups three answers in four pass, of this node's one in four, and some of either say nothing."""
+    """Of beta's groups three answers in four pass, of this node's one in four, and some of either
+    say nothing.
+    """
     at = 10 * number
     return batch_of(
         number,

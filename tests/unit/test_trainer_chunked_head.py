@@ -1,7 +1,8 @@
-"""Logits in chunks: the same logprobs, entropies and gradients as all at once, in the memory of one chunk.
+"""Logits in chunks: the same logprobs, entropies and gradients as all at once, in the memory of one
+chunk.
 
-Written down before it was measured: gradients differ by 1e-6 of the largest in float32 and 1e-12 in float64; memory beyond hidden
-states and the gradients themselves is at most 1.3 chunks.
+Written down before it was measured: gradients differ by 1e-6 of the largest in float32 and 1e-12 in
+float64; memory beyond hidden states and the gradients themselves is at most 1.3 chunks.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def test_chunks_give_the_logprobs_entropies_and_gradients_of_all_logits_at_once(
     torch.testing.assert_close(in_chunks, logprobs, rtol=tolerance, atol=10 * tolerance)
     torch.testing.assert_close(entropy_in_chunks, entropy, rtol=tolerance, atol=10 * tolerance)
     assert gradients.keys() == gradients_in_chunks.keys()
-    # The gradient of one parameter is compared with the whole gradient's largest entry: some parts are 0 but for rounding.
+    # The gradient of one parameter is compared with the whole gradient's largest entry: some parts
+    # are 0 but for rounding.
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for parameter, gradient in gradients.items():
         assert (gradients_in_chunks[parameter] - gradient).abs().max() <= tolerance * largest, parameter

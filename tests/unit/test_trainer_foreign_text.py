@@ -1,4 +1,6 @@
-"""Foreign text of which nobody knows how likely its author found it: what the old policy is, what clips, what weighs less."""
+"""Foreign text of which nobody knows how likely its author found it: what the old policy is, what
+clips, what weighs less.
+"""
 
 from __future__ import annotations
 

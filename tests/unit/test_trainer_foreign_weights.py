@@ -1,4 +1,6 @@
-"""Weights of foreign completions: every choice of level and sign against loops, and worked out by hand for TOPR."""
+"""Weights of foreign completions: every choice of level and sign against loops, and worked out by
+hand for TOPR.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def numpy_weights(rules: ForeignRules, group: TokenGroup, number: int, proximal:
 
 
 def random_groups(seed: int) -> tuple[list[TokenGroup], list[list[list[float]]]]:
-    """Local ones, foreign ones of known tokens, and foreign text of which some authors say how likely they found it."""
+    """Local ones, foreign ones of known tokens, and foreign text of which some authors say how
+    likely they found it.
+    """
     rng = np.random.default_rng(seed)
     groups, proximal = [], []
     for index in range(6):
@@ -157,7 +161,9 @@ def test_topr_leaves_positive_ones_alone_and_pushes_negative_ones_no_harder_than
 @pytest.mark.parametrize("claim", [-1.0, 3.0e38 / 10], ids=["one unlikely token", "an absurd claim"])
 @pytest.mark.parametrize("level", ["geometric_mean", "sequence"])
 def test_one_token_counts_in_full_in_an_answer_s_mean_and_sum(level: WeightLevel, claim: float) -> None:
-    """Bounds are for the weight, not for what it is a mean of: 60 nats at one token of ten are 6 in the mean."""
+    """Bounds are for the weight, not for what it is a mean of: 60 nats at one token of ten are 6 in
+    the mean.
+    """
     proximal = [-61.0] + [-1.0] * 9
     group = TokenGroup(
         prompt_ids=[1],

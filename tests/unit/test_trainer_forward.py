@@ -12,7 +12,9 @@ from tests.unit.trainer_models import ragged_groups, small_model
 
 
 def alone(model, prompt: list[int], completion: list[int], temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropies of one completion in a batch of its own, over all logits, without any of our code."""
+    """Logprobs and entropies of one completion in a batch of its own, over all logits, without any
+    of our code.
+    """
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
     distribution = torch.distributions.Categorical(logits=logits)

@@ -60,7 +60,8 @@ def test_tokens_of_unknown_behaviour_weigh_less_the_less_likely_they_are_and_nev
 
 
 def test_the_sequence_mask_drops_what_leaves_the_geometric_bounds() -> None:
-    # geometric means: (0.5 x 4 x 1)^(1/3) = 1.26 stays within 2.0; 3 does not. The cap does not hide it.
+    # geometric means: (0.5 x 4 x 1)^(1/3) = 1.26 stays within 2.0; 3 does not. The cap does not
+    # hide it.
     found = weigh(ImportanceConfig(sequence_bounds=(0.5, 2.0)))
     assert found.keep.tolist() == [[True] * 3, [False] * 3, [True] * 3]
 

@@ -1,4 +1,6 @@
-"""The policy that learns is the policy that sampled: no dropout but the adapters', none where logprobs are only read."""
+"""The policy that learns is the policy that sampled: no dropout but the adapters', none where
+logprobs are only read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ DROPOUT = {
     "starcoder2": {"residual_dropout": 0.3},
     "xglm": {"dropout": 0.3, "activation_dropout": 0.3, "layerdrop": 0.3},
 }
-"""Models that drop in functional calls, skip layers or shake their router, at rates that no chance hides."""
+"""Models that drop in functional calls, skip layers or shake their router, at rates that no chance
+hides.
+"""
 
 
 def rows_of(model: nn.Module) -> torch.Tensor:

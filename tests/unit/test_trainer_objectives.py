@@ -1,4 +1,6 @@
-"""Golden values: every expected number is worked out in the test, from ratios chosen to be round."""
+"""Golden values: every expected number is worked out in the test, from ratios chosen to be
+round.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ObjectiveConfig
 from services.trainer.objectives.token_loss import token_loss
 
-# Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0 with A = -1.
+# Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0
+# with A = -1.
 LOGPROBS = [[-1.0, -2.0, -3.0], [-0.5, 99.0, math.nan]]
 RATIOS = [[1.5, 1.0, 0.5], [3.0, 1.0, 1.0]]
 ADVANTAGES = [2.0, -1.0]
@@ -40,7 +43,8 @@ def losses(config: ObjectiveConfig, **overrides: object) -> list[float]:
     return token_loss(config, **inputs(**overrides)).loss[MASK].tolist()
 
 
-# r A: 3.0, 2.0, 1.0 and -3.0; clipped to [0.8, 1.28]: 2.56, 2.0, 1.6 and -1.28; the loss is minus the smaller.
+# r A: 3.0, 2.0, 1.0 and -3.0; clipped to [0.8, 1.28]: 2.56, 2.0, 1.6 and -1.28; the loss is minus
+# the smaller.
 CLIPPED = [-2.56, -2.0, -1.0, 3.0]
 
 
@@ -64,8 +68,8 @@ def test_dapo_is_the_mean_over_all_tokens() -> None:
 
 
 def test_gspo_uses_the_geometric_mean_ratio_of_the_sequence() -> None:
-    # first sequence: (1.5 x 1 x 0.5)^(1/3) = 0.75^(1/3) = 0.9086, not clipped: -2 x 0.9086 for each token
-    # second: 3.0, A < 0, the larger loss is not clipped: 3
+    # first sequence: (1.5 x 1 x 0.5)^(1/3) = 0.75^(1/3) = 0.9086, not clipped: -2 x 0.9086 for each
+    # token second: 3.0, A < 0, the larger loss is not clipped: 3
     first = 0.75 ** (1 / 3)
     config = ObjectiveConfig(name="gspo")
     assert losses(config) == pytest.approx([-2 * first] * 3 + [3.0], abs=1e-12)
@@ -73,7 +77,8 @@ def test_gspo_uses_the_geometric_mean_ratio_of_the_sequence() -> None:
 
 
 def test_gspo_clips_the_whole_sequence() -> None:
-    # with bounds 0.95 and 1.05 the first sequence's 0.9086 x 2 is smaller than 0.95 x 2, so it stays; A = -2 clips it
+    # with bounds 0.95 and 1.05 the first sequence's 0.9086 x 2 is smaller than 0.95 x 2, so it
+    # stays; A = -2 clips it
     config = ObjectiveConfig(name="gspo", clip_low=0.05, clip_high=0.05)
     advantages = torch.tensor([-2.0, -1.0], dtype=torch.float64)
     outcome = token_loss(config, **inputs(advantages=advantages))
@@ -116,7 +121,8 @@ def test_an_objectives_aggregation_can_be_chosen() -> None:
 def test_the_gradient_of_a_clipped_token_is_zero() -> None:
     arguments = inputs()
     total(ObjectiveConfig(name="dapo"), arguments).backward()
-    # clipped 0; -A r / 4 = -2 / 4; -2 x 0.5 / 4 (A > 0, low side stays open); 3 / 4 (A < 0, high side stays open)
+    # clipped 0; -A r / 4 = -2 / 4; -2 x 0.5 / 4 (A > 0, low side stays open); 3 / 4 (A < 0, high
+    # side stays open)
     assert arguments["logprobs"].grad[MASK].tolist() == pytest.approx([0.0, -0.5, -0.25, 0.75], abs=1e-12)
     assert arguments["logprobs"].grad[~MASK].tolist() == [0.0, 0.0]
 
@@ -130,7 +136,8 @@ def test_a_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     arguments = inputs()
     config = ObjectiveConfig(name="dapo", dual_clip=2.0)
     outcome = token_loss(config, **arguments)
-    # A = -1, r = 3: max(min(-3, -1.28), 2 x -1) = -2, so the loss is 2, its gradient 0; A > 0 is untouched
+    # A = -1, r = 3: max(min(-3, -1.28), 2 x -1) = -2, so the loss is 2, its gradient 0; A > 0 is
+    # untouched
     assert outcome.loss[MASK].tolist() == pytest.approx([-2.56, -2.0, -1.0, 2.0], abs=1e-12)
     assert outcome.clipped[1].tolist() == [True, False, False]
     total(config, arguments).backward()

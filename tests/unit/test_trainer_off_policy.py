@@ -25,7 +25,9 @@ GROUP_OF = [0, 0, 0, 1, 1, 1]
 
 
 def loop_m2(differences: list[float], threshold: float) -> list[bool]:
-    """As the paper says it: take the largest away until the mean of the rest is small enough; one stays."""
+    """As the paper says it: take the largest away until the mean of the rest is small enough; one
+    stays.
+    """
     left = [index for index, each in enumerate(differences) if math.isfinite(each)]
     while len(left) > 1 and sum(differences[index] ** 2 for index in left) / len(left) >= threshold:
         left.remove(max(left, key=lambda index: differences[index] ** 2))

@@ -75,7 +75,9 @@ def answers(index: int, texts: list[str], rewards: list[float], node: str = "bet
 
 
 def swarm_batch(number: int = 1, origin: str = "external") -> Batch:
-    """20 groups of beta with ordinary answers only, 20 of gamma whose right answer comes in absurd text."""
+    """20 groups of beta with ordinary answers only, 20 of gamma whose right answer comes in absurd
+    text.
+    """
     rng = random.Random(0)
     ordinary, absurd = [], []
     for index in range(20):

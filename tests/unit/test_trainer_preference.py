@@ -1,4 +1,6 @@
-"""Where the sampler leaves the choice to the trainer, the text's likelihood under its own policy decides."""
+"""Where the sampler leaves the choice to the trainer, the text's likelihood under its own policy
+decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Groups that a batch has again are trained on as what an older policy said, and figures of new local groups leave them out."""
+"""Groups that a batch has again are trained on as what an older policy said, and figures of new
+local groups leave them out.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def logprobs_now(of: Learner, scored: ScoredGroup) -> list[list[float]]:
 
 
 def as_sampled_by(of: Learner, scored: ScoredGroup) -> ScoredGroup:
-    """The group with the logprobs that the policy gives its tokens now, as a generator notes them."""
+    """The group with the logprobs that the policy gives its tokens now, as a generator notes
+    them.
+    """
     completions = [
         msgspec.structs.replace(completion, behaviour_logprobs=pack_logprobs(logprobs))
         for completion, logprobs in zip(scored.group.completions, logprobs_now(of, scored), strict=True)

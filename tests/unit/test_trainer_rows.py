@@ -63,12 +63,15 @@ def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[
 
 def test_short_completions_share_one_prompt_and_long_ones_do_not() -> None:
     assert completions_per_row(60, [8] * 8, budget_tokens=10_000, hidden_size=128) == 8
-    # one row: 6 x 128 x 16200 + 16200^2 = 275 M; eight rows of 2200: 8 x (6 x 128 x 2200 + 2200^2) = 52 M
+    # one row: 6 x 128 x 16200 + 16200^2 = 275 M; eight rows of 2200: 8 x (6 x 128 x 2200 + 2200^2)
+    # = 52 M
     assert completions_per_row(200, [2000] * 8, budget_tokens=1 << 20, hidden_size=128) == 1
 
 
 def test_no_shared_row_is_so_wide_that_its_mask_fills_the_memory() -> None:
-    """Whatever the budget: sixteen answers behind a long prompt are cut into rows, though one row would cost fewest operations."""
+    """Whatever the budget: sixteen answers behind a long prompt are cut into rows, though one row
+    would cost fewest operations.
+    """
     prompt, lengths = 12_000, [500] * 16
     per_row = completions_per_row(prompt, lengths, budget_tokens=1 << 20, hidden_size=4096)
     assert 1 < per_row < 16

@@ -1,4 +1,6 @@
-"""How the rows of a step are dealt out to processes: all of them, evenly, with equally many passes each."""
+"""How the rows of a step are dealt out to processes: all of them, evenly, with equally many passes
+each.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ def nudge(model, size: float = 0.03) -> None:
 
 
 def straightforward_loss(model, groups, config: ObjectiveConfig, proximal) -> torch.Tensor:
-    """The loss with one forward pass per completion and no batching at all, behaviour and importance included."""
+    """The loss with one forward pass per completion and no batching at all, behaviour and
+    importance included.
+    """
     sequences = sum(len(group.completions) for group in groups)
     tokens = sum(length for group in groups for length in group.completion_lengths)
     loss = torch.zeros(())
@@ -181,7 +183,9 @@ def test_without_proximal_logprobs_the_policy_is_its_own_proximal_policy() -> No
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("broken", [-math.inf, math.nan, math.inf])
 def test_tokens_without_a_finite_behaviour_logprob_leave_the_loss_and_the_count(name: str, broken: float) -> None:
-    """In float64: a group whose every token is dropped changes nothing at all, and one such token is as if it were not there."""
+    """In float64: a group whose every token is dropped changes nothing at all, and one such token
+    is as if it were not there.
+    """
     model = small_model(dtype=torch.float64)
     groups = [group for group in ragged_groups(5) if group.behaviour_logprobs[0] is not None]
     config = UpdateConfig(objective=OBJECTIVES[name])

@@ -33,7 +33,8 @@ def small_model(
         attn_implementation=attention,
         **options,
     )
-    # Matrices this small gain nothing from a second thread, and lose seconds to it when the machine is busy.
+    # Matrices this small gain nothing from a second thread, and lose seconds to it when the machine
+    # is busy.
     torch.set_num_threads(1)
     torch.manual_seed(7)
     return model_class(config).to(dtype)
@@ -48,7 +49,9 @@ def ragged_groups(
     completions: tuple[int, int] = (2, 6),
     with_behaviour: bool = True,
 ) -> list[TokenGroup]:
-    """Groups whose prompts, completions and sizes all differ; every third group comes without behaviour logprobs."""
+    """Groups whose prompts, completions and sizes all differ; every third group comes without
+    behaviour logprobs.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def integer(bounds: tuple[int, int]) -> int:

@@ -1,7 +1,8 @@
-"""Tapered REINFORCE: what the policy would no longer say is not pushed down further (after TOPR, arXiv 2503.14286).
+"""Tapered REINFORCE: what the policy would no longer say is not pushed down further (after TOPR,
+arXiv 2503.14286).
 
-`-w A lp`, with w = 1 for A >= 0 and, for A < 0, the ratio to the policy when the batch came, from `floor` to 1. It acts from the
-second update on a batch on: in the first one the ratio is 1.
+`-w A lp`, with w = 1 for A >= 0 and, for A < 0, the ratio to the policy when the batch came, from
+`floor` to 1. It acts from the second update on a batch on: in the first one the ratio is 1.
 
     [trainer]
     objective = "tapered"

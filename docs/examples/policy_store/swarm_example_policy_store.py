@@ -1,4 +1,4 @@
-"""Policies in a shared folder, compressed: `policy_store.uri = "zstd:///mnt/policies"` for trainer and generators."""
+"""Policies in a shared folder, compressed: `policy_store.uri = "zstd:///mnt/policies"` for both."""
 
 from __future__ import annotations
 

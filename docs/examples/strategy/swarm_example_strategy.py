@@ -14,7 +14,9 @@ from services.sampler.strategies.base import weighted
 
 
 def weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """p (1 - p) of each group, with p its mean reward; never 0, so that every group can be drawn when no other is left."""
+    """p (1 - p) of each group, with p its mean reward; never 0, so that every group can be drawn
+    when no other is left.
+    """
     return [max(1e-6, entry.mean_reward * (1.0 - entry.mean_reward)) for entry in entries]
 
 

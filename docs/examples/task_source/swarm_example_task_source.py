@@ -13,7 +13,9 @@ from typing import Any
 
 
 class ChangeDue:
-    """Entries by index. The same settings, seed and index give the same entry in every process and on every node."""
+    """Entries by index. The same settings, seed and index give the same entry in every process and
+    on every node.
+    """
 
     def __init__(self, settings: dict[str, Any], seed: int) -> None:
         unknown = settings.keys() - {"most_cents", "size"}

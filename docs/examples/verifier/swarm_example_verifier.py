@@ -1,4 +1,5 @@
-"""A right answer in few words: text around the reference answer costs, and beyond a few words nothing is paid.
+"""A right answer in few words: text around the reference answer costs, and beyond a few words
+nothing is paid.
 
 [[tasks]]
 dataset = "gcd"

@@ -1,6 +1,8 @@
-"""Engines: models that answer, behind the one interface in `base`; `create_engine` finds one by name.
+"""Engines: models that answer, behind the one interface in `base`; `create_engine` finds one by
+name.
 
-They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one engine.
+They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one
+engine.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
     """Make an engine, not yet started.
 
     Args:
-        kind: its name; `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU, transformers anywhere else.
+        kind: its name; `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU,
+            transformers anywhere else.
         model_path: model folder or hub name.
-        turns: compute in turns with the other processes on the device; an engine that is elsewhere takes none.
+        turns: compute in turns with the other processes on the device; an engine that is elsewhere
+            takes none.
         settings: the other fields of `EngineSettings`.
 
     Raises:

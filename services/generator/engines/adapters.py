@@ -1,4 +1,6 @@
-"""Policies that are adapters beside the base model: what a file of them must hold, and their place in a transformers model."""
+"""Policies that are adapters beside the base model: what a file of them must hold, and their place
+in a transformers model.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revisio
 
 
 class AdapterSlot:
-    """The adapters of a transformers model: none until some are loaded, and gone again with `clear`."""
+    """The adapters of a transformers model: none until some are loaded, and gone again with
+    `clear`.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -123,7 +127,9 @@ class AdapterSlot:
 
 
 def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
-    """Say so where the engine has its base in another dtype than the trainer: then it is another base by that rounding."""
+    """Say so where the engine has its base in another dtype than the trainer: then it is another
+    base by that rounding.
+    """
     mine = str(dtype).removeprefix("torch.")
     if mine != adapters.dtype:
         structlog.get_logger("generator").warning(

@@ -1,7 +1,9 @@
-"""What every engine promises: token ids in; token ids, text and behaviour logprobs out; weights replaced whole or not at all.
+"""What every engine promises: token ids in; token ids, text and behaviour logprobs out; weights
+replaced whole or not at all.
 
-The logprobs of a sample are *processed*: of the distribution that the token was drawn from, after temperature, top-k and top-p,
-in that order. At temperature 0 the likeliest token is taken, top-k and top-p do not act, and the logprob is that of temperature 1.
+The logprobs of a sample are *processed*: of the distribution that the token was drawn from, after
+temperature, top-k and top-p, in that order. At temperature 0 the likeliest token is taken, top-k
+and top-p do not act, and the logprob is that of temperature 1.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class UnsupportedByEngine(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off, `max_new_tokens` counts the end token."""
+    """How to sample. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off, `max_new_tokens`
+    counts the end token.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -55,8 +59,9 @@ class SamplingParams:
 class Sample:
     """One completion.
 
-    `token_ids` holds the end token when `finish_reason` is `stop`; `logprobs` has one number a token; `text` is decoded without
-    special tokens. `policy_version` is the version that sampled every one of these tokens.
+    `token_ids` holds the end token when `finish_reason` is `stop`; `logprobs` has one number a
+    token; `text` is decoded without special tokens. `policy_version` is the version that sampled
+    every one of these tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -107,18 +112,24 @@ class EngineSettings:
 
 
 class Engine(ABC):
-    """A model that answers. All methods are safe to call concurrently from one event loop, which they never block for long."""
+    """A model that answers. All methods are safe to call concurrently from one event loop, which
+    they never block for long.
+    """
 
     name: str
     """What it is called in the configuration, logs and metrics."""
     loads_policies: bool = True
-    """Whether `load_policy` can replace the weights. One that cannot answers with weights that nobody trains."""
+    """Whether `load_policy` can replace the weights. One that cannot answers with weights that
+    nobody trains.
+    """
     shares_device: bool = True
     """Whether it computes on this machine, where it may have to take turns."""
     good_calls: int = 1
     """Calls in flight that keep it busy, where the configuration does not say."""
     metrics_prefix: str = ""
-    """Of the metrics that it puts into prometheus_client's default registry; they are served with the generator's."""
+    """Of the metrics that it puts into prometheus_client's default registry; they are served with
+    the generator's.
+    """
     policy_version: int = 0
     """Version of the weights that answer now; 0 is the base policy."""
 
@@ -130,37 +141,42 @@ class Engine(ABC):
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
         """Sample `n` completions of each prompt of token ids.
 
-        All samples of one call come from one policy version: a swap waits for the calls that run, later calls wait for the
-        swap. The same seed, prompts and weights give the same samples (transformers on CPU: bit for bit; vLLM: up to rounding
-        that depends on what else is in its batch). A completion also ends, with `length`, where the model's context does.
+        All samples of one call come from one policy version: a swap waits for the calls that run,
+        later calls wait for the swap. The same seed, prompts and weights give the same samples
+        (transformers on CPU: bit for bit; vLLM: up to rounding that depends on what else is in its
+        batch). A completion also ends, with `length`, where the model's context does.
         """
 
     @abstractmethod
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Replace the weights by those in a safetensors file with Hugging Face parameter names, or add its adapters to the base.
+        """Replace the weights by those in a safetensors file with Hugging Face parameter names, or
+        add its adapters to the base.
 
-        Names and shapes are checked before anything is touched. Raises `PolicyLoadError` and keeps the old policy on failure.
+        Names and shapes are checked before anything is touched. Raises `PolicyLoadError` and keeps
+        the old policy on failure.
         """
 
     @abstractmethod
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Return the processed logprob of each given completion token (`completions[i]` after `prompts[i]`).
+        """Return the processed logprob of each given completion token (`completions[i]` after
+        `prompts[i]`).
 
         A token that top-k or top-p would never have let through scores `-inf`.
         """
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the device, where it is shared in turns (`model.device_turns`): `start`, `generate`, `load_policy` and `score` are
-        called within. The wait for it may be long and belongs outside of a call's own deadline. Raises `EngineError`.
+        """Have the device, where it is shared in turns (`model.device_turns`): `start`, `generate`,
+        `load_policy` and `score` are called within. The wait for it may be long and belongs outside
+        of a call's own deadline. Raises `EngineError`.
         """
         yield
 
     async def rest(self) -> None:  # noqa: B027 (most engines hold nothing that they could give back)
-        """Give the device's memory back as far as this can be undone quickly; called between calls, never during one.
-        Does nothing before `start` and after `close`."""
+        """Give the device's memory back as far as this can be undone quickly; called between calls,
+        never during one. Does nothing before `start` and after `close`."""
 
     async def wake(self) -> None:  # noqa: B027
         """Take back what `rest` gave. Raises `EngineError` when that cannot be done."""

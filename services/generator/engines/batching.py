@@ -1,8 +1,10 @@
-"""How completions may be computed side by side without changing their logprobs: asked of the model itself, when it is loaded.
+"""How completions may be computed side by side without changing their logprobs: asked of the model
+itself, when it is loaded.
 
-Architectures differ in what they do with padding and with a cache that is repeated, and the wrong way often raises nothing. So
-every way is tried on a few tokens, past the model's attention windows, against each text computed alone; the fastest right one
-is taken, and a model for which none is right is refused.
+Architectures differ in what they do with padding and with a cache that is repeated, and the wrong
+way often raises nothing. So every way is tried on a few tokens, past the model's attention windows,
+against each text computed alone; the fastest right one is taken, and a model for which none is
+right is refused.
 """
 
 from __future__ import annotations
@@ -23,21 +25,25 @@ _LONGEST_PROBE = 1024
 _STEPS = 4
 # Relative to 1 + |logprob|.
 _TOLERANCE = 1e-4
-# In half precision rounding may send a token to another expert, so that only the mean says something, and a small error hides in
-# it: what is right is decided in float32, and this bound is for what half precision alone breaks, such as a mask that overflows.
+# In half precision rounding may send a token to another expert, so that only the mean says
+# something, and a small error hides in it: what is right is decided in float32, and this bound is
+# for what half precision alone breaks, such as a mask that overflows.
 _HALF_TOLERANCE = 0.05
 
 
 class UnsafeModel(Exception):
-    """No way to sample from this model gives the logprobs of its texts computed alone; the message says what was found."""
+    """No way to sample from this model gives the logprobs of its texts computed alone; the message
+    says what was found.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
     """How rows share a batch.
 
-    padded: prompts of different lengths, padded on the left. repeats: a prompt is computed once and its cache repeated for each
-    completion; otherwise each completion computes its prompt. cached: a step computes one token; otherwise the whole text again.
+    padded: prompts of different lengths, padded on the left. repeats: a prompt is computed once and
+    its cache repeated for each completion; otherwise each completion computes its prompt. cached: a
+    step computes one token; otherwise the whole text again.
     """
 
     padded: bool
@@ -62,7 +68,9 @@ WAYS = (
 
 
 def batches(prompts: Sequence[Sequence[int]], way: Batching, prompts_at_once: int) -> Iterator[list[int]]:
-    """Numbers of the prompts that are computed together, at most `prompts_at_once`; of one length unless `way` pads."""
+    """Numbers of the prompts that are computed together, at most `prompts_at_once`; of one length
+    unless `way` pads.
+    """
     numbers = range(len(prompts))
     lengths = {len(prompt) for prompt in prompts}
     alike = [list(numbers)] if way.padded else [[i for i in numbers if len(prompts[i]) == length] for length in sorted(lengths)]
@@ -74,7 +82,8 @@ def batches(prompts: Sequence[Sequence[int]], way: Batching, prompts_at_once: in
 class BatchRows:
     """The texts of one batch while they grow.
 
-    `logits` are those of each row's next token, `[rows, vocabulary]`; rows stand prompt by prompt, `n` of each.
+    `logits` are those of each row's next token, `[rows, vocabulary]`; rows stand prompt by prompt,
+    `n` of each.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], n: int, way: Batching, pad_token_id: int) -> None:
@@ -114,7 +123,9 @@ class BatchRows:
 
     @property
     def carries_state(self) -> bool:
-        """Whether a layer reads a text token by token into a state, which padding enters too, if only a little."""
+        """Whether a layer reads a text token by token into a state, which padding enters too, if
+        only a little.
+        """
         layers = getattr(self._cache, "layers", ())
         return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
 
@@ -145,7 +156,8 @@ class BatchRows:
 
 @torch.inference_mode()
 def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Batching:
-    """The fastest of `WAYS` under which this model's logprobs are those of each text computed alone.
+    """The fastest of `WAYS` under which this model's logprobs are those of each text computed
+    alone.
 
     Raises:
         UnsafeModel: none is, or the logprobs of a text's tokens depend on what follows them.
@@ -172,7 +184,9 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
 
 
 def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Unequal prompts, the last beyond the window and the middle one just inside, with two answers each that cross it."""
+    """Unequal prompts, the last beyond the window and the middle one just inside, with two answers
+    each that cross it.
+    """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     generator = torch.Generator().manual_seed(0)
 
@@ -187,7 +201,9 @@ def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]],
 
 
 def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, rounded: bool) -> Tensor:
-    """Logprobs of every token of the vocabulary, `[answers, steps, vocabulary]`. rounded: in the model's own half precision."""
+    """Logprobs of every token of the vocabulary, `[answers, steps, vocabulary]`. rounded: in the
+    model's own half precision.
+    """
     rows = []
     for number, answer in enumerate(answers):
         text = [*prompts[number // 2], *answer]
@@ -219,7 +235,9 @@ def _disagreement(
     *,
     rounded: bool,
 ) -> str:
-    """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is dropped half-way."""
+    """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is
+    dropped half-way.
+    """
     with nullcontext() if rounded else computing_in_float32(model):
         for numbers in batches(prompts, way, len(prompts)):
             rows = BatchRows(model, [prompts[number] for number in numbers], 2, way, pad_token_id)

@@ -1,4 +1,6 @@
-"""What engines read from a model's folder or hub name besides its weights: end tokens, context, tensor shapes, tokenizer."""
+"""What engines read from a model's folder or hub name besides its weights: end tokens, context,
+tensor shapes, tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 class ModelFolder:
     """A model's facts.
 
-    `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it, unread; `transposed_names` are weights
-    of layers that multiply by them as they lie, inputs first: GPT-2's and embeddings.
+    `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it,
+    unread; `transposed_names` are weights of layers that multiply by them as they lie, inputs
+    first: GPT-2's and embeddings.
     """
 
     tokenizer: Any
@@ -56,7 +59,8 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
     """Read everything but the weights; a hub name's at the commit `revision`.
 
     Raises:
-        EngineError: the folder is not a causal language model's, or it is a hub name without a commit.
+        EngineError: the folder is not a causal language model's, or it is a hub name without a
+            commit.
     """
     try:
         pinned = hub_arguments(model_path, revision)
@@ -93,7 +97,9 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
 
 
 def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
-    """Raise `PolicyLoadError` unless the file is whole and holds exactly the model's tensors in their shapes."""
+    """Raise `PolicyLoadError` unless the file is whole and holds exactly the model's tensors in
+    their shapes.
+    """
     try:
         with safe_open(str(weights_file), framework="pt") as tensors:
             found = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
@@ -120,12 +126,16 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """A 56-bit seed for prompt `index` of a call; vLLM adds the sample's number to it, so neighbours must lie far apart."""
+    """A 56-bit seed for prompt `index` of a call; vLLM adds the sample's number to it, so
+    neighbours must lie far apart.
+    """
     return number_from(f"{seed}/{index}", 7)
 
 
 def _end_token_ids(model_path: str, revision: str | None, config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All ids that end a completion, in the order generation config, model config, tokenizer; engines stop at any of them."""
+    """All ids that end a completion, in the order generation config, model config, tokenizer;
+    engines stop at any of them.
+    """
     try:
         declared = [GenerationConfig.from_pretrained(model_path, revision=revision or "main").eos_token_id]
     except OSError:

@@ -1,7 +1,8 @@
 """Engine over any server with OpenAI's completions interface, for policies that do not train here.
 
-Token ids go in and must come out: the server has to understand `return_token_ids`, as vLLM does. For
-behaviour logprobs of temperatures other than 1 start vLLM with `--logprobs-mode processed_logprobs`.
+Token ids go in and must come out: the server has to understand `return_token_ids`, as vLLM does.
+For behaviour logprobs of temperatures other than 1 start vLLM with
+`--logprobs-mode processed_logprobs`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class OpenAiEngine(Engine):
         self._served_model = wanted
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says, one request a prompt; how repeatable that is depends on the server."""
+        """Sample as `Engine.generate` says, one request a prompt; how repeatable that is depends on
+        the server.
+        """
         if self._folder is None:
             raise EngineError("the openai engine has not started: await start() first")
         folder, greedy = self._folder, params.temperature == 0.0
@@ -94,7 +97,8 @@ class OpenAiEngine(Engine):
                 "top_p": 1.0 if greedy else params.top_p,
                 "seed": derived_seed(seed, index),
                 "logprobs": 1,
-                # Not OpenAI's own. Said even when off: vLLM would take them from the model's generation_config.
+                # Not OpenAI's own. Said even when off: vLLM would take them from the model's
+                # generation_config.
                 "top_k": 0 if greedy else params.top_k,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
@@ -178,7 +182,9 @@ def _sample(choice: dict[str, Any], folder: ModelFolder, base_url: str) -> Sampl
 
 
 def open_engine(settings: EngineSettings) -> OpenAiEngine:
-    """The engine that `generator.engine = "openai"` asks for. Raises `EngineError` without a server's address."""
+    """The engine that `generator.engine = "openai"` asks for. Raises `EngineError` without a
+    server's address.
+    """
     if settings.base_url is None:
         raise EngineError("engine openai: no server address: set base_url, such as http://localhost:8000/v1")
     return OpenAiEngine(

@@ -1,4 +1,6 @@
-"""A gate between calls that sample and swaps of the weights: a swap waits for running calls, later calls wait for the swap."""
+"""A gate between calls that sample and swaps of the weights: a swap waits for running calls, later
+calls wait for the swap.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from services.generator.engines.base import PolicyLoadError
 
 
 class PolicyGate:
-    """Many samplers or one swap. A waiting swap goes first, so that a steady stream of calls cannot put it off for ever."""
+    """Many samplers or one swap. A waiting swap goes first, so that a steady stream of calls cannot
+    put it off for ever.
+    """
 
     def __init__(self) -> None:
         self._running = 0
@@ -22,7 +26,9 @@ class PolicyGate:
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """Hold the weights as they are. Waits no longer than the swap ahead, which has a deadline."""
+        """Hold the weights as they are. Waits no longer than the swap ahead, which has a
+        deadline.
+        """
         while not self._open.is_set():
             await self._open.wait()
         self._running += 1
@@ -36,7 +42,9 @@ class PolicyGate:
 
     @asynccontextmanager
     async def swapping(self, drain_timeout_s: float) -> AsyncIterator[None]:
-        """Hold the weights alone. Raises `PolicyLoadError` when running calls take longer than `drain_timeout_s` to end."""
+        """Hold the weights alone. Raises `PolicyLoadError` when running calls take longer than
+        `drain_timeout_s` to end.
+        """
         async with self._one_swap:
             self._open.clear()
             try:

@@ -1,7 +1,7 @@
 """Engine over plain transformers: the embedded default on a machine without a GPU.
 
-One worker thread owns the model, so the event loop stays live and calls and swaps follow each other: nothing is ever sampled from
-two versions, and there is nothing to lock.
+One worker thread owns the model, so the event loop stays live and calls and swaps follow each
+other: nothing is ever sampled from two versions, and there is nothing to lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class TransformersEngine(Engine):
         device: torch device, or `auto`: the GPU if there is one.
         max_model_len: most tokens of prompt and completion together.
         threads: torch threads for the whole process, or None to leave them alone.
-        max_batch_rows: most completions side by side, one prompt's `n` always together; bounds memory.
+        max_batch_rows: most completions side by side, one prompt's `n` always together; bounds
+            memory.
     """
 
     name = "transformers"
@@ -96,7 +97,9 @@ class TransformersEngine(Engine):
         return await self._in_worker(lambda: score_completions(self._model, prompts, completions, params))
 
     async def rest(self) -> None:
-        """Wait for a call that was given up, and free what torch keeps for later on a GPU. The weights stay."""
+        """Wait for a call that was given up, and free what torch keeps for later on a GPU. The
+        weights stay.
+        """
         if self._folder is not None and not self._closing.is_set():
             await self._in_worker(torch.cuda.empty_cache if self._device.type == "cuda" else lambda: None)
 
@@ -184,7 +187,8 @@ class TransformersEngine(Engine):
         if adapters is None:
             check_policy_file(weights_file, self._folder)
         try:
-            # Everything is in memory before the first parameter changes, so an I/O error cannot leave half a policy.
+            # Everything is in memory before the first parameter changes, so an I/O error cannot
+            # leave half a policy.
             loaded = load_file(weights_file, device="cpu")
         except (OSError, SafetensorError) as error:
             raise PolicyLoadError(f"policy file {weights_file}: unreadable ({error}): fetch it again") from error
@@ -201,7 +205,8 @@ class TransformersEngine(Engine):
         base: dict[str, torch.Tensor] | None = None
         try:
             if not self._is_base:
-                # A trainer that trained all weights before, and now trains adapters, means those of the base.
+                # A trainer that trained all weights before, and now trains adapters, means those of
+                # the base.
                 base = self._read_base().state_dict()
             self._adapters.load(tensors, adapters, modules)
         except EngineError as error:
@@ -227,7 +232,9 @@ class TransformersEngine(Engine):
 
 
 def open_engine(settings: EngineSettings) -> TransformersEngine:
-    """The engine that `generator.engine = "transformers"` asks for. Raises `ModelLoadError` where the machine lacks its device."""
+    """The engine that `generator.engine = "transformers"` asks for. Raises `ModelLoadError` where
+    the machine lacks its device.
+    """
     return TransformersEngine(
         settings.model_path,
         revision=settings.revision,

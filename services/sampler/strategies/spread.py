@@ -1,4 +1,6 @@
-"""Draws in proportion to the standard deviation of a group's rewards: where answers differ most, there is most to learn."""
+"""Draws in proportion to the standard deviation of a group's rewards: where answers differ most,
+there is most to learn.
+"""
 
 from __future__ import annotations
 

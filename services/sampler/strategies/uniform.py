@@ -1,4 +1,6 @@
-"""The paper's draw (arXiv 2509.08721, section 3): groups without advantage are dropped, then J are drawn uniformly."""
+"""The paper's draw (arXiv 2509.08721, section 3): groups without advantage are dropped, then J are
+drawn uniformly.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""What outlives the trainer: checkpoints, published policies, exports, and the log of batches that it reads."""
+"""What outlives the trainer: checkpoints, published policies, exports, and the log of batches that
+it reads.
+"""

@@ -1,4 +1,6 @@
-"""The trainer's log: batches in order, each trained once relative to the checkpoints, and what to do when one is missing."""
+"""The trainer's log: batches in order, each trained once relative to the checkpoints, and what to
+do when one is missing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from shared.transport.base import Transport
 
 
 class BatchLog:
-    """Reads the batch after a position. `read_to` is the stream sequence up to which it was read."""
+    """Reads the batch after a position. `read_to` is the stream sequence up to which it was
+    read.
+    """
 
     def __init__(self, transport: Transport, node: str) -> None:
         self._transport = transport
@@ -37,7 +41,8 @@ class BatchLog:
             raise _gone(self._stream, position, "nothing is left of it")
 
     async def after(self, position: TrainedPosition) -> tuple[Batch, TrainedPosition] | None:
-        """The batch after `position` and the position once it is trained; None when it is not there yet.
+        """The batch after `position` and the position once it is trained; None when it is not there
+        yet.
 
         Raises:
             FatalError: the log goes on with a later batch, or with one that cannot be decoded.
@@ -58,7 +63,9 @@ class BatchLog:
                 )
 
     async def forget(self, up_to_seq: int) -> None:
-        """Purge batches that no checkpoint needs, but never the newest: it is the sampler's memory."""
+        """Purge batches that no checkpoint needs, but never the newest: it is the sampler's
+        memory.
+        """
         state = await self._transport.stream_state(self._stream)
         last_unneeded = min(up_to_seq, state.last_seq - 1)
         if state.messages and last_unneeded >= state.first_seq:

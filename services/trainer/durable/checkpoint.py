@@ -1,7 +1,9 @@
-"""Checkpoints on disk: written whole or not at all, checked when read, the newest few and the best kept.
+"""Checkpoints on disk: written whole or not at all, checked when read, the newest few and the best
+kept.
 
-A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest that holds a SHA-256 of each
-file and of itself. It is written beside, flushed to the disk, and renamed; a crash at any instant leaves the ones before it.
+A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest that
+holds a SHA-256 of each file and of itself. It is written beside, flushed to the disk, and renamed;
+a crash at any instant leaves the ones before it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """What a checkpoint's weights are of, so that they can be exported without the service's configuration."""
+    """What a checkpoint's weights are of, so that they can be exported without the service's
+    configuration.
+    """
 
     model_path: str
     dtype: str
@@ -52,7 +56,9 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestEvaluation:
-    """The best held-out pass rate so far and the checkpoint nearest to the policy version that it was measured on."""
+    """The best held-out pass rate so far and the checkpoint nearest to the policy version that it
+    was measured on.
+    """
 
     pass_rate: float
     policy_version: int
@@ -105,7 +111,8 @@ class CheckpointStore:
         return final
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and why newer ones are not; those are put aside under `corrupt-...`.
+        """The newest checkpoint that is whole, and why newer ones are not; those are put aside
+        under `corrupt-...`.
 
         (None, []) when there is none at all.
 
@@ -130,7 +137,9 @@ class CheckpointStore:
         return read_checkpoint(self._path(step))
 
     def set_aside(self, newer_than: int) -> None:
-        """Rename the broken checkpoints of later steps than `newer_than`, so that they count no more."""
+        """Rename the broken checkpoints of later steps than `newer_than`, so that they count no
+        more.
+        """
         for step in self.steps():
             if step > newer_than:
                 aside = self.folder / f"{_ASIDE}{self._path(step).name}"
@@ -138,7 +147,8 @@ class CheckpointStore:
                 os.rename(self._path(step), aside)
 
     def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int) -> bool:
-        """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off) if it is the best so far.
+        """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off)
+        if it is the best so far.
 
         Returns whether it is.
         """
@@ -162,10 +172,12 @@ class CheckpointStore:
             return None
 
     def replay_seq(self) -> int:
-        """Batches up to this position of the batch log are needed no more: the oldest of the newest `keep` contains them.
+        """Batches up to this position of the batch log are needed no more: the oldest of the newest
+        `keep` contains them.
 
-        The best checkpoint does not count, it is kept to be exported: else the log would grow for as long as no better one comes.
-        0 (everything is needed) without a checkpoint, or when one of them cannot be read.
+        The best checkpoint does not count, it is kept to be exported: else the log would grow for
+        as long as no better one comes. 0 (everything is needed) without a checkpoint, or when one
+        of them cannot be read.
         """
         try:
             return min((_read_manifest(self._path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)

@@ -1,4 +1,6 @@
-"""Says what rounding a published policy loses of what its LoRA adapters add: a gauge always, a log line when it is much."""
+"""Says what rounding a published policy loses of what its LoRA adapters add: a gauge always, a log
+line when it is much.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ _REMEDY = (
 
 
 class DeltaReport:
-    """Warns when the loss becomes much, not at every policy: early on a delta is small and most of it is lost for many steps."""
+    """Warns when the loss becomes much, not at every policy: early on a delta is small and most of
+    it is lost for many steps.
+    """
 
     def __init__(self, gauge: LateGauge, log: Any) -> None:
         self._gauge, self._log = gauge, log
         self._warned = False
 
     def published(self, rounding: DeltaRounding | None, *, version: int, dtype: str) -> None:
-        """The policy of `version` is out, rounded to `dtype`; None: without adapters, or they add nothing yet."""
+        """The policy of `version` is out, rounded to `dtype`; None: without adapters, or they add
+        nothing yet.
+        """
         self._gauge.set(None if rounding is None else rounding.lost_ratio)
         much = rounding is not None and rounding.lost_ratio > MUCH
         if rounding is not None and much != self._warned:

@@ -1,4 +1,6 @@
-"""A trained policy as a folder: for `transformers`, with config, tokenizer and adapters merged, or its adapters alone, for peft."""
+"""A trained policy as a folder: for `transformers`, with config, tokenizer and adapters merged, or
+its adapters alone, for peft.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A policy was written into `folder`, weights in `dtype`. `rounding`: of adapters that were merged; else None."""
+    """A policy was written into `folder`, weights in `dtype`. `rounding`: of adapters that were
+    merged; else None.
+    """
 
     folder: Path
     dtype: str
@@ -37,7 +41,8 @@ class Exported:
 
 
 def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str | None = None) -> Exported:
-    """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir`, adapters merged in float32.
+    """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir`,
+    adapters merged in float32.
 
     Args:
         source: a run's folder of one node (`var/runs/<run>/<node>`) or one checkpoint's folder.
@@ -62,9 +67,11 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
 
 
 def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Exported:
-    """Write the adapters alone, in float32, as `peft.PeftModel.from_pretrained` loads them onto the base model: no rounding at all.
+    """Write the adapters alone, in float32, as `peft.PeftModel.from_pretrained` loads them onto the
+    base model: no rounding at all.
 
-    Arguments and errors are those of `export_policy`; besides, CheckpointError where no adapters were trained.
+    Arguments and errors are those of `export_policy`; besides, CheckpointError where no adapters
+    were trained.
     """
     refuse_filled(out_dir, "the export")
     checkpoint = _chosen_checkpoint(source, best)
@@ -74,7 +81,8 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     for config in adapted.peft_config.values():
         config.revision = checkpoint.model.model_revision or None
     with appearing_whole(out_dir) as staging:
-        # The base's embeddings were not trained; left to itself, peft asks the hub whether to save them.
+        # The base's embeddings were not trained; left to itself, peft asks the hub whether to save
+        # them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
     return Exported(out_dir, "float32")
 
@@ -111,13 +119,16 @@ def _policy_of(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, DeltaRo
     if checkpoint.model.lora_rank:
         load_policy_tensors(model, policy_tensors(_adapted(checkpoint), dtype, tally=tally))
     else:
-        # What a model keeps besides, such as the bias of a router that no gradient moves, is the base's.
+        # What a model keeps besides, such as the bias of a router that no gradient moves, is the
+        # base's.
         load_trainable(model, checkpoint.state.weights)
     return model, tally.rounding()
 
 
 def _adapted(checkpoint: Checkpoint) -> Any:
-    """The model as it was trained: its base in the dtype that it had then, the adapters in float32."""
+    """The model as it was trained: its base in the dtype that it had then, the adapters in
+    float32.
+    """
     trained = checkpoint.model
     base = load_causal_lm(_base(trained), dtype=DTYPES[trained.dtype], device=_CPU)
     adapted = with_adapters(base, lora_section(trained))

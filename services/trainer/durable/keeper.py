@@ -1,4 +1,6 @@
-"""When checkpoints are written, and what is forgotten once they are: the store's caller, beside the steps."""
+"""When checkpoints are written, and what is forgotten once they are: the store's caller, beside the
+steps.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ from shared.transport.base import TransportError
 
 
 class CheckpointKeeper:
-    """Writes a trainer's checkpoints. One that cannot be written is tried again; the one before it is intact.
+    """Writes a trainer's checkpoints. One that cannot be written is tried again; the one before it
+    is intact.
 
-    failing: the newest could not be written. written: the batch of the newest that could. seconds: what writing took since
-    `step_seconds` was last called.
+    failing: the newest could not be written. written: the batch of the newest that could. seconds:
+    what writing took since `step_seconds` was last called.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class CheckpointKeeper:
         return seconds
 
     async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
-        """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where it cannot be written."""
+        """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where
+        it cannot be written.
+        """
         started = time.perf_counter()
         in_a_hurry = self._context.stopping.is_set()
         evaluation = None if in_a_hurry else await self._newest_evaluation()

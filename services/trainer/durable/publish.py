@@ -1,4 +1,6 @@
-"""A new policy on its way to the generators: one file, one entry in the policy store, then the pointer that names it."""
+"""A new policy on its way to the generators: one file, one entry in the policy store, then the
+pointer that names it.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,21 @@ from shared.policy_store import PolicyStore, StoredPolicy
 from shared.transport.base import Transport
 
 _ANSWERS = 3
-"""How often one version is published again: a generator that does not see the store at all would have it sent for ever."""
+"""How often one version is published again: a generator that does not see the store at all would
+have it sent for ever.
+"""
 
 Decision = Literal["publish", "confirm", "hold", "step_back"]
 
 
 def publication(version: int, pointer_version: int | None, *, log_exhausted: bool) -> Decision:
-    """What to do with the policy of `version` when generators are pointed at `pointer_version` (None: the base policy).
+    """What to do with the policy of `version` when generators are pointed at `pointer_version`
+    (None: the base policy).
 
-    While a resumed trainer replays its log, older policies stay unpublished (`hold`); when it reaches the version that is out
-    there, `confirm` that its bytes are the same. A log that ends before that version has lost batches: then the generators must
-    come back to the policy that is trained (`step_back`).
+    While a resumed trainer replays its log, older policies stay unpublished (`hold`); when it
+    reaches the version that is out there, `confirm` that its bytes are the same. A log that ends
+    before that version has lost batches: then the generators must come back to the policy that is
+    trained (`step_back`).
     """
     if pointer_version is None:
         return "publish" if version > 0 else "hold"
@@ -49,7 +55,9 @@ class Publisher:
         self._keep = keep
         self._pruned_at: int | None = None
         self._unannounced: tuple[int, StoredPolicy] | None = None
-        """A version that is stored and whose pointer could not be written: the next try stores nothing again."""
+        """A version that is stored and whose pointer could not be written: the next try stores
+        nothing again.
+        """
         self._answered: bytes | None = None
         """The refusal that was looked at last."""
         self._begun: list[int] = []
@@ -60,7 +68,9 @@ class Publisher:
         """What the newest publication was, and its bytes."""
 
     async def read_pointer(self) -> None:
-        """Learn which policy is out there. Raises MessageError when the pointer is of another schema version."""
+        """Learn which policy is out there. Raises MessageError when the pointer is of another
+        schema version.
+        """
         entry = await self._transport.kv.get(self._bucket, POLICY_KEY)
         self.pointer = decode(entry.value, PolicyPointer) if entry is not None else None
 
@@ -68,7 +78,8 @@ class Publisher:
         """Publish the policy that `write` puts into a file. Returns whether the pointer changed.
 
         Raises:
-            OSError: disk full. TransportError: server away. PolicyStoreError: the store refuses. The old policy then stays.
+            OSError: disk full. TransportError: server away. PolicyStoreError: the store refuses.
+                The old policy then stays.
         """
         version = position.batch_number
         if self._unannounced is not None and self._unannounced[0] == version:
@@ -96,7 +107,8 @@ class Publisher:
         return self.pointer is pointer
 
     async def refused(self, position: TrainedPosition) -> PolicyRefusal | None:
-        """What a generator said of the policy that is out there, or of one that it is made of; None: nothing new.
+        """What a generator said of the policy that is out there, or of one that it is made of;
+        None: nothing new.
 
         Raises:
             TransportError: server away. MessageError: what lies under the key is no such message.

@@ -1,4 +1,6 @@
-"""What is known of the policies that sampled a step's completions, as tensors, and which tokens a step keeps because of it."""
+"""What is known of the policies that sampled a step's completions, as tensors, and which tokens a
+step keeps because of it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proxim
 
 
 def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_logprobs: Tensor) -> Tensor:
-    """(N, T) behaviour logprobs, and `proximal_logprobs` where they are not known, so that the ratio to them is 1."""
+    """(N, T) behaviour logprobs, and `proximal_logprobs` where they are not known, so that the
+    ratio to them is 1.
+    """
     behaviour = rows.pad([group.behaviour_logprobs for group in groups], proximal_logprobs.dtype)
     has = [groups[group].behaviour_logprobs[completion] is not None for group, completion in rows.sequences]
     known = torch.tensor(has, device=behaviour.device).unsqueeze(1) & torch.isfinite(behaviour)
@@ -55,7 +59,9 @@ def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_lo
 
 
 def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: torch.dtype) -> Tensor:
-    """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing is known of the group."""
+    """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing
+    is known of the group.
+    """
     of_group = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
     return torch.tensor([of_group[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
 
@@ -63,9 +69,11 @@ def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: 
 def masked_by_objective(
     groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], config: ObjectiveConfig
 ) -> list[TokenGroup]:
-    """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as unknown: they count nowhere.
+    """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as
+    unknown: they count nowhere.
 
-    numbers: places of the groups that take part. proximal: `batch_logprobs` at the start of the batch.
+    numbers: places of the groups that take part. proximal: `batch_logprobs` at the start of the
+    batch.
     """
     places = [
         (group, completion)

@@ -1,8 +1,10 @@
-"""The gradient of a step with the local groups first and the foreign ones after, measured apart, and bounded where need be.
+"""The gradient of a step with the local groups first and the foreign ones after, measured apart,
+and bounded where need be.
 
-While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the micro-batches. Where it is not
-(`services.trainer.gradient.influence`), every foreign group's gradient is measured alone and the foreign part is computed again
-with the losses of those beyond the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A
+While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the
+micro-batches. Where it is not (`services.trainer.gradient.influence`), every foreign group's
+gradient is measured alone and the foreign part is computed again with the losses of those beyond
+the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A
 second copy of the gradients is held while there are both local and foreign groups.
 """
 
@@ -27,9 +29,9 @@ from services.trainer.parallel.protocol import ALONE, Parallel
 class BoundedGradient:
     """What `bounded_gradients` left in the parameters' `.grad`.
 
-    local_norm, foreign_norm: norms of the two parts, as they were found; None for a part without groups, and of the foreign part
-    where it is not bounded.
-    scales: by number, the foreign groups whose loss was scaled down, and by how much.
+    local_norm, foreign_norm: norms of the two parts, as they were found; None for a part without
+    groups, and of the foreign part where it is not bounded. scales: by number, the foreign groups
+    whose loss was scaled down, and by how much.
     """
 
     stats: UpdateStats
@@ -48,7 +50,9 @@ def bounded_gradients(
     reference: BatchLogprobs | None = None,
     parallel: Parallel = ALONE,
 ) -> BoundedGradient:
-    """`accumulate_gradients` of a step over `groups`, from gradients that are None or 0; `rules` bound what foreign groups add."""
+    """`accumulate_gradients` of a step over `groups`, from gradients that are None or 0; `rules`
+    bound what foreign groups add.
+    """
     step = _Step(model, groups, config, step_normaliser(groups, config, proximal), proximal, reference, parallel)
     local = [number for number, group in enumerate(groups) if config.takes_part(group) and group.is_local]
     foreign = [number for number, group in enumerate(groups) if config.takes_part(group) and not group.is_local]

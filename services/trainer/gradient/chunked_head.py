@@ -1,9 +1,11 @@
-"""Logprobs and entropy from hidden states, a chunk of the logits at a time: the output layer, softmax and their gradient.
+"""Logprobs and entropy from hidden states, a chunk of the logits at a time: the output layer,
+softmax and their gradient.
 
-A model's logits are by far the largest tensor of a step (16,384 tokens of a vocabulary of 151,936: 10 GB in float32), and automatic
-differentiation holds several copies. Here the logits of a chunk of tokens are computed, reduced to two numbers a token and
-forgotten; the backward pass computes them again. Memory is one chunk, small parts of it in float32, and the gradients themselves.
-The result is that of the unchunked computation but for the order of additions in the weight's gradient.
+A model's logits are by far the largest tensor of a step (16,384 tokens of a vocabulary of 151,936:
+10 GB in float32), and automatic differentiation holds several copies. Here the logits of a chunk of
+tokens are computed, reduced to two numbers a token and forgotten; the backward pass computes them
+again. Memory is one chunk, small parts of it in float32, and the gradients themselves. The result
+is that of the unchunked computation but for the order of additions in the weight's gradient.
 """
 
 from __future__ import annotations
@@ -16,16 +18,20 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 160 * 2**20
-"""Of one chunk of logits. What fits into one is computed the plain way, which holds it five times: 0.84 GB."""
+"""Of one chunk of logits. What fits into one is computed the plain way, which holds it five times:
+0.84 GB.
+"""
 
 _PIECES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What a model does to its output layer's product: `softcap * tanh(x * multiplier / divisor / softcap)`; None: no soft cap.
+    """What a model does to its output layer's product:
+    `softcap * tanh(x * multiplier / divisor / softcap)`; None: no soft cap.
 
-    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides (`logits_scaling`).
+    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides
+    (`logits_scaling`).
     """
 
     multiplier: float = 1.0
@@ -60,9 +66,11 @@ def chunked_logprobs(
     transform: LogitTransform | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of `targets` with gradient, and entropies in nats without: both (M,), float32, or float64 where hidden is.
+    """Logprobs of `targets` with gradient, and entropies in nats without: both (M,), float32, or
+    float64 where hidden is.
 
-    hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. Products are computed in autocast's dtype where it is on.
+    hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. Products are computed in
+    autocast's dtype where it is on.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -98,7 +106,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 total = unnormalised.sum(dim=-1)
                 logprobs[part] = chosen - total.log()
                 log_partition[part] = top.squeeze(-1) + total.log()
-                # A token that the model rules out has logit -inf, and 0 x -inf is NaN; its share of the entropy is 0.
+                # A token that the model rules out has logit -inf, and 0 x -inf is NaN; its share of
+                # the entropy is 0.
                 scaled.clamp_(min=torch.finfo(exact).min)
                 mean = torch.bmm(unnormalised.unsqueeze(1), scaled.unsqueeze(2)).flatten() / total
                 entropy[part] = total.log() - mean
@@ -153,7 +162,9 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk_bytes: in
 
 
 def _pieces(logits: Tensor, where: slice) -> Iterator[tuple[Tensor, slice]]:
-    """Parts of a chunk with the rows they stand for, so that what is computed beside the chunk stays a small part of it."""
+    """Parts of a chunk with the rows they stand for, so that what is computed beside the chunk
+    stays a small part of it.
+    """
     rows = -(-len(logits) // _PIECES)
     for start in range(0, len(logits), rows):
         piece = logits[start : start + rows]
@@ -161,7 +172,9 @@ def _pieces(logits: Tensor, where: slice) -> Iterator[tuple[Tensor, slice]]:
 
 
 def _add_outer(total: Tensor, logits: Tensor, hidden: Tensor) -> None:
-    """`total += logits^T hidden`; products of half precision are added up in the precision of `total`."""
+    """`total += logits^T hidden`; products of half precision are added up in the precision of
+    `total`.
+    """
     if total.dtype == logits.dtype:
         total.addmm_(logits.t(), hidden)
         return

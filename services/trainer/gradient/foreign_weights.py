@@ -1,13 +1,17 @@
-"""Weights of foreign completions, by the sign of their advantage and by the level at which likelihoods are compared. Pure.
+"""Weights of foreign completions, by the sign of their advantage and by the level at which
+likelihoods are compared. Pure.
 
-A foreign completion was sampled by its author's policy b; w = p / b, with p this node's (proximal) policy, makes its gradient that
-of this node's policy. At the level of tokens every token has its ratio; at that of sequences all tokens of an answer have the
-product of the ratios (unbiased, and of large variance), or their geometric mean (GSPO, arXiv 2507.18071). Product and mean need no
-tokens in common: an answer of another tokenizer is weighed from the sum of its author's logprobs (HACPO, arXiv 2603.02604).
+A foreign completion was sampled by its author's policy b; w = p / b, with p this node's (proximal)
+policy, makes its gradient that of this node's policy. At the level of tokens every token has its
+ratio; at that of sequences all tokens of an answer have the product of the ratios (unbiased, and of
+large variance), or their geometric mean (GSPO, arXiv 2507.18071). Product and mean need no tokens
+in common: an answer of another tokenizer is weighed from the sum of its author's logprobs (HACPO,
+arXiv 2603.02604).
 
-What becomes of w depends on the advantage's sign: `capped` is min(w, cap), `at_most_one` is min(w, 1), `one` is 1. TOPR
-(arXiv 2503.14286) has `one` for positive and `at_most_one` for negative advantages: what is good is learnt however unlikely, what
-is bad is pushed down only as far as this node's policy would say it.
+What becomes of w depends on the advantage's sign: `capped` is min(w, cap), `at_most_one` is min(w,
+1), `one` is 1. TOPR (arXiv 2503.14286) has `one` for positive and `at_most_one` for negative
+advantages: what is good is learnt however unlikely, what is bad is pushed down only as far as this
+node's policy would say it.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ WeightRule = Literal["capped", "at_most_one", "one"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRules:
-    """level: at which likelihoods are compared. positive, negative: what becomes of the ratio, by the advantage's sign.
+    """level: at which likelihoods are compared. positive, negative: what becomes of the ratio, by
+    the advantage's sign.
 
-    negative_divergence: a completion with a negative advantage is dropped where the mean over its tokens of log b - log p is more
-    than this, in nats (DeepSeek-V3.2, arXiv 2512.02556, eq. 9); None: never.
+    negative_divergence: a completion with a negative advantage is dropped where the mean over its
+    tokens of log b - log p is more than this, in nats (DeepSeek-V3.2, arXiv 2512.02556, eq. 9);
+    None: never.
     """
 
     level: WeightLevel = "token"
@@ -51,9 +57,11 @@ class ForeignRules:
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """Which of N completions are foreign (N,) bool, their advantages (N,), and what their authors said of texts encoded again.
+    """Which of N completions are foreign (N,) bool, their advantages (N,), and what their authors
+    said of texts encoded again.
 
-    text_sums, text_tokens: (N,) sum of the author's logprobs over its own tokens, and how many those are; 0 tokens: not known.
+    text_sums, text_tokens: (N,) sum of the author's logprobs over its own tokens, and how many
+    those are; 0 tokens: not known.
     """
 
     is_foreign: Tensor
@@ -64,7 +72,9 @@ class ForeignRows:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """weights: (N, T). applies, cut: (N, T) bool, where they do and where a ratio was above its limit. drop: (N,) bool."""
+    """weights: (N, T). applies, cut: (N, T) bool, where they do and where a ratio was above its
+    limit. drop: (N,) bool.
+    """
 
     weights: Tensor = field(repr=False)
     applies: Tensor
@@ -85,7 +95,8 @@ def weigh_foreign(
 ) -> Weighed:
     """Weights of the foreign rows among N completions of at most T tokens.
 
-    log_weights: (N, T) proximal - behaviour as they are, 0 where not `known`; the other arguments as in `importance_weights`.
+    log_weights: (N, T) proximal - behaviour as they are, 0 where not `known`; the other arguments
+    as in `importance_weights`.
     """
     has_text = rows.is_foreign & ~known.any(dim=1) & (rows.text_tokens > 0)
     own_sums = proximal_logprobs.masked_fill(~mask, 0.0).sum(dim=1)

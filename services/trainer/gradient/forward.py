@@ -19,7 +19,8 @@ from services.trainer.gradient.rows import TokenRows, block_causal_mask
 class CompletionLogprobs:
     """logprobs: (N, T), with gradient. entropy: (N, T) in nats, without. Both 0 on padding.
 
-    float32, or float64 where the model is. Both are those of the policy at the temperature asked for.
+    float32, or float64 where the model is. Both are those of the policy at the temperature asked
+    for.
     """
 
     logprobs: Tensor
@@ -28,10 +29,12 @@ class CompletionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateHead:
-    """Says that a model's logits are `transform` of its output layer's product, so that they need not be held all at once.
+    """Says that a model's logits are `transform` of its output layer's product, so that they need
+    not be held all at once.
 
-    Found out by `services.trainer.probes.head_probe`. chunk_bytes: of the logits held at once. always: also where all of them fit
-    into one chunk, as processes that share a sharded output layer must, since each has another number of tokens.
+    Found out by `services.trainer.probes.head_probe`. chunk_bytes: of the logits held at once.
+    always: also where all of them fit into one chunk, as processes that share a sharded output
+    layer must, since each has another number of tokens.
     """
 
     transform: LogitTransform = LogitTransform()
@@ -47,11 +50,13 @@ class SeparateHead:
 def completion_logprobs(
     model: nn.Module, rows: TokenRows, *, temperature: float = 1.0, separate_head: SeparateHead | None = None
 ) -> CompletionLogprobs:
-    """Runs `model` once over `rows` (on its device) and scores every completion token at `temperature`.
+    """Runs `model` once over `rows` (on its device) and scores every completion token at
+    `temperature`.
 
-    The output layer sees only the positions that predict a completion token: never the prompt, never padding.
-    separate_head: how to compute logits in chunks; None: all at once, through the model's own forward.
-    Raises ValueError when the temperature is not positive, or when rows are shared and the attention cannot.
+    The output layer sees only the positions that predict a completion token: never the prompt,
+    never padding. separate_head: how to compute logits in chunks; None: all at once, through the
+    model's own forward. Raises ValueError when the temperature is not positive, or when rows are
+    shared and the attention cannot.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one that is more than 0")
@@ -69,18 +74,24 @@ def completion_logprobs(
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:
-    """What makes logits of hidden states, or None where the model names none; wrappers such as LoRA's are looked through."""
+    """What makes logits of hidden states, or None where the model names none; wrappers such as
+    LoRA's are looked through.
+    """
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     return head
 
 
 def text_config(model: nn.Module) -> object:
-    """The configuration of the model's language part; wrappers such as LoRA's are looked through."""
+    """The configuration of the model's language part; wrappers such as LoRA's are looked
+    through.
+    """
     return model.config.get_text_config()  # type: ignore[operator, union-attr]
 
 
 def attention_implementation(model: nn.Module) -> str:
-    """The attention that transformers chose for the model, such as `sdpa`, `eager` or `flash_attention_2`."""
+    """The attention that transformers chose for the model, such as `sdpa`, `eager` or
+    `flash_attention_2`.
+    """
     return str(getattr(text_config(model), "_attn_implementation", "unknown"))
 
 
@@ -91,7 +102,8 @@ def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tenso
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_partition
     with torch.no_grad():
         log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
-        # A token that a model rules out has logit -inf, and 0 x -inf is NaN; its share of the entropy is 0.
+        # A token that a model rules out has logit -inf, and 0 x -inf is NaN; its share of the
+        # entropy is 0.
         entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
     return logprobs, entropy
 
@@ -129,7 +141,9 @@ def _in_chunks(
 
 
 def _whole(parameter: object) -> Tensor:
-    """A sharded parameter put together; its gradient is the sum of all processes', each of which keeps its part."""
+    """A sharded parameter put together; its gradient is the sum of all processes', each of which
+    keeps its part.
+    """
     if isinstance(parameter, DTensor):
         return parameter.full_tensor(grad_placements=[Partial()])
     assert isinstance(parameter, Tensor)
@@ -137,8 +151,9 @@ def _whole(parameter: object) -> Tensor:
 
 
 class _Through(torch.autograd.Function):
-    """The first argument; the second gets a gradient of 0, because FSDP2 brings a module's weights back for the backward pass when
-    its output gets a gradient, and hidden states alone are no output."""
+    """The first argument; the second gets a gradient of 0, because FSDP2 brings a module's weights
+    back for the backward pass when its output gets a gradient, and hidden states alone are no
+    output."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, output: Tensor) -> Tensor:
@@ -151,10 +166,12 @@ class _Through(torch.autograd.Function):
 
 
 def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
-    """(M, vocabulary) logits at M flattened positions, through the model's own forward and output layer.
+    """(M, vocabulary) logits at M flattened positions, through the model's own forward and output
+    layer.
 
-    The output layer sees (1, M, hidden) instead of (R, W, hidden). The model's own forward stays in charge, so what it does to
-    logits (scaling, soft caps) and what wraps it (LoRA, FSDP) still happens.
+    The output layer sees (1, M, hidden) instead of (R, W, hidden). The model's own forward stays in
+    charge, so what it does to logits (scaling, soft caps) and what wraps it (LoRA, FSDP) still
+    happens.
     """
 
     def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -173,8 +190,8 @@ def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
     if rows.shared:
         inputs["attention_mask"] = _attention_mask(model, block_causal_mask(rows.segment_ids))
         inputs["position_ids"] = rows.position_ids
-    # Plain rows go without a mask: padding stands to the right, where causal attention never looks, and attention
-    # kernels are fastest when they need no mask.
+    # Plain rows go without a mask: padding stands to the right, where causal attention never looks,
+    # and attention kernels are fastest when they need no mask.
     logits: Tensor = model(**inputs, use_cache=False).logits
     return logits
 

@@ -1,7 +1,8 @@
 """Importance weights: the policy that sampled a token is not quite the one that trains on it.
 
-Decoupled (AReaL, arXiv 2505.24298): clipping acts on policy / proximal, and this weight, proximal / behaviour, corrects
-for staleness and for the inference engine's own numerics. It is a constant, never a path for gradients.
+Decoupled (AReaL, arXiv 2505.24298): clipping acts on policy / proximal, and this weight, proximal /
+behaviour, corrects for staleness and for the inference engine's own numerics. It is a constant,
+never a path for gradients.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from services.trainer.gradient.foreign_weights import ForeignRows, ForeignRules,
 class ImportanceConfig:
     """cap: truncate a token's weight to this (TIS); None: never.
 
-    sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep all.
-    log_ratio_bound: the log of a weight, of a token or of a whole answer, is clamped to +- this before exp.
-    unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken to have had, in nats; such a token
-    then weighs `min(1, exp(proximal - this))`, so that text which only another policy would write cannot push hard. None: 1.
-    foreign: what else is done to the weights of foreign completions.
+    sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep
+    all. log_ratio_bound: the log of a weight, of a token or of a whole answer, is clamped to +-
+    this before exp. unknown_behaviour_logprob: what a token of a sequence without behaviour
+    logprobs is taken to have had, in nats; such a token then weighs `min(1, exp(proximal - this))`,
+    so that text which only another policy would write cannot push hard. None: 1. foreign: what else
+    is done to the weights of foreign completions.
     """
 
     cap: float | None = 2.0
@@ -52,7 +54,8 @@ class ImportanceConfig:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceWeights:
-    """weights: (N, T), 1 where there is nothing to correct, 0 on padding. keep: (N, T) bool, False drops the token.
+    """weights: (N, T), 1 where there is nothing to correct, 0 on padding. keep: (N, T) bool, False
+    drops the token.
 
     known: (N, T) bool, tokens with a finite behaviour logprob. behaviour_kl: (N, T), k3 sample of
     KL(behaviour || proximal) on those. truncated: (N, T) bool, the cap acted.
@@ -74,13 +77,14 @@ def importance_weights(
     mask: Tensor,
     foreign: ForeignRows | None = None,
 ) -> ImportanceWeights:
-    """Weights `min(exp(proximal - behaviour), cap)` per token, detached; those of foreign rows as `config.foreign` says.
+    """Weights `min(exp(proximal - behaviour), cap)` per token, detached; those of foreign rows as
+    `config.foreign` says.
 
-    proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without (another tokenizer
-    sampled it) is trained as if the proximal policy had sampled it, weight 1, or less by `unknown_behaviour_logprob`.
-    mask: (N, T) bool, completion tokens.
-    foreign: None: no row is foreign.
-    A token whose behaviour logprob is not finite is dropped, because nothing says how likely it was.
+    proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without
+    (another tokenizer sampled it) is trained as if the proximal policy had sampled it, weight 1, or
+    less by `unknown_behaviour_logprob`. mask: (N, T) bool, completion tokens. foreign: None: no row
+    is foreign. A token whose behaviour logprob is not finite is dropped, because nothing says how
+    likely it was.
     """
     proximal = proximal_logprobs.detach()
     expected = mask & has_behaviour.unsqueeze(1)

@@ -1,11 +1,13 @@
-"""How much of a step one foreign group may be. Pure arithmetic over token counts and gradient norms.
+"""How much of a step one foreign group may be. Pure arithmetic over token counts and gradient
+norms.
 
-Two bounds. Its *share*: in objectives that divide by tokens, a group far longer than the others counts for no more tokens than
-`factor` times what is usual, in the loss and in the divisor, so that it neither outweighs nor dilutes them. Its *gradient*: length
-says little of it, because text that the policy finds absurd has gradients a hundred times those of what it might have said. Where
-the foreign part of a step's gradient is out of proportion to the local part, each foreign group is measured alone, and one beyond
-`factor` times a typical group is scaled down to a typical one. An honest batch is within both bounds: its gradient is the plain
-sum.
+Two bounds. Its *share*: in objectives that divide by tokens, a group far longer than the others
+counts for no more tokens than `factor` times what is usual, in the loss and in the divisor, so that
+it neither outweighs nor dilutes them. Its *gradient*: length says little of it, because text that
+the policy finds absurd has gradients a hundred times those of what it might have said. Where the
+foreign part of a step's gradient is out of proportion to the local part, each foreign group is
+measured alone, and one beyond `factor` times a typical group is scaled down to a typical one. An
+honest batch is within both bounds: its gradient is the plain sum.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from services.trainer.gradient.rows import TokenGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceRules:
-    """proportion: the foreign part may have this many times the norm that as many groups like the local ones would give.
+    """proportion: the foreign part may have this many times the norm that as many groups like the
+    local ones would give.
 
-    factor: of the foreign groups that are then measured alone, those beyond this many times a typical group's norm are scaled down
-    to it; inf: nothing is measured.
+    factor: of the foreign groups that are then measured alone, those beyond this many times a
+    typical group's norm are scaled down to it; inf: nothing is measured.
     """
 
     proportion: float = 1.5
@@ -36,10 +39,12 @@ class InfluenceRules:
 
 
 def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[float]) -> list[float]:
-    """For each group, the part of its tokens that counts: 1, or less for a foreign one far longer than the others.
+    """For each group, the part of its tokens that counts: 1, or less for a foreign one far longer
+    than the others.
 
-    Usual is the median of the groups' tokens, or the longest local group's where that is more. `kept` is the part of each group's
-    completions that is trained on: a group of which half is left out may have half as many.
+    Usual is the median of the groups' tokens, or the longest local group's where that is more.
+    `kept` is the part of each group's completions that is trained on: a group of which half is left
+    out may have half as many.
     """
     lengths = [sum(group.completion_lengths) for group in groups]
     if not lengths:
@@ -55,7 +60,8 @@ def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[flo
 def out_of_proportion(
     rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norm: float, foreign_groups: int
 ) -> bool:
-    """Whether the foreign groups must be measured one by one; always where no local group says what is usual.
+    """Whether the foreign groups must be measured one by one; always where no local group says what
+    is usual.
 
     Norms of gradients that are independent of each other add like the square root of their number.
     """
@@ -70,10 +76,11 @@ def out_of_proportion(
 def foreign_scales(rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norms: Sequence[float]) -> list[float]:
     """What to multiply each foreign group's loss with, given its gradient's norm alone.
 
-    1 up to `factor` times the typical norm; beyond, what makes it typical, so that to be over the bound gains nothing over being
-    ordinary; 0 where the norm is no number. Typical is the lower median over all groups, each local one taken to have
-    `local_norm / sqrt(local_groups)`, or that norm itself where it is more: neither senders of large gradients nor of tiny ones
-    move it while they are the fewer.
+    1 up to `factor` times the typical norm; beyond, what makes it typical, so that to be over the
+    bound gains nothing over being ordinary; 0 where the norm is no number. Typical is the lower
+    median over all groups, each local one taken to have `local_norm / sqrt(local_groups)`, or that
+    norm itself where it is more: neither senders of large gradients nor of tiny ones move it while
+    they are the fewer.
     """
     typical_local = local_norm / math.sqrt(local_groups) if local_groups and math.isfinite(local_norm) else 0.0
     norms = [*filter(math.isfinite, foreign_norms), *([typical_local] * local_groups)]

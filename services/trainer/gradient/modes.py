@@ -1,8 +1,10 @@
-"""Training without dropout, whatever way a model applies it: the policy that learns must be the policy that sampled.
+"""Training without dropout, whatever way a model applies it: the policy that learns must be the
+policy that sampled.
 
-Dropout hides in `nn.Dropout` modules, in functional calls that ask `self.training`, in layers that are skipped at random and in
-noise on a router. So the model stays in eval mode, as the generator's does. Two things alone are in train mode: the adapters' own
-dropout, which is wanted, and the layers that recompute activations, because transformers ties that to the mode.
+Dropout hides in `nn.Dropout` modules, in functional calls that ask `self.training`, in layers that
+are skipped at random and in noise on a router. So the model stays in eval mode, as the generator's
+does. Two things alone are in train mode: the adapters' own dropout, which is wanted, and the layers
+that recompute activations, because transformers ties that to the mode.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from torch import nn
 
 
 def silence(model: nn.Module) -> None:
-    """Set every rate of dropout and of layer skipping that modules keep to 0; call it before adapters are added.
+    """Set every rate of dropout and of layer skipping that modules keep to 0; call it before
+    adapters are added.
 
-    Eval mode alone is not enough for what recomputes activations. A router's jitter stays: Phi-MoE's eval mode reads it too.
+    Eval mode alone is not enough for what recomputes activations. A router's jitter stays:
+    Phi-MoE's eval mode reads it too.
     """
     for module in model.modules():
         rates = [name for name, value in vars(module).items() if isinstance(value, float) and "drop" in name.lower()]

@@ -1,8 +1,9 @@
 """Token rows: how the prompt and the completions of rollout groups are laid out for the model.
 
-A row holds one prompt and one or more of its completions: `prompt, completion, completion, ...`. Every completion sees
-the prompt and itself, and its positions go on where the prompt ends, so that each is computed as if it stood alone and
-the prompt is computed once. A row with one completion is an ordinary causal row.
+A row holds one prompt and one or more of its completions: `prompt, completion, completion, ...`.
+Every completion sees the prompt and itself, and its positions go on where the prompt ends, so that
+each is computed as if it stood alone and the prompt is computed once. A row with one completion is
+an ordinary causal row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ PROMPT_SEGMENT = 0
 
 @dataclass(frozen=True, slots=True)
 class TextLogprob:
-    """Log-probability of a whole answer under the policy that sampled it, as its author says: a sum over its own `tokens`."""
+    """Log-probability of a whole answer under the policy that sampled it, as its author says: a sum
+    over its own `tokens`.
+    """
 
     total: float
     tokens: int
@@ -29,13 +32,14 @@ class TextLogprob:
 class TokenGroup:
     """A rollout group in the trainer's own tokens.
 
-    prompt_ids: at least one token. completions: token ids of each, end token included, at least one token.
-    behaviour_logprobs: per completion, one per token, or None when it was sampled with another tokenizer. Not finite
-    is allowed, and drops the token. advantages: one per completion. weight: factor on the loss of the whole group.
-    share: part of its tokens that counts, in the loss and in what the loss is divided by (`services.trainer.gradient.influence`).
-    text_logprobs: per completion, what its author's policy gave a text encoded again here; None: not known. Empty: none is.
-    replayed: a local group that an earlier step trained on (`sampler.replay`).
-    Raises ValueError when lengths disagree.
+    prompt_ids: at least one token. completions: token ids of each, end token included, at least one
+    token. behaviour_logprobs: per completion, one per token, or None when it was sampled with
+    another tokenizer. Not finite is allowed, and drops the token. advantages: one per completion.
+    weight: factor on the loss of the whole group. share: part of its tokens that counts, in the
+    loss and in what the loss is divided by (`services.trainer.gradient.influence`). text_logprobs:
+    per completion, what its author's policy gave a text encoded again here; None: not known. Empty:
+    none is. replayed: a local group that an earlier step trained on (`sampler.replay`). Raises
+    ValueError when lengths disagree.
     """
 
     prompt_ids: Sequence[int]
@@ -69,7 +73,9 @@ class TokenGroup:
                 raise ValueError(f"completion {index} has {len(tokens)} tokens but {len(logprobs)} behaviour logprobs")
 
     def only(self, numbers: Sequence[int]) -> TokenGroup:
-        """The group with some of its completions; the others' rewards stay in the advantages of these."""
+        """The group with some of its completions; the others' rewards stay in the advantages of
+        these.
+        """
         return replace(
             self,
             completions=[self.completions[number] for number in numbers],
@@ -89,13 +95,17 @@ class TokenGroup:
 
     @property
     def moves_policy(self) -> bool:
-        """Whether the group moves the policy: some advantage is not 0, and neither is its weight."""
+        """Whether the group moves the policy: some advantage is not 0, and neither is its
+        weight.
+        """
         return self.weight != 0.0 and any(advantage != 0.0 for advantage in self.advantages)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowSlice:
-    """Completions `start` to `stop` of group number `group`, as one row of `width` tokens. Sorts by width."""
+    """Completions `start` to `stop` of group number `group`, as one row of `width` tokens. Sorts by
+    width.
+    """
 
     width: int
     group: int
@@ -105,13 +115,17 @@ class RowSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRows:
-    """N completions of at most T tokens. mask: (N, T) bool, True on completion tokens. sequences: (group, completion) of each."""
+    """N completions of at most T tokens. mask: (N, T) bool, True on completion tokens. sequences:
+    (group, completion) of each.
+    """
 
     mask: Tensor
     sequences: list[tuple[int, int]]
 
     def pad(self, values: Sequence[Sequence[Sequence[float] | Tensor | None]], dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and for None."""
+        """(N, T) of `values[group][completion]`, one number per completion token; 0 on padding and
+        for None.
+        """
         padded = torch.zeros(self.mask.shape, dtype=dtype)
         for row, (group, completion) in enumerate(self.sequences):
             numbers = values[group][completion]
@@ -122,11 +136,13 @@ class CompletionRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows(CompletionRows):
-    """R rows of W tokens, right-padded, that hold N completions of at most T tokens, in the order of `sequences`.
+    """R rows of W tokens, right-padded, that hold N completions of at most T tokens, in the order
+    of `sequences`.
 
-    input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for completions, -1 for
-    padding. predicted_from: (N, T) int64, index into the R x W flattened positions of the token before, whose hidden
-    state predicts this one. targets: (N, T) int64. shared: whether any row holds more than one completion.
+    input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for
+    completions, -1 for padding. predicted_from: (N, T) int64, index into the R x W flattened
+    positions of the token before, whose hidden state predicts this one. targets: (N, T) int64.
+    shared: whether any row holds more than one completion.
     """
 
     input_ids: Tensor
@@ -193,8 +209,8 @@ def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> Toke
 def block_causal_mask(segment_ids: Tensor) -> Tensor:
     """(R, 1, W, W) bool, True where a query (dim 2) sees a key (dim 3), from segments (R, W).
 
-    A token sees what precedes it in the prompt and in its own completion. Padding sees itself, because a softmax over
-    nothing is NaN; nothing else sees it.
+    A token sees what precedes it in the prompt and in its own completion. Padding sees itself,
+    because a softmax over nothing is NaN; nothing else sees it.
     """
     queries, keys = segment_ids.unsqueeze(2), segment_ids.unsqueeze(1)
     # In place: this is the largest tensor of a wide row.

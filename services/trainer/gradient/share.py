@@ -1,7 +1,9 @@
-"""Which rows of a step each process computes. Pure arithmetic: every process works out all shares and takes its own.
+"""Which rows of a step each process computes. Pure arithmetic: every process works out all shares
+and takes its own.
 
-Rows are never cut, and a row holds whole completions, so objectives that look at a whole sequence see it whole. The normaliser is
-that of the whole step, so the processes' gradients add up to that of one process.
+Rows are never cut, and a row holds whole completions, so objectives that look at a whole sequence
+see it whole. The normaliser is that of the whole step, so the processes' gradients add up to that
+of one process.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from services.trainer.gradient.rows import RowSlice
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass. `counted` is False where it only keeps step with the other processes: its loss has weight 0."""
+    """Rows of one forward pass. `counted` is False where it only keeps step with the other
+    processes: its loss has weight 0.
+    """
 
     rows: list[RowSlice]
     counted: bool = True
 
 
 def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tokens: int) -> list[MicroBatch]:
-    """The micro-batches of process `rank`; every process gets equally many, because sharded passes are made together.
+    """The micro-batches of process `rank`; every process gets equally many, because sharded passes
+    are made together.
 
-    A process that has fewer of its own goes through the narrowest row of the step again, without weight.
-    Example: rows of 9, 5 and 3 tokens, a budget of 9, two processes: [9], [3 without weight] and [3], [5].
+    A process that has fewer of its own goes through the narrowest row of the step again, without
+    weight. Example: rows of 9, 5 and 3 tokens, a budget of 9, two processes: [9], [3 without
+    weight] and [3], [5].
     """
     if not rows:
         return []
@@ -36,7 +42,9 @@ def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tok
 
 
 def shares(rows: Sequence[RowSlice], ranks: int) -> list[list[RowSlice]]:
-    """Deals rows out, the widest first, each to the process that has the fewest tokens so far (the first among equals)."""
+    """Deals rows out, the widest first, each to the process that has the fewest tokens so far (the
+    first among equals).
+    """
     dealt: list[list[RowSlice]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for row in sorted(rows, reverse=True):

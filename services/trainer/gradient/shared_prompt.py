@@ -1,4 +1,6 @@
-"""Whether a model computes completions that share a row exactly as if each stood alone: asked of the model itself."""
+"""Whether a model computes completions that share a row exactly as if each stood alone: asked of
+the model itself.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.attention import attention_windows
 from shared.model.full_precision import computing_in_float32, is_half
 
-# Relative to 1 + |logprob|. What is right is decided in float32; half precision may send a token to another expert, and is held to
-# its bound in the mean.
+# Relative to 1 + |logprob|. What is right is decided in float32; half precision may send a token to
+# another expert, and is held to its bound in the mean.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.05
 # Experts that get other tokens beside a text's add up in another order.
@@ -27,11 +29,13 @@ def supports_shared_prompt(model: nn.Module) -> bool:
 
 
 def plain_rows_reason(model: nn.Module) -> str:
-    """Why every completion needs a row of its own, or nothing where a prompt's completions may share one.
+    """Why every completion needs a row of its own, or nothing where a prompt's completions may
+    share one.
 
-    Sharing needs sdpa or eager attention over the full context in every layer. What the configuration does not rule out is tried
-    on a few tokens, more than any window that the configuration names: shared rows must give the logprobs of plain rows, and a
-    completion's logprobs must not move when its neighbour's tokens do. Each module's mode is left as it was.
+    Sharing needs sdpa or eager attention over the full context in every layer. What the
+    configuration does not rule out is tried on a few tokens, more than any window that the
+    configuration names: shared rows must give the logprobs of plain rows, and a completion's
+    logprobs must not move when its neighbour's tokens do. Each module's mode is left as it was.
     """
     if attention_implementation(model) not in ("sdpa", "eager"):
         return f"attention {attention_implementation(model)!r} takes no mask of one's own"
@@ -48,13 +52,16 @@ def plain_rows_reason(model: nn.Module) -> str:
             if agrees and is_half(next(model.parameters()).dtype):
                 agrees = _probe(model, window, rounded=True)
     except Exception as error:
-        # A model that cannot take the mask says so in its own way; whichever way that is, the answer is no.
+        # A model that cannot take the mask says so in its own way; whichever way that is, the
+        # answer is no.
         return f"it cannot take a mask of one's own ({type(error).__name__})"
     return "" if agrees else "it computes completions that share a row otherwise than each alone"
 
 
 def _window(config: object) -> int | None:
-    """The widest window that the probe must exceed, 0 without any; None where the configuration rules sharing out."""
+    """The widest window that the probe must exceed, 0 without any; None where the configuration
+    rules sharing out.
+    """
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         return 0 if all(kind == "full_attention" for kind in layer_types) else None
@@ -91,7 +98,8 @@ def _logprobs(model: nn.Module, prompt: list[int], completions: list[list[int]],
         behaviour_logprobs=[None] * len(completions),
         advantages=[0.0] * len(completions),
     )
-    # With a hidden size this large attention is free, so the plan puts all completions into one row.
+    # With a hidden size this large attention is free, so the plan puts all completions into one
+    # row.
     rows = plan_rows([group], shared_prompt=shared, budget_tokens=1 << 30, hidden_size=1 << 20)
     device = next(model.parameters()).device
     return completion_logprobs(model, build_rows([group], rows).to(device)).logprobs

@@ -35,19 +35,22 @@ from services.trainer.objectives.token_loss import TokenLoss, token_loss
 from services.trainer.parallel.protocol import ALONE, Parallel
 
 BatchLogprobs = list[list[Tensor]]
-"""`[group][completion]` -> (tokens,) on the CPU; an empty list for a group that takes no part in the step."""
+"""`[group][completion]` -> (tokens,) on the CPU; an empty list for a group that takes no part in
+the step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConfig:
     """How a step's gradient is computed. Only the first four fields change its value.
 
-    temperature: the one the completions were sampled at.
-    count_uninformative: whether groups without advantage count in the means. False (DAPO's dynamic sampling): such a
-    group changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
-    budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once; only where
-    `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32 weights, logprobs and loss.
-    separate_head: how logits are computed in chunks, from `separate_head(model, budget_tokens)`; None: all at once.
+    temperature: the one the completions were sampled at. count_uninformative: whether groups
+    without advantage count in the means. False (DAPO's dynamic sampling): such a group changes
+    nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
+    budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once;
+    only where `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32
+    weights, logprobs and loss. separate_head: how logits are computed in chunks, from
+    `separate_head(model, budget_tokens)`; None: all at once.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -61,7 +64,9 @@ class UpdateConfig:
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether what a step drops is known only from the policy's logprobs at the start of the batch."""
+        """Whether what a step drops is known only from the policy's logprobs at the start of the
+        batch.
+        """
         return self.importance.drops_by_likelihood or self.objective.objective.keeps is not None
 
     def takes_part(self, group: TokenGroup) -> bool:
@@ -70,7 +75,9 @@ class UpdateConfig:
 
 
 def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None) -> list[TokenGroup]:
-    """`groups` with the tokens marked that the objective leaves out of the whole step, given the logprobs at the batch's start."""
+    """`groups` with the tokens marked that the objective leaves out of the whole step, given the
+    logprobs at the batch's start.
+    """
     if config.objective.objective.keeps is None or proximal is None:
         return list(groups)
     numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
@@ -78,9 +85,11 @@ def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
 
 
 def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
-    """The counts that a step over `groups` divides by; add those of other processes that share the step.
+    """The counts that a step over `groups` divides by; add those of other processes that share the
+    step.
 
-    Tokens that are dropped do not count. Those dropped for their likelihood are known from `proximal`, without it they count.
+    Tokens that are dropped do not count. Those dropped for their likelihood are known from
+    `proximal`, without it they count.
     """
     total = Normaliser(0, 0)
     for number, group in enumerate(groups):
@@ -95,7 +104,8 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
 def batch_logprobs(
     model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE
 ) -> BatchLogprobs:
-    """Logprobs of every completion under `model` as it is now, without gradient; the same in all processes.
+    """Logprobs of every completion under `model` as it is now, without gradient; the same in all
+    processes.
 
     Once at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
@@ -123,7 +133,9 @@ def batch_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class GradientPart:
-    """What was added to the gradient by a part of a step: sums over its tokens, and what this process computed for it."""
+    """What was added to the gradient by a part of a step: sums over its tokens, and what this
+    process computed for it.
+    """
 
     sums: LossSums
     micro_batches: int = 0
@@ -160,14 +172,16 @@ def accumulate_gradients(
     loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> UpdateStats:
-    """Adds the gradient of one step over `groups` to the parameters' `.grad`; takes no step and clears nothing.
+    """Adds the gradient of one step over `groups` to the parameters' `.grad`; takes no step and
+    clears nothing.
 
-    proximal: from `batch_logprobs` at the start of the batch; None: the policy as it is now, so every ratio is 1.
-    reference: from `batch_logprobs` of the reference model; needed when `kl_coefficient` is not 0.
-    normaliser: the counts over all processes that share the step; None: those of `groups`.
-    loss_scale: factor on the gradient, such as the number of processes whose gradients are averaged.
-    parallel: the processes that each compute a share of the same `groups`; the statistics are those of all.
-    Groups that take no part are left out before any compute; when none is left no gradient is touched.
+    proximal: from `batch_logprobs` at the start of the batch; None: the policy as it is now, so
+    every ratio is 1. reference: from `batch_logprobs` of the reference model; needed when
+    `kl_coefficient` is not 0. normaliser: the counts over all processes that share the step; None:
+    those of `groups`. loss_scale: factor on the gradient, such as the number of processes whose
+    gradients are averaged. parallel: the processes that each compute a share of the same `groups`;
+    the statistics are those of all. Groups that take no part are left out before any compute; when
+    none is left no gradient is touched.
     """
     if normaliser is None:
         normaliser = step_normaliser(groups, config, proximal)
@@ -197,7 +211,9 @@ def accumulate_part(
     loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> GradientPart:
-    """As `accumulate_gradients`, for the groups at `numbers` alone; `normaliser` is the whole step's."""
+    """As `accumulate_gradients`, for the groups at `numbers` alone; `normaliser` is the whole
+    step's.
+    """
     part = GradientPart(LossSums.zero(next(model.parameters()).device))
     for rows, counted in _micro_batches(model, groups, numbers, config, parallel):
         loss, sums = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
@@ -230,9 +246,11 @@ def scored_loss(
     proximal: BatchLogprobs | None,
     reference: BatchLogprobs | None,
 ) -> tuple[Tensor, LossSums]:
-    """Loss and sums of completions whose logprobs are known: everything of a step but the model's forward pass.
+    """Loss and sums of completions whose logprobs are known: everything of a step but the model's
+    forward pass.
 
-    The arguments are `accumulate_gradients`'; `scored` holds the logprobs of `rows.sequences`, with gradient.
+    The arguments are `accumulate_gradients`'; `scored` holds the logprobs of `rows.sequences`, with
+    gradient.
     """
     device = rows.mask.device
     dtype = scored.logprobs.dtype
@@ -261,7 +279,8 @@ def scored_loss(
         behaviour_logprobs=behaviour_or(groups, rows, proximal_logprobs) if objective.uses_behaviour else None,
         log_denominators=log_expectations(groups, rows, dtype) if objective.uses_group_likelihood else None,
     )
-    # A mean per sequence says nothing of lengths: there a long group counts for its sequences as any other.
+    # A mean per sequence says nothing of lengths: there a long group counts for its sequences as
+    # any other.
     by_length = config.objective.aggregated_by != "sequence_mean"
     factors = [groups[group].weight * (groups[group].share if by_length else 1.0) for group, _ in rows.sequences]
     group_weights = torch.tensor(factors, dtype=torch.float64, device=device)
@@ -293,8 +312,8 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
 def _micro_batches(
     model: nn.Module, groups: Sequence[TokenGroup], numbers: Sequence[int], config: UpdateConfig, parallel: Parallel
 ) -> Iterator[tuple[TokenRows, bool]]:
-    """This process's rows of those groups at `numbers` that take part, a micro-batch at a time, on the model's device; and whether
-    they count."""
+    """This process's rows of those groups at `numbers` that take part, a micro-batch at a time, on
+    the model's device; and whether they count."""
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
     numbers = [number for number in numbers if config.takes_part(groups[number])]

@@ -9,14 +9,16 @@ from services.trainer.objectives.sums import LossSums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """Statistics over the completion tokens of the groups that took part; the means are 0 when there are none.
+    """Statistics over the completion tokens of the groups that took part; the means are 0 when
+    there are none.
 
-    loss: the step's loss. groups, groups_left_out, sequences, tokens: counts. micro_batches, padded_tokens: what was
-    computed, prompts and padding included. clip_fraction, dropped_fraction, truncated_fraction: shares of tokens whose
-    ratio was clipped, that were rejected, whose importance weight was capped. ratio_mean, ratio_max: policy to proximal
-    policy. importance_weight_mean: proximal to behaviour, capped. behaviour_fraction: share of tokens with behaviour
-    logprobs. kl_behaviour: KL(behaviour || proximal), k3, in nats per token, over those. kl_reference: k3, per token.
-    entropy: nats per token.
+    loss: the step's loss. groups, groups_left_out, sequences, tokens: counts. micro_batches,
+    padded_tokens: what was computed, prompts and padding included. clip_fraction, dropped_fraction,
+    truncated_fraction: shares of tokens whose ratio was clipped, that were rejected, whose
+    importance weight was capped. ratio_mean, ratio_max: policy to proximal policy.
+    importance_weight_mean: proximal to behaviour, capped. behaviour_fraction: share of tokens with
+    behaviour logprobs. kl_behaviour: KL(behaviour || proximal), k3, in nats per token, over those.
+    kl_reference: k3, per token. entropy: nats per token.
     """
 
     loss: float

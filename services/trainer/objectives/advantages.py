@@ -1,8 +1,9 @@
 """Advantages of a batch of rollout groups, from rewards alone.
 
-The divisor differs between every published system; the one used here (sample standard deviation, plus 1e-4) is the
-convention of TRL's GRPO trainer. Two things hold that hold in few of them: a group of one has advantage 0, not its
-raw reward, and a group without spread has advantage exactly 0, not what rounding leaves over.
+The divisor differs between every published system; the one used here (sample standard deviation,
+plus 1e-4) is the convention of TRL's GRPO trainer. Two things hold that hold in few of them: a
+group of one has advantage 0, not its raw reward, and a group without spread has advantage exactly
+0, not what rounding leaves over.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ AdvantageScale = Literal["group", "batch", "none"]
 class AdvantageConfig:
     """How rewards become advantages.
 
-    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function from the rewards of a group that
-    differ. All but `value_beta` is of the first.
-    scale: divide by the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
-    std_ddof: 1 for the sample standard deviation, 0 for the population's.
-    std_eps: added to the standard deviation.
-    std_floor: the least standard deviation that is divided by. A group of rewards 0.01 and 0.05 has otherwise the advantages of one
-    of 0 and 1. 0: none.
-    value_beta: temperature of the soft value.
+    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function
+    from the rewards of a group that differ. All but `value_beta` is of the first. scale: divide by
+    the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
+    std_ddof: 1 for the sample standard deviation, 0 for the population's. std_eps: added to the
+    standard deviation. std_floor: the least standard deviation that is divided by. A group of
+    rewards 0.01 and 0.05 has otherwise the advantages of one of 0 and 1. 0: none. value_beta:
+    temperature of the soft value.
     """
 
     kind: AdvantageKind | GroupAdvantages = "group_normalised"
@@ -60,7 +60,8 @@ def batch_advantages(group_rewards: Sequence[Sequence[float]], config: Advantage
 
     Raises ValueError when a reward is not finite.
 
-    Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is `[[0.5, -0.5], [0.0]]`.
+    Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is
+    `[[0.5, -0.5], [0.0]]`.
     """
     _check_finite(group_rewards)
     if callable(config.kind):
@@ -82,7 +83,9 @@ def group_normalised(
     std_eps: float = 1e-4,
     std_floor: float = 0.0,
 ) -> list[list[float]]:
-    """`(r - mean of the group) / (max(std, std_floor) + std_eps)`, with the std that `scale` names (arXiv 2402.03300, eq. 3)."""
+    """`(r - mean of the group) / (max(std, std_floor) + std_eps)`, with the std that `scale` names
+    (arXiv 2402.03300, eq. 3).
+    """
     batch_std = 0.0
     if scale == "batch":
         batch_std = _standard_deviation([reward for rewards in group_rewards for reward in rewards], std_ddof)
@@ -110,7 +113,8 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
-    """`r_i - beta ln( mean of exp(r_j / beta) )`: how far above the group's soft value (arXiv 2602.19362).
+    """`r_i - beta ln( mean of exp(r_j / beta) )`: how far above the group's soft value (arXiv
+    2602.19362).
 
     As everywhere, exactly 0 without spread.
     """

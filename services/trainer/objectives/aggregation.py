@@ -1,7 +1,8 @@
 """Weights that aggregate a loss per token to the loss of a batch.
 
-The counts are those of the whole optimizer step, taken before it is cut into micro-batches, so that a cut changes nothing. Tokens
-that are dropped count nowhere: whoever sends many of them must not make the others' gradient small.
+The counts are those of the whole optimizer step, taken before it is cut into micro-batches, so that
+a cut changes nothing. Tokens that are dropped count nowhere: whoever sends many of them must not
+make the others' gradient small.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from services.trainer.objectives.config import ObjectiveConfig
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of loss (by share, where groups
-    count for a part of theirs)."""
+    """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of
+    loss (by share, where groups count for a part of theirs)."""
 
     sequences: int
     tokens: float
@@ -34,9 +35,11 @@ class Normaliser:
 
 
 def token_weights(config: ObjectiveConfig, keep: Tensor, normaliser: Normaliser) -> Tensor:
-    """Weights (N, T) float64 so that `(weights * token_loss).sum()`, added over all micro-batches, is the loss.
+    """Weights (N, T) float64 so that `(weights * token_loss).sum()`, added over all micro-batches,
+    is the loss.
 
-    keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be cut over micro-batches.
+    keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be cut
+    over micro-batches.
     """
     present = keep.to(torch.float64)
     if config.aggregated_by == "token_mean":

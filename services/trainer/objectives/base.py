@@ -1,4 +1,6 @@
-"""What an objective is: the loss of a token, and what it says of itself for everything around that loss."""
+"""What an objective is: the loss of a token, and what it says of itself for everything around that
+loss.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,26 @@ if TYPE_CHECKING:
 
 Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
 GroupAdvantages = Callable[[Sequence[float]], list[float]]
-"""Advantages of a group's completions, from their rewards, which differ: a group without spread never gets here."""
+"""Advantages of a group's completions, from their rewards, which differ: a group without spread
+never gets here.
+"""
 AdvantageKind = Literal["group_normalised", "leave_one_out", "soft_value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """What a loss is computed from. N sequences of T completion tokens; padding holds 0, and only `logprobs` has a gradient.
+    """What a loss is computed from. N sequences of T completion tokens; padding holds 0, and only
+    `logprobs` has a gradient.
 
-    constants: the objective's, with `constants.options` an added one's own (`trainer.objective_options`).
-    logprobs: (N, T) of the policy that is trained. proximal: (N, T) of the policy when the batch came. log_ratio: (N, T) their
-    difference, within +- `constants.log_ratio_bound`. advantage: (N, 1). mask: (N, T) bool, True on completion tokens. present:
-    `mask` without the tokens that are dropped. behaviour: (N, T) of the policy that sampled, `proximal` where that is not known;
-    None unless the objective `uses_behaviour`. log_expectation: (N,) log of the group's expected likelihood, NaN where nothing is
-    known; None unless the objective `uses_group_likelihood`.
+    constants: the objective's, with `constants.options` an added one's own
+    (`trainer.objective_options`). logprobs: (N, T) of the policy that is trained. proximal: (N, T)
+    of the policy when the batch came. log_ratio: (N, T) their difference, within +-
+    `constants.log_ratio_bound`. advantage: (N, 1). mask: (N, T) bool, True on completion tokens.
+    present:
+    `mask` without the tokens that are dropped. behaviour: (N, T) of the policy that sampled,
+    `proximal` where that is not known; None unless the objective `uses_behaviour`. log_expectation:
+    (N,) log of the group's expected likelihood, NaN where nothing is known; None unless the
+    objective `uses_group_likelihood`.
     """
 
     constants: ObjectiveConfig
@@ -40,7 +48,9 @@ class LossTerms:
     log_expectation: Tensor | None = None
 
     def from_behaviour(self) -> Tensor:
-        """(N, T) bounded log ratio to the policy that sampled, with gradient, 0 where a token is not present."""
+        """(N, T) bounded log ratio to the policy that sampled, with gradient, 0 where a token is
+        not present.
+        """
         assert self.behaviour is not None
         bound = self.constants.log_ratio_bound
         return (self.logprobs - self.behaviour).clamp(-bound, bound).masked_fill(~self.present, 0.0)
@@ -49,8 +59,8 @@ class LossTerms:
 class Loss(NamedTuple):
     """The loss of each token, before importance weights, divergence and aggregation; all (N, T).
 
-    ratio: policy to proximal policy, as the objective means it. clipped: bool, True where the ratio's gradient is cut or the ratio
-    clamped.
+    ratio: policy to proximal policy, as the objective means it. clipped: bool, True where the
+    ratio's gradient is cut or the ratio clamped.
     """
 
     loss: Tensor
@@ -62,17 +72,15 @@ class Loss(NamedTuple):
 class Objective:
     """An objective, as the entry-point group `swarm.objectives` holds it.
 
-    loss: from `LossTerms`.
-    aggregation: what the loss is averaged over where the configuration does not say.
-    advantages: how rewards become advantages.
-    clips: it has `clip_low`, `clip_high` and `dual_clip`, which act where the ratio is not 1.
-    moves_at_once: its ratio is not 1 in the first update on a batch.
-    uses_behaviour: it compares with the policy that sampled by itself, so that importance weights do not act.
-    uses_group_likelihood: it needs the likelihood that its group's authors gave their answers.
-    counts_uninformative: groups without spread count in the means where the configuration does not say.
-    keeps: which of a whole step's tokens stay, as (N,) bool, from (N,) log behaviour - log proximal of those of which it is known;
-    None: all of them.
-    settings: the settings of `[trainer]` that act under this objective alone.
+    loss: from `LossTerms`. aggregation: what the loss is averaged over where the configuration does
+    not say. advantages: how rewards become advantages. clips: it has `clip_low`, `clip_high` and
+    `dual_clip`, which act where the ratio is not 1. moves_at_once: its ratio is not 1 in the first
+    update on a batch. uses_behaviour: it compares with the policy that sampled by itself, so that
+    importance weights do not act. uses_group_likelihood: it needs the likelihood that its group's
+    authors gave their answers. counts_uninformative: groups without spread count in the means where
+    the configuration does not say. keeps: which of a whole step's tokens stay, as (N,) bool, from
+    (N,) log behaviour - log proximal of those of which it is known; None: all of them. settings:
+    the settings of `[trainer]` that act under this objective alone.
     """
 
     name: str

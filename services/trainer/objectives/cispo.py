@@ -1,4 +1,5 @@
-"""CISPO (arXiv 2506.13585): `-sg[clamp(r, cispo_min, cispo_max)] A lp`, so that a clamped token keeps its gradient.
+"""CISPO (arXiv 2506.13585): `-sg[clamp(r, cispo_min, cispo_max)] A lp`, so that a clamped token
+keeps its gradient.
 
 The bounds are the ratio's own, not distances from 1; peers differ in this.
 """

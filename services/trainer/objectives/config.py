@@ -17,14 +17,13 @@ OptionValue = float | int | bool | str
 class ObjectiveConfig:
     """Constants of the objective `name`; what each does with them is in its file.
 
-    dual_clip: at most this multiple of |A| is lost where A < 0 (arXiv 1912.09729); more than 1 + clip_high; None: off.
-    is_min, is_max: cispo's bounds of the ratio itself.
-    kl_coefficient: weight of the k3 divergence to the reference policy; 0: no reference is needed.
-    max_completion_tokens: dr_grpo's constant length; must not change between steps.
-    log_ratio_bound: log ratios are clamped to +- this before exp.
-    m2_threshold: m2po's tau. vespo_positive, vespo_negative: (k, l) by the advantage's sign. oapl_scale: its second beta.
-    aggregation: overrides the objective's own.
-    options: the constants of an objective that an installed package brings, by name.
+    dual_clip: at most this multiple of |A| is lost where A < 0 (arXiv 1912.09729); more than 1 +
+    clip_high; None: off. is_min, is_max: cispo's bounds of the ratio itself. kl_coefficient: weight
+    of the k3 divergence to the reference policy; 0: no reference is needed. max_completion_tokens:
+    dr_grpo's constant length; must not change between steps. log_ratio_bound: log ratios are
+    clamped to +- this before exp. m2_threshold: m2po's tau. vespo_positive, vespo_negative: (k, l)
+    by the advantage's sign. oapl_scale: its second beta. aggregation: overrides the objective's
+    own. options: the constants of an objective that an installed package brings, by name.
     """
 
     name: str = "grpo"
@@ -99,7 +98,8 @@ def objective_config(config: NodeConfig) -> ObjectiveConfig:
     """The objective that a node's configuration asks for.
 
     Raises:
-        ValueError: it cannot be had, or not with the other settings; the message names them as the configuration does.
+        ValueError: it cannot be had, or not with the other settings; the message names them as the
+            configuration does.
     """
     trainer = config.trainer
     if trainer.objective_options and trainer.objective in OBJECTIVES.built_in:

@@ -1,4 +1,6 @@
-"""Dr. GRPO (arXiv 2503.20783): the clipped surrogate, divided by a constant length, so that long answers weigh no less."""
+"""Dr. GRPO (arXiv 2503.20783): the clipped surrogate, divided by a constant length, so that long
+answers weigh no less.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence, divided by an expectation over the group.
+"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence, divided by an expectation
+over the group.
 
-r = exp(mean lp) / (sum q^2 / sum q) over the group, with q = exp(mean log b) of each answer, instead of by an answer's own q.
+r = exp(mean lp) / (sum q^2 / sum q) over the group, with q = exp(mean log b) of each answer,
+instead of by an answer's own q.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from services.trainer.objectives.surrogate import clipped
 
 
 def gepo_log_expectation(mean_logprobs: Sequence[float]) -> float:
-    """log( sum q^2 / sum q ) with q = exp(mean logprob) of each of a group's answers under its author; NaN for none.
+    """log( sum q^2 / sum q ) with q = exp(mean logprob) of each of a group's answers under its
+    author; NaN for none.
 
     It is what q is expected to be over the group when answers are drawn in proportion to q.
     """

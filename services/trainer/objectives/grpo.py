@@ -1,4 +1,6 @@
-"""Group relative policy optimization (arXiv 2402.03300): the clipped surrogate, a mean of the sequences' means."""
+"""Group relative policy optimization (arXiv 2402.03300): the clipped surrogate, a mean of the
+sequences' means.
+"""
 
 from __future__ import annotations
 

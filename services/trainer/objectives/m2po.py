@@ -1,6 +1,8 @@
-"""M2PO (arXiv 2510.01161; AReaL's `actor.py`): DAPO's loss without the tokens furthest from the policy that sampled them.
+"""M2PO (arXiv 2510.01161; AReaL's `actor.py`): DAPO's loss without the tokens furthest from the
+policy that sampled them.
 
-Over the whole step, the tokens of largest (log b - log prox)^2 are dropped until the mean of the rest is below `m2_threshold`.
+Over the whole step, the tokens of largest (log b - log prox)^2 are dropped until the mean of the
+rest is below `m2_threshold`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ if TYPE_CHECKING:
 
 
 def m2_keep(differences: Tensor, threshold: float) -> Tensor:
-    """(N,) bool: which of N tokens stay, so that the mean of the squared `differences` (N,) of those is below `threshold`.
+    """(N,) bool: which of N tokens stay, so that the mean of the squared `differences` (N,) of
+    those is below `threshold`.
 
-    The largest are dropped first. The smallest always stays. What is not finite is dropped, and counts in no mean.
+    The largest are dropped first. The smallest always stays. What is not finite is dropped, and
+    counts in no mean.
 
-    Example: squares 0.01, 0.02 and 1.0 with a threshold of 0.04: the first two stay (their mean is 0.015).
+    Example: squares 0.01, 0.02 and 1.0 with a threshold of 0.04: the first two stay (their mean is
+    0.015).
     """
     squares = differences.detach().square()
     finite = squares.isfinite()
     order = squares.where(finite, float("inf")).argsort(stable=True)
     ordered = squares[order][: int(finite.sum())]
     means = ordered.cumsum(0) / (ordered.new_ones(len(ordered)).cumsum(0))
-    # In ascending order the mean of the first n never falls, so that those below the threshold come first.
+    # In ascending order the mean of the first n never falls, so that those below the threshold come
+    # first.
     count = max(int((means < threshold).sum()), min(1, len(ordered)))
     keep = finite.new_zeros(finite.shape)
     keep[order[:count]] = True

@@ -1,6 +1,8 @@
-"""OAPL (arXiv 2602.19362): no ratio; regresses the log ratio to the policy that sampled on the advantage above the soft value.
+"""OAPL (arXiv 2602.19362): no ratio; regresses the log ratio to the policy that sampled on the
+advantage above the soft value.
 
-`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes where the policy is the optimal one.
+`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes where the policy is the
+optimal one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sums over tokens from which a step's statistics follow, whatever micro-batches it was cut into."""
+"""Sums over tokens from which a step's statistics follow, whatever micro-batches it was cut
+into.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ _MAXIMA = ("ratio_max",)
 class Sums(Generic[Number]):
     """Sums (and one maximum) over the tokens of a part of a step.
 
-    loss: the aggregated loss. tokens: completion tokens. dropped: tokens without loss (rejected or not finite).
-    clipped, ratio, reference_kl, entropy, importance_weight: summed over `tokens`. ratio_max: their largest ratio.
-    behaviour_tokens: tokens whose behaviour logprobs are known and finite. behaviour_kl, truncated: summed over those.
+    loss: the aggregated loss. tokens: completion tokens. dropped: tokens without loss (rejected or
+    not finite). clipped, ratio, reference_kl, entropy, importance_weight: summed over `tokens`.
+    ratio_max: their largest ratio. behaviour_tokens: tokens whose behaviour logprobs are known and
+    finite. behaviour_kl, truncated: summed over those.
     """
 
     loss: Number
@@ -37,7 +40,9 @@ class Sums(Generic[Number]):
 
 
 class LossSums(Sums[Tensor]):
-    """Sums as 0-d float64 tensors on the tokens' device, so that adding micro-batches up waits for nothing."""
+    """Sums as 0-d float64 tensors on the tokens' device, so that adding micro-batches up waits for
+    nothing.
+    """
 
     @classmethod
     def zero(cls, device: torch.device | str = "cpu") -> LossSums:

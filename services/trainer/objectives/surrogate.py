@@ -1,4 +1,6 @@
-"""The clipped surrogate that most objectives share, `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`, and the plain `-A lp`."""
+"""The clipped surrogate that most objectives share,
+`-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`, and the plain `-A lp`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def clipped_loss(terms: LossTerms) -> Loss:
 
 
 def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
-    """With any `ratio` (N, T); where A < 0 at most `dual_clip` times |A| is lost (arXiv 1912.09729)."""
+    """With any `ratio` (N, T); where A < 0 at most `dual_clip` times |A| is lost (arXiv
+    1912.09729).
+    """
     constants, advantage = terms.constants, terms.advantage
     low, high = 1.0 - constants.clip_low, 1.0 + constants.clip_high
     loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)

@@ -13,10 +13,12 @@ from services.trainer.objectives.config import ObjectiveConfig
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What an objective says of every token; all (N, T), only `loss` carries a gradient, padding holds 0.
+    """What an objective says of every token; all (N, T), only `loss` carries a gradient, padding
+    holds 0.
 
-    ratio: policy to proximal policy, as the objective means it. clipped: bool, the ratio's gradient is
-    cut (clipped objectives) or the ratio is clamped (cispo). reference_kl: k3 to the reference, 0 without one.
+    ratio: policy to proximal policy, as the objective means it. clipped: bool, the ratio's gradient
+    is cut (clipped objectives) or the ratio is clamped (cispo). reference_kl: k3 to the reference,
+    0 without one.
     """
 
     loss: Tensor
@@ -38,14 +40,16 @@ def token_loss(
     behaviour_logprobs: Tensor | None = None,
     log_denominators: Tensor | None = None,
 ) -> TokenLoss:
-    """Loss per token of `config.name`, times the importance weight, plus `kl_coefficient` times k3 to the reference.
+    """Loss per token of `config.name`, times the importance weight, plus `kl_coefficient` times k3
+    to the reference.
 
-    logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only `logprobs` has a gradient.
-    advantages: (N,). mask: (N, T) bool, True on completion tokens. importance_weights: (N, T), taken as constants.
-    keep: (N, T) bool, False drops a token's whole loss. Values where `mask` is False may be anything finite or not.
-    behaviour_logprobs: (N, T), for objectives that use them; None: the proximal policy sampled. log_denominators: (N,), for gepo;
-    None or NaN: the sequence's own, so that its ratio is 1.
-    Raises ValueError when a divergence is asked for without a reference.
+    logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only
+    `logprobs` has a gradient. advantages: (N,). mask: (N, T) bool, True on completion tokens.
+    importance_weights: (N, T), taken as constants. keep: (N, T) bool, False drops a token's whole
+    loss. Values where `mask` is False may be anything finite or not. behaviour_logprobs: (N, T),
+    for objectives that use them; None: the proximal policy sampled. log_denominators: (N,), for
+    gepo; None or NaN: the sequence's own, so that its ratio is 1. Raises ValueError when a
+    divergence is asked for without a reference.
     """
     if config.needs_reference and reference_logprobs is None:
         raise ValueError(
@@ -89,7 +93,8 @@ def token_loss(
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, log_ratio_bound: float = 20.0) -> Tensor:
-    """`exp(d) - d - 1` with `d = reference - policy`: a non-negative, unbiased sample of KL(policy || reference).
+    """`exp(d) - d - 1` with `d = reference - policy`: a non-negative, unbiased sample of KL(policy
+    || reference).
 
     Unbiased where the tokens were sampled from the policy (http://joschu.net/blog/kl-approx.html).
     """

@@ -1,6 +1,8 @@
-"""VESPO (arXiv 2602.10693; TRL's `loss_type="vespo"`): `-sg[e^l w^k e^(-l w)] A lp`, w = exp(sum (lp - log b)) of the sequence.
+"""VESPO (arXiv 2602.10693; TRL's `loss_type="vespo"`): `-sg[e^l w^k e^(-l w)] A lp`, w = exp(sum
+(lp - log b)) of the sequence.
 
-The weight is 1 at w = 1 and falls on both sides; (k, l) are `vespo_positive` or `vespo_negative`, by the advantage's sign.
+The weight is 1 at w = 1 and falls on both sides; (k, l) are `vespo_positive` or `vespo_negative`,
+by the advantage's sign.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Joining the processes that torchrun started: who this process is, on which device, and whether all want the same."""
+"""Joining the processes that torchrun started: who this process is, on which device, and whether
+all want the same.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def join(place: Place, config: NodeConfig) -> torch.device:
 
     Raises:
         ProcessLost: they do not all come within `trainer.collective_timeout_s`.
-        FatalError: no device for this process, turns on it, or another one has another configuration.
+        FatalError: no device for this process, turns on it, or another one has another
+            configuration.
     """
     if config.model.device_turns:
         raise FatalError("model.device_turns is for one trainer process: unset it, or start the trainer without torchrun")

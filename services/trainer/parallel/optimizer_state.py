@@ -1,4 +1,6 @@
-"""An optimizer's `state_dict` with whole tensors, as checkpoints hold it, from one with sharded tensors, and back."""
+"""An optimizer's `state_dict` with whole tensors, as checkpoints hold it, from one with sharded
+tensors, and back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a learner asks of the processes that train with it, and the answers of a process that is alone."""
+"""What a learner asks of the processes that train with it, and the answers of a process that is
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from shared.model.loading import resolve_device
 class Parallel(Protocol):
     """One of `ranks` processes that train one policy.
 
-    All of them make the same calls in the same order. What they return depends on no rank, but for `whole`.
+    All of them make the same calls in the same order. What they return depends on no rank, but for
+    `whole`.
     """
 
     @property
@@ -27,19 +30,27 @@ class Parallel(Protocol):
         ...
 
     def device(self, name: str) -> torch.device:
-        """The device to compute on, for `model.device`. Raises FatalError when there is none for this process."""
+        """The device to compute on, for `model.device`. Raises FatalError when there is none for
+        this process.
+        """
         ...
 
     def load_device(self, device: torch.device) -> torch.device:
-        """Where weights are loaded to before `shard`, when `device` is where they are computed with."""
+        """Where weights are loaded to before `shard`, when `device` is where they are computed
+        with.
+        """
         ...
 
     def shard(self, model: Any) -> None:
-        """Leave each process its part of `model`'s weights, in place; forward and backward passes are then made together."""
+        """Leave each process its part of `model`'s weights, in place; forward and backward passes
+        are then made together.
+        """
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors that all processes gave, in the order of their ranks; all have one shape and dtype."""
+        """The tensors that all processes gave, in the order of their ranks; all have one shape and
+        dtype.
+        """
         ...
 
     def number(self, tensor: Tensor) -> float:
@@ -47,11 +58,15 @@ class Parallel(Protocol):
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A sharded tensor put together in rank 0, and nothing (0 elements) elsewhere; a plain tensor as it is."""
+        """A sharded tensor put together in rank 0, and nothing (0 elements) elsewhere; a plain
+        tensor as it is.
+        """
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Inverse of `whole`: rank 0's `tensor`, sharded as `like` is. Other ranks may give a tensor without content."""
+        """Inverse of `whole`: rank 0's `tensor`, sharded as `like` is. Other ranks may give a
+        tensor without content.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""A policy split over processes with FSDP2: weights, gradients and optimizer states in parts, a layer put together when used."""
+"""A policy split over processes with FSDP2: weights, gradients and optimizer states in parts, a
+layer put together when used.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ class Sharded:
         return self._device
 
     def load_device(self, device: torch.device) -> torch.device:
-        """The host: a policy that is sharded because it fits no device must not be loaded to one."""
+        """The host: a policy that is sharded because it fits no device must not be loaded to
+        one.
+        """
         return torch.device("cpu")
 
     def shard(self, model: Any) -> None:
-        """FSDP2 per transformer block and over the rest; gradients are summed, because the loss is divided for the whole step."""
+        """FSDP2 per transformer block and over the rest; gradients are summed, because the loss is
+        divided for the whole step.
+        """
         for module in [*transformer_blocks(model), model]:
-            # Parameters that stay together after a pass would be stale after the optimizer's step or a restore.
+            # Parameters that stay together after a pass would be stale after the optimizer's step
+            # or a restore.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -69,7 +76,9 @@ class Sharded:
 
 
 def transformer_blocks(model: Any) -> list[nn.Module]:
-    """Modules that the model's authors say must stay on one device: the transformer blocks. None: only the whole is sharded."""
+    """Modules that the model's authors say must stay on one device: the transformer blocks. None:
+    only the whole is sharded.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
     # What is inside comes first, as FSDP2 wants it.

@@ -1,4 +1,6 @@
-"""Which adapters can learn: asked of the model itself, since some read a layer's weight past its adapter, or never call it."""
+"""Which adapters can learn: asked of the model itself, since some read a layer's weight past its
+adapter, or never call it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _SECOND_FACTOR = re.compile(r"\.lora_(embedding_)?B\.")
 
 
 def adapters_without_gradient(model: nn.Module) -> list[str]:
-    """Adapted layers that no gradient reached from a few tokens, by name; numbers are left out, of which there may be many.
+    """Adapted layers that no gradient reached from a few tokens, by name; numbers are left out, of
+    which there may be many.
 
-    An expert that no token went to is not meant, as long as another of its layer learns. Gradients are cleared. All processes of a
-    sharded model make the same call.
+    An expert that no token went to is not meant, as long as another of its layer learns. Gradients
+    are cleared. All processes of a sharded model make the same call.
     """
     reached: dict[str, bool] = {}
     with evaluating(model), torch.enable_grad():

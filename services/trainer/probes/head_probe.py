@@ -1,4 +1,6 @@
-"""Whether a model's output layer may be computed apart from the rest of it, in chunks: asked of the model itself."""
+"""Whether a model's output layer may be computed apart from the rest of it, in chunks: asked of the
+model itself.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import TokenGroup, build_rows
 
-# Relative to 1 + |value|. A half-precision product may be rounded another way for another number of rows.
+# Relative to 1 + |value|. A half-precision product may be rounded another way for another number of
+# rows.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _HALF_TOLERANCE = 0.05
 _LARGE_LOGIT = 60.0
-"""To which the probe raises the largest logit, so that what acts on large ones only, such as a soft cap at 30, shows."""
+"""To which the probe raises the largest logit, so that what acts on large ones only, such as a soft
+cap at 30, shows.
+"""
 
 
 class NotSeparate(Exception):
@@ -28,10 +33,12 @@ class NotSeparate(Exception):
 
 
 def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
-    """How to compute the model's logits in chunks; None, with a line in the log, where that is not certain to be the same.
+    """How to compute the model's logits in chunks; None, with a line in the log, where that is not
+    certain to be the same.
 
-    budget_tokens: of one forward pass; where their logits fit into one chunk there is nothing to gain (None, no line). All
-    processes of a sharded model make the same call. The model's mode is left as it was.
+    budget_tokens: of one forward pass; where their logits fit into one chunk there is nothing to
+    gain (None, no line). All processes of a sharded model make the same call. The model's mode is
+    left as it was.
     """
     if budget_tokens * int(getattr(text_config(model), "vocab_size", 0)) * 4 <= CHUNK_BYTES:
         return None
@@ -49,7 +56,9 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
 
 @torch.no_grad()
 def probed(model: nn.Module) -> SeparateHead:
-    """The model's separate head, tried on a few tokens. Raises NotSeparate, or what a model raises that cannot be tried."""
+    """The model's separate head, tried on a few tokens. Raises NotSeparate, or what a model raises
+    that cannot be tried.
+    """
     head = output_layer(model)
     if type(head) is not nn.Linear:
         raise NotSeparate(f"the output layer is a {type(head).__name__}, not a plain linear layer")
@@ -76,9 +85,11 @@ def probed(model: nn.Module) -> SeparateHead:
 
 
 def _compared(model: nn.Module, head: nn.Linear, tokens: list[int], transform: LogitTransform, factor: float) -> float:
-    """Compares the model's logits with what the head's input and `transform` give; the largest product of the head.
+    """Compares the model's logits with what the head's input and `transform` give; the largest
+    product of the head.
 
-    factor: on the head's input, so that its products are that much larger than the model would make them.
+    factor: on the head's input, so that its products are that much larger than the model would make
+    them.
     """
     products: list[Tensor] = []
 

@@ -1,4 +1,6 @@
-"""Whether the trainer computes a model's logprobs as each text alone would give them: asked of the model when it is loaded."""
+"""Whether the trainer computes a model's logprobs as each text alone would give them: asked of the
+model when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.attention import attention_windows
 from shared.model.full_precision import computing_in_float32, is_half
 
-# Relative to 1 + |logprob|. What is right is decided in float32. Half precision may send a token to another expert and hides small
-# errors: its bound is on the mean, for what it alone breaks.
+# Relative to 1 + |logprob|. What is right is decided in float32. Half precision may send a token to
+# another expert and hides small errors: its bound is on the mean, for what it alone breaks.
 _TOLERANCE = 1e-4
 _DOUBLE_TOLERANCE = 1e-6
 _HALF_TOLERANCE = 0.05
@@ -26,14 +28,17 @@ _BEYOND = 16
 
 
 class UntrainableModel(ValueError):
-    """The model would be trained on other logprobs than it samples with; the message says what was found and what helps."""
+    """The model would be trained on other logprobs than it samples with; the message says what was
+    found and what helps.
+    """
 
 
 def check_trainable(model: nn.Module) -> None:
     """Try a few tokens in the modes that the model is trained in.
 
     Raises:
-        UntrainableModel: a later token or padding moves the logprobs, or two passes do not agree, or the model cannot take rows.
+        UntrainableModel: a later token or padding moves the logprobs, or two passes do not agree,
+            or the model cannot take rows.
     """
     _check(model, rounded=False)
     if is_half(next(model.parameters()).dtype):
@@ -105,7 +110,9 @@ def _all_but_last(groups: list[TokenGroup]) -> Tensor:
 
 
 def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
-    """Every completion token's logprob, as training computes it: rows side by side, padded on the right."""
+    """Every completion token's logprob, as training computes it: rows side by side, padded on the
+    right.
+    """
     planned = plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=1)
     rows = build_rows(groups, planned).to(next(model.parameters()).device)
     scored = completion_logprobs(model, rows).logprobs
@@ -119,7 +126,9 @@ def _alone(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
 
 
 def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Logprobs of the same tokens, past the widest window that can be tried: at the end of a text, and with more behind them."""
+    """Logprobs of the same tokens, past the widest window that can be tried: at the end of a text,
+    and with more behind them.
+    """
     config = text_config(model)
     context = int(getattr(config, "max_position_embeddings", None) or 2 * _LONGEST_PROBE)
     beyond = min(_BEYOND, context // 3)
@@ -132,7 +141,9 @@ def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _text_alone(model: nn.Module, text: list[int], count: int) -> Tensor:
-    """Logprobs of a text's last `count` tokens, `(count,)`; no more logits than they need where the model can leave them out."""
+    """Logprobs of a text's last `count` tokens, `(count,)`; no more logits than they need where the
+    model can leave them out.
+    """
     ids = torch.tensor([text], device=next(model.parameters()).device)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}

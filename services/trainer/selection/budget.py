@@ -1,7 +1,9 @@
-"""What foreign groups may cost in one step. Pure arithmetic over token positions; the same batch gives the same answer.
+"""What foreign groups may cost in one step. Pure arithmetic over token positions; the same batch
+gives the same answer.
 
-A foreign group may cost `factor` times what is usual in its batch. All groups of one sender together may cost what is usual for as
-many groups, and `factor - 1` times that besides: one group's excess, however many groups come. What is over is left out whole.
+A foreign group may cost `factor` times what is usual in its batch. All groups of one sender
+together may cost what is usual for as many groups, and `factor - 1` times that besides: one group's
+excess, however many groups come. What is over is left out whole.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ class Cost:
 
 
 def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
-    """What a group may cost without being dear: the completions of the largest possible local group, or more where this batch's
-    costliest local group or its median group cost more."""
+    """What a group may cost without being dear: the completions of the largest possible local
+    group, or more where this batch's costliest local group or its median group cost more."""
     if not costs:
         return float(usual_tokens)
     local = [cost.positions for cost in costs if cost.is_local]
@@ -33,10 +35,11 @@ def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
 
 
 def over_budget(costs: Sequence[Cost], usual_tokens: int, factor: float) -> dict[int, str]:
-    """Places of the foreign groups to leave out, with the reason: GROUP_BUDGET or, of a sender's costliest, SENDER_BUDGET.
+    """Places of the foreign groups to leave out, with the reason: GROUP_BUDGET or, of a sender's
+    costliest, SENDER_BUDGET.
 
-    Example: with 100 usual and a factor of 4, `[401, 300, 200]` of one sender loses its first to the group's budget, and the rest,
-    500, is what two groups may cost together.
+    Example: with 100 usual and a factor of 4, `[401, 300, 200]` of one sender loses its first to
+    the group's budget, and the rest, 500, is what two groups may cost together.
     """
     usual = usual_cost(costs, usual_tokens)
     left_out = {index: GROUP_BUDGET for index, cost in enumerate(costs) if not cost.is_local and cost.positions > factor * usual}

@@ -1,21 +1,25 @@
-"""What an author's text is worth next to this node's: how often its groups pass here, over earlier batches. Pure.
+"""What an author's text is worth next to this node's: how often its groups pass here, over earlier
+batches. Pure.
 
-HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by clip(P_j / P_k, 0.1, 10), with P
-the mean accuracy over the last five batches of questions that all agents answer. Nodes of a swarm answer questions of their own
-and share only some of their groups, so three things differ:
+HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by
+clip(P_j / P_k, 0.1, 10), with P the mean accuracy over the last five batches of questions that all
+agents answer. Nodes of a swarm answer questions of their own and share only some of their groups,
+so three things differ:
 
-* **Like is compared with like.** A foreign group without spread in its rewards is never drawn, and local groups are trained on
-  whatever their rewards are: with all of them counted, others would look abler on hard sources and less able on easy ones than
-  they are. Only groups in which some completions pass and some fail count, on both sides. That moves both means towards a half:
-  among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the same side of it. Of groups of
-  two it says nothing.
-* **By source.** Each of the author's groups is compared with what this node's groups of its task source pass on average, so that
-  nobody looks able because its tasks are easy. Sources that one side alone has say nothing.
-* **Earlier batches alone.** A factor does not depend on the rewards of the group that it multiplies: groups that turned out well
-  would otherwise count for more because they did.
+* **Like is compared with like.** A foreign group without spread in its rewards is never drawn, and
+  local groups are trained on whatever their rewards are: with all of them counted, others would
+  look abler on hard sources and less able on easy ones than they are. Only groups in which some
+  completions pass and some fail count, on both sides. That moves both means towards a half: among
+  groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the same
+  side of it. Of groups of two it says nothing.
+* **By source.** Each of the author's groups is compared with what this node's groups of its task
+  source pass on average, so that nobody looks able because its tasks are easy. Sources that one
+  side alone has say nothing.
+* **Earlier batches alone.** A factor does not depend on the rewards of the group that it
+  multiplies: groups that turned out well would otherwise count for more because they did.
 
-Rewards are this node's scorer's; nothing that a sender says of itself plays a part. It may still choose which groups it sends: at
-the most that gives it a P of 1, so a factor of 1 / P_own.
+Rewards are this node's scorer's; nothing that a sender says of itself plays a part. It may still
+choose which groups it sends: at the most that gives it a P of 1, so a factor of 1 / P_own.
 """
 
 from __future__ import annotations
@@ -27,11 +31,13 @@ from shared.contracts.messages import Batch, ScoredGroup
 from shared.evaluation import PASS_REWARD
 
 LEAST_GROUPS = 4
-"""As many groups must be known of the author and of this node, on sources that both have; with fewer the factor is 1. The mean of
-four is off by an eighth where one alone is off by a quarter."""
+"""As many groups must be known of the author and of this node, on sources that both have; with
+fewer the factor is 1. The mean of four is off by an eighth where one alone is off by a quarter."""
 
 Seen = tuple[str | None, str, float]
-"""A group of an earlier batch: its author (`share_of`; None: this node), its task source, the part of it that passed."""
+"""A group of an earlier batch: its author (`share_of`; None: this node), its task source, the part
+of it that passed.
+"""
 
 Window = list[list[Seen]]
 """A list a batch, oldest first: plain values, as a checkpoint holds them."""
@@ -39,7 +45,9 @@ Window = list[list[Seen]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapabilityRules:
-    """window_batches: how many earlier batches count; 0: every factor is 1. low, high: bounds of a factor."""
+    """window_batches: how many earlier batches count; 0: every factor is 1. low, high: bounds of a
+    factor.
+    """
 
     window_batches: int = 0
     low: float = 0.1
@@ -54,9 +62,11 @@ class CapabilityRules:
 
 
 def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, float]:
-    """By author: clip(P_author / P_own, low, high). Whoever is not known well enough is not there, which means 1.
+    """By author: clip(P_author / P_own, low, high). Whoever is not known well enough is not there,
+    which means 1.
 
-    Example: the author's groups of one source passed 3/4 on average and this node's of that source 1/4: the factor is 3.
+    Example: the author's groups of one source passed 3/4 on average and this node's of that source
+    1/4: the factor is 3.
     """
     own: dict[str, list[float]] = {}
     theirs: dict[str, list[tuple[str, float]]] = {}
@@ -92,7 +102,9 @@ def newest(window: Window, rules: CapabilityRules) -> Window:
 
 
 def share_of(scored: ScoredGroup) -> str:
-    """Under which name a foreign group's author is known: the one that its share of a batch goes by."""
+    """Under which name a foreign group's author is known: the one that its share of a batch goes
+    by.
+    """
     return scored.share or scored.group.node
 
 

@@ -1,8 +1,10 @@
-"""The tokens of one group: those that were sampled, or the text encoded again. What was scored is what is trained on.
+"""The tokens of one group: those that were sampled, or the text encoded again. What was scored is
+what is trained on.
 
-A local group comes from this node's own generator and verifier and keeps the tokens that were sampled. Of a foreign group only
-the derived question and the scored texts are known to be what they say (`services.verifier.border`): its prompt is rendered here,
-and an answer's token ids and behaviour logprobs are used only where the ids decode to that text and nothing else.
+A local group comes from this node's own generator and verifier and keeps the tokens that were
+sampled. Of a foreign group only the derived question and the scored texts are known to be what they
+say (`services.verifier.border`): its prompt is rendered here, and an answer's token ids and
+behaviour logprobs are used only where the ids decode to that text and nothing else.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from shared.model.prompts import encode_answer, render_prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """What the trainer's tokenizer and model can take. `max_length` counts prompt and completion tokens together.
+    """What the trainer's tokenizer and model can take. `max_length` counts prompt and completion
+    tokens together.
 
-    end_token_id: what stands behind an answer that ended and is encoded here. end_token_ids: every token that ends one; empty:
-    `end_token_id` alone. max_foreign_tokens: longest foreign completion, end token included; None: no such bound.
+    end_token_id: what stands behind an answer that ended and is encoded here. end_token_ids: every
+    token that ends one; empty:
+    `end_token_id` alone. max_foreign_tokens: longest foreign completion, end token included; None:
+    no such bound.
     """
 
     tokenizer: Any
@@ -61,9 +66,11 @@ class SkippedGroup(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupTokens:
-    """Token ids of a group's prompt and of each completion; behaviour logprobs where they are known.
+    """Token ids of a group's prompt and of each completion; behaviour logprobs where they are
+    known.
 
-    reencoded: whether the text of any completion was encoded here. text_logprobs: of those, where their authors say so.
+    reencoded: whether the text of any completion was encoded here. text_logprobs: of those, where
+    their authors say so.
     """
 
     prompt_ids: list[int]
@@ -86,7 +93,9 @@ def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
 
 
 def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
-    """Of a group that another node sent. Raises SkippedGroup: `control_text` where its text would become control tokens."""
+    """Of a group that another node sent. Raises SkippedGroup: `control_text` where its text would
+    become control tokens.
+    """
     prompt_ids = rules.prompt_ids(group.task.question)
     if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
         raise SkippedGroup("control_text")
@@ -104,7 +113,8 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
     if rules.max_foreign_tokens is not None and max(map(len, completions)) > rules.max_foreign_tokens:
         raise SkippedGroup("too_long")
     texts = [
-        # Under the same tokenizer, ids that are not the text's have logprobs that are not the text's.
+        # Under the same tokenizer, ids that are not the text's have logprobs that are not the
+        # text's.
         None if same_tokenizer or sampled is not None else _text_logprob(completion)
         for completion, sampled in zip(group.completions, kept, strict=True)
     ]
@@ -120,7 +130,9 @@ def _fitting(tokens: GroupTokens, rules: TokenRules) -> GroupTokens:
 
 
 def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], list[float] | None] | None:
-    """A foreign completion's own tokens, if they are the scored text's; None: encode the text instead."""
+    """A foreign completion's own tokens, if they are the scored text's; None: encode the text
+    instead.
+    """
     if completion.token_ids is None:
         return None
     try:
@@ -135,7 +147,9 @@ def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], lis
 
 
 def _text_logprob(completion: Completion) -> TextLogprob | None:
-    """What the author's policy gave the text in its own tokens, of which only the number need be known here."""
+    """What the author's policy gave the text in its own tokens, of which only the number need be
+    known here.
+    """
     if completion.behaviour_logprobs is None:
         return None
     try:

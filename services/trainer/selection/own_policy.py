@@ -1,9 +1,11 @@
-"""What this node's policy thinks of other nodes' answers: text that it finds absurd is not trained on.
+"""What this node's policy thinks of other nodes' answers: text that it finds absurd is not trained
+on.
 
-A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer in poisoned reasoning; the mean
-log-probability under this node's policy tells such text from what the policy might have said (arXiv 2511.09780). How likely a
-policy finds its own words differs from model to model; how much less likely it finds its peers' hardly does. So the bound is
-relative to the mean of the same batch's local answers, and needs neither choosing for a model nor memory.
+A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer
+in poisoned reasoning; the mean log-probability under this node's policy tells such text from what
+the policy might have said (arXiv 2511.09780). How likely a policy finds its own words differs from
+model to model; how much less likely it finds its peers' hardly does. So the bound is relative to
+the mean of the same batch's local answers, and needs neither choosing for a model nor memory.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from shared.seeds import number_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPolicyRules:
-    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per token, in nats.
+    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per
+    token, in nats.
 
-    slack: how many nats a token below the mean of the batch's local answers a foreign one may be; None: only `min_logprob` counts.
+    slack: how many nats a token below the mean of the batch's local answers a foreign one may be;
+    None: only `min_logprob` counts.
     """
 
     fraction: float
@@ -47,11 +51,13 @@ class OwnPolicyRules:
 def drop_absurd(
     model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int, parallel: Parallel = ALONE
 ) -> tuple[Intake, Counter[str]]:
-    """The intake without the foreign answers that `model`, as it is now, finds absurd; and how many of each node's there were.
+    """The intake without the foreign answers that `model`, as it is now, finds absurd; and how many
+    of each node's there were.
 
-    A dropped answer still counts in its group's baseline. A group of which nothing is left is skipped as `absurd`. The same batch
-    and weights give the same result on a CPU: which groups are looked at follows from the batch's seed and the group's id, whose
-    author cannot know the batch it will be in.
+    A dropped answer still counts in its group's baseline. A group of which nothing is left is
+    skipped as `absurd`. The same batch and weights give the same result on a CPU: which groups are
+    looked at follows from the batch's seed and the group's id, whose author cannot know the batch
+    it will be in.
     """
     looked_at = groups_to_check(intake, config, rules, batch_seed)
     if not looked_at:
@@ -70,7 +76,8 @@ def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules,
 
 
 def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
-    """The least mean logprob per token of a foreign answer, given those of the batch's local answers when they were sampled.
+    """The least mean logprob per token of a foreign answer, given those of the batch's local
+    answers when they were sampled.
 
     Without local answers there is nothing to compare with, and `min_logprob` stands alone.
     """
@@ -81,9 +88,11 @@ def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
 
 
 def local_means(groups: Sequence[TokenGroup]) -> list[float]:
-    """Mean logprob per token of every local answer whose logprobs are known, as the policy that sampled it found it.
+    """Mean logprob per token of every local answer whose logprobs are known, as the policy that
+    sampled it found it.
 
-    Replayed answers are left out: an older policy found its own words less likely, which would let more of others' text in.
+    Replayed answers are left out: an older policy found its own words less likely, which would let
+    more of others' text in.
     """
     return [
         math.fsum(logprobs) / len(logprobs)

@@ -1,8 +1,10 @@
-"""Which of more foreign groups than a step takes are trained on: the likeliest, or the least likely, under this node's policy.
+"""Which of more foreign groups than a step takes are trained on: the likeliest, or the least
+likely, under this node's policy.
 
-The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and says how many to keep
-(`Batch.preference`); the choice is made here, where the text is computed on anyway. The same batch and weights give the same
-choice on a CPU, so that a resumed trainer trains on the same groups.
+The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and
+says how many to keep (`Batch.preference`); the choice is made here, where the text is computed on
+anyway. The same batch and weights give the same choice on a CPU, so that a resumed trainer trains
+on the same groups.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from shared.contracts.messages import Batch, Preference
 class Preferred:
     """The batch with the chosen foreign groups alone, and what was chosen.
 
-    left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token, in nats, of the chosen groups'
-    text and of the others'; None where there is none.
+    left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token,
+    in nats, of the chosen groups' text and of the others'; None where there is none.
     """
 
     batch: Batch
@@ -55,7 +57,9 @@ def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
 
 
 def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred:
-    """What `prefer` returns, given this node's own `logprobs` of the groups of `taken`, the batch's `candidates_of`."""
+    """What `prefer` returns, given this node's own `logprobs` of the groups of `taken`, the batch's
+    `candidates_of`.
+    """
     preference = batch.preference
     assert preference is not None
     candidates = [item for item in batch.items if item.scored.origin == "external"]
@@ -78,7 +82,8 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
 def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: Preference) -> list[int]:
     """Which candidates to keep, in their order.
 
-    means: mean logprob per token of each candidate's text. nodes: whose share of the batch each takes.
+    means: mean logprob per token of each candidate's text. nodes: whose share of the batch each
+    takes.
     """
     sign = -1.0 if preference.by == "near" else 1.0
     last = math.inf

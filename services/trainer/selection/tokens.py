@@ -1,6 +1,8 @@
-"""From a batch's messages to groups in the trainer's own tokens, with advantages and each group's share of the step.
+"""From a batch's messages to groups in the trainer's own tokens, with advantages and each group's
+share of the step.
 
-A group that cannot be used is left out and counted, whatever is wrong with it; so is a foreign one that costs more than its budget.
+A group that cannot be used is left out and counted, whatever is wrong with it; so is a foreign one
+that costs more than its budget.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ from shared.contracts.messages import Batch, ScoredGroup
 class IntakeRules(TokenRules):
     """What the trainer takes in, besides what its tokenizer and model can.
 
-    capability: what a foreign completion's advantage is multiplied by, by its author (`services.trainer.selection.capability`).
-    max_foreign_advantage: bound of a foreign completion's advantage, so multiplied. usual_tokens: prompt excluded, the most that a
-    local group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its batch
-    (`services.trainer.selection.budget`).
-    foreign_share_factor: the same for the tokens that it counts for in the loss (`services.trainer.gradient.influence`).
-    drop_truncated: leave out answers cut at the length limit. drop_foreign_negatives, drop_local_negatives: foreign or local ones
-    with a negative advantage. All stay in their group's baseline; a group of which nothing is left is skipped as `truncated` or
-    `negative`.
+    capability: what a foreign completion's advantage is multiplied by, by its author
+    (`services.trainer.selection.capability`). max_foreign_advantage: bound of a foreign
+    completion's advantage, so multiplied. usual_tokens: prompt excluded, the most that a local
+    group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its
+    batch (`services.trainer.selection.budget`). foreign_share_factor: the same for the tokens that
+    it counts for in the loss (`services.trainer.gradient.influence`). drop_truncated: leave out
+    answers cut at the length limit. drop_foreign_negatives, drop_local_negatives: foreign or local
+    ones with a negative advantage. All stay in their group's baseline; a group of which nothing is
+    left is skipped as `truncated` or `negative`.
     """
 
     external_weight: float = 1.0
@@ -56,12 +59,14 @@ class IntakeRules(TokenRules):
 class Intake:
     """The groups to train on and what became of the rest.
 
-    authors: node and group id of each of `groups`. local, external, replayed: groups taken in; a replayed one, a local group of an
-    earlier batch, is not among the local ones.
-    with_behaviour: those whose behaviour logprobs are known. reencoded: those of which some text was encoded here.
-    zero_advantage: those without spread in their rewards. skipped: groups left out, by reason. over_budget_of: foreign groups left
-    out for their cost, by node. capability_of: what the advantages of foreign groups were multiplied by, by node, where that is not
-    1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken in.
+    authors: node and group id of each of `groups`. local, external, replayed: groups taken in; a
+    replayed one, a local group of an earlier batch, is not among the local ones. with_behaviour:
+    those whose behaviour logprobs are known. reencoded: those of which some text was encoded here.
+    zero_advantage: those without spread in their rewards. skipped: groups left out, by reason.
+    over_budget_of: foreign groups left out for their cost, by node. capability_of: what the
+    advantages of foreign groups were multiplied by, by node, where that is not
+    1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken
+       in.
     """
 
     groups: list[TokenGroup]
@@ -161,7 +166,8 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
 
 
 def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[str, float]) -> list[list[float]]:
-    """One number per completion; of a foreign group, answers without tokens have 0 and are no part of the others' baseline.
+    """One number per completion; of a foreign group, answers without tokens have 0 and are no part
+    of the others' baseline.
 
     factors: on those of foreign groups, by author; 1 where there is none.
     """
@@ -185,7 +191,8 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[st
 def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) -> TokenGroup:
     """The completions that are trained on. Raises SkippedGroup where none is left."""
     tokens, completions = each.tokens, each.scored.group.completions
-    # A local answer without tokens still counts in its group's baseline, but there is nothing of it to make likelier.
+    # A local answer without tokens still counts in its group's baseline, but there is nothing of it
+    # to make likelier.
     kept = answers_present(tokens.completions)
     if rules.drop_truncated:
         kept = [index for index in kept if completions[index].finish_reason != "length"]

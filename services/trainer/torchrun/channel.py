@@ -1,6 +1,8 @@
-"""How process 0 tells the others what to do next: a small header that all processes reduce together, then a payload.
+"""How process 0 tells the others what to do next: a small header that all processes reduce
+together, then a payload.
 
-It goes over the host's network (gloo) also where weights go over NCCL, so that waiting for a command occupies no GPU.
+It goes over the host's network (gloo) also where weights go over NCCL, so that waiting for a
+command occupies no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Command(IntEnum):
 
 
 def announce(command: Command, payload: bytes = b"") -> bool:
-    """Process 0: tell the others. Returns whether one of them was asked to stop (SIGTERM). Raises RuntimeError when one is gone."""
+    """Process 0: tell the others. Returns whether one of them was asked to stop (SIGTERM). Raises
+    RuntimeError when one is gone.
+    """
     _, _, stops = _header(command, len(payload), wants_stop=False)
     if payload:
         dist.broadcast(torch.frombuffer(bytearray(payload), dtype=torch.uint8), src=0)
@@ -31,7 +35,9 @@ def announce(command: Command, payload: bytes = b"") -> bool:
 
 
 def heed(*, wants_stop: bool) -> tuple[Command, bytes]:
-    """The others: wait for the next command. Raises RuntimeError when process 0 is gone, or says nothing for too long."""
+    """The others: wait for the next command. Raises RuntimeError when process 0 is gone, or says
+    nothing for too long.
+    """
     command, size, _ = _header(0, 0, wants_stop=wants_stop)
     payload = torch.empty(size, dtype=torch.uint8)
     if size:

@@ -1,4 +1,6 @@
-"""Every process but the first: it computes its share of what process 0 says, and speaks to nobody else."""
+"""Every process but the first: it computes its share of what process 0 says, and speaks to nobody
+else.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def follow(place: Place, config: NodeConfig) -> None:
 
     Raises:
         ProcessLost: process 0 or another one is gone or hangs.
-        FatalError: what process 0 cannot go on after either, such as a model that does not fit the configuration.
+        FatalError: what process 0 cannot go on after either, such as a model that does not fit the
+            configuration.
     """
     parallel = Sharded(place, join(place, config))
     told_to_stop = _StopSignals()
@@ -79,7 +82,9 @@ def follow(place: Place, config: NodeConfig) -> None:
 
 
 def step_seed(config: NodeConfig, rank: int, step: int) -> int:
-    """Seed of process `rank`'s dropout in a step: another for each, the same after a restart, so that no checkpoint holds it."""
+    """Seed of process `rank`'s dropout in a step: another for each, the same after a restart, so
+    that no checkpoint holds it.
+    """
     return number_from(f"{node_seed(config)}/{rank}/{step}", 6)
 
 
@@ -100,7 +105,9 @@ def _do(learner: Learner, config: NodeConfig, rank: int, command: Command, paylo
 
 
 class _StopSignals:
-    """Whether SIGTERM or SIGINT came. They do not end this process: process 0 needs it for the last checkpoint, and is told."""
+    """Whether SIGTERM or SIGINT came. They do not end this process: process 0 needs it for the last
+    checkpoint, and is told.
+    """
 
     def __init__(self) -> None:
         self.seen = False

@@ -18,7 +18,9 @@ _END_S = 3.0
 
 
 class LeadingTrainer:
-    """The trainer of `TrainerService`, whose learner computes with other processes. It alone speaks to anybody outside."""
+    """The trainer of `TrainerService`, whose learner computes with other processes. It alone speaks
+    to anybody outside.
+    """
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -52,7 +54,9 @@ class LeadingTrainer:
         return LeadingLearner(config, self._followers)
 
     async def _watch(self, context: ServiceContext) -> None:
-        """Notice processes that are gone while there is nothing to compute, and pass on what only they were told."""
+        """Notice processes that are gone while there is nothing to compute, and pass on what only
+        they were told.
+        """
         started_by = os.getppid()
         while True:
             await asyncio.sleep(_BEAT_S)

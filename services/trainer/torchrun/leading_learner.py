@@ -1,4 +1,6 @@
-"""The learner of process 0: whatever it is asked to do, the other processes are told to do as well."""
+"""The learner of process 0: whatever it is asked to do, the other processes are told to do as
+well.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from shared.contracts.messages import Batch
 
 
 class Followers:
-    """The other processes, as process 0 sees them: one command at a time, and none after one that failed."""
+    """The other processes, as process 0 sees them: one command at a time, and none after one that
+    failed.
+    """
 
     def __init__(self, place: Place, config: NodeConfig) -> None:
         self._place = place
@@ -34,7 +38,8 @@ class Followers:
 
     @contextmanager
     def doing(self, command: Command | None, payload: bytes = b"") -> Iterator[None]:
-        """All processes do what `command` says while this one does it inside; None: what all do unasked.
+        """All processes do what `command` says while this one does it inside; None: what all do
+        unasked.
 
         Raises:
             ProcessLost: one of them is gone, now or before.
@@ -48,7 +53,8 @@ class Followers:
                         announce(command, payload)
                     yield
             except BaseException as error:
-                # Whoever failed half-way is out of step with the others: nothing that they do together can go well any more.
+                # Whoever failed half-way is out of step with the others: nothing that they do
+                # together can go well any more.
                 self._failure = str(error)
                 raise
 
@@ -63,7 +69,9 @@ class Followers:
         self._heeding = True
 
     def beat(self) -> bool:
-        """See that all are there, unless they are at work. Returns whether one of them was asked to stop. Raises ProcessLost."""
+        """See that all are there, unless they are at work. Returns whether one of them was asked to
+        stop. Raises ProcessLost.
+        """
         if not self._one_at_a_time.acquire(blocking=False):
             return False
         try:

@@ -1,4 +1,6 @@
-"""What the other processes must know of a state that process 0 restores: everything but the contents of what it scatters."""
+"""What the other processes must know of a state that process 0 restores: everything but the
+contents of what it scatters.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from services.trainer.state import LearnerState
 
 
 def pack_state(state: LearnerState) -> bytes:
-    """Names, shapes, numbers and the random state; scalars such as the optimizer's step counts with their values."""
+    """Names, shapes, numbers and the random state; scalars such as the optimizer's step counts with
+    their values.
+    """
     packed = io.BytesIO()
     outline = {
         "weights": {name: _outline(value) for name, value in state.weights.items()},

@@ -1,4 +1,6 @@
-"""Candidates that are made as wrong answers and are right ones after all, by dataset, and why that is so."""
+"""Candidates that are made as wrong answers and are right ones after all, by dataset, and why that
+is so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ SEVERAL = frozenset(
     | {"prime_factorization", "propositional_logic", "puzzle24", "quantum_lock", "rubiks_cube", "rush_hour", "shortest_path"}
     | {"simple_integration", "sokoban", "tower_of_hanoi", "word_ladder"}
 )
-"""Datasets with several right answers, of which a change of one may be another: two moves exchanged, a term elsewhere."""
+"""Datasets with several right answers, of which a change of one may be another: two moves
+exchanged, a term elsewhere.
+"""
 
 _ROUNDINGS = frozenset({"a character less", "a character twice", "digits attached", "a number one off", "characters swapped"})
 OTHER_RIGHT: dict[str, frozenset[str]] = {

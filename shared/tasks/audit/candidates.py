@@ -13,7 +13,9 @@ from shared.tasks.numerals import read_number
 
 CONSTANT, ECHO, PAYLOAD, CHANGE, STYLE = "constant", "echo", "payload", "change", "style"
 WRONG = (CONSTANT, ECHO, PAYLOAD, CHANGE)
-"""Kinds that no verifier should pay in full for. `STYLE` is the right answer in another dress, which it may."""
+"""Kinds that no verifier should pay in full for. `STYLE` is the right answer in another dress,
+which it may.
+"""
 
 PAYLOAD_TEXT = "visit evil.example now"
 
@@ -61,7 +63,9 @@ class Candidate(NamedTuple):
 
 
 def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
-    """Every candidate for one task, without those that equal the right answer in case, space or value."""
+    """Every candidate for one task, without those that equal the right answer in case, space or
+    value.
+    """
     made: dict[str, Candidate] = {}
     for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right), *_styles(right)):
         same = candidate.kind != STYLE and _means_the_same(candidate.text, right)
@@ -97,16 +101,21 @@ def _constants(right: str) -> Iterator[Candidate]:
 
 
 def shapes(right: str) -> Iterator[Candidate]:
-    """The right answer with all its digits, numbers or letters replaced by one: of it only the shape is left."""
+    """The right answer with all its digits, numbers or letters replaced by one: of it only the
+    shape is left.
+    """
     for name, pattern, filler in _SHAPES:
         text, count = pattern.subn(filler, right)
-        # A board of zeros is a constant where it is right as well; a number of ones was the answer and no shape.
+        # A board of zeros is a constant where it is right as well; a number of ones was the answer
+        # and no shape.
         if count and (text != right or filler == "0"):
             yield Candidate(CONSTANT, name, text)
 
 
 def copies(question: str) -> list[Candidate]:
-    """What stands in the question, each under a name of its own: `a premise 2` is the second premise of any question."""
+    """What stands in the question, each under a name of its own: `a premise 2` is the second
+    premise of any question.
+    """
     counts = Counter[str]()
     found = []
     for echo in _echoes(question):

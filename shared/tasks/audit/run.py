@@ -18,7 +18,9 @@ FULL_MARKS = 0.99
 
 @dataclass(slots=True)
 class Finding:
-    """What a verifier paid over some tasks of one dataset and configuration. Counts are of answers."""
+    """What a verifier paid over some tasks of one dataset and configuration. Counts are of
+    answers.
+    """
 
     dataset: str
     tasks: int = 0
@@ -29,7 +31,9 @@ class Finding:
     paid: list[tuple[TaskRef, Candidate, float]] = field(default_factory=list)
     """Wrong candidates that earned full marks."""
     right_after_all: int = 0
-    """Candidates that earned full marks and are right: a rounding, another valid solution (`accepted`)."""
+    """Candidates that earned full marks and are right: a rounding, another valid solution
+    (`accepted`).
+    """
     styles: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Names of the other ways to write the right answer that earned full marks, and how often."""
     constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -45,10 +49,11 @@ class Finding:
 
 
 async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None = None) -> dict[str, Finding]:
-    """Derive the tasks, score a right answer and all candidates for each, and gather what was paid, by dataset.
+    """Derive the tasks, score a right answer and all candidates for each, and gather what was paid,
+    by dataset.
 
-    Of each dataset only the first `thorough` tasks get all candidates (None: all tasks do), the others only the constants.
-    Tasks that cannot be derived are left out.
+    Of each dataset only the first `thorough` tasks get all candidates (None: all tasks do), the
+    others only the constants. Tasks that cannot be derived are left out.
     """
     derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])
     tasks = [result.task for result in derived if result.task is not None]
@@ -71,7 +76,8 @@ async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None 
 
 
 async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | None, bool]]:
-    # For each task the first answer that is paid, or else the first there is, and whether it was paid.
+    # For each task the first answer that is paid, or else the first there is, and whether it was
+    # paid.
     known = [right_answers(task) for task in tasks]
     scored = await pool.run(
         [ScoringJob(ref=task.ref, texts=[_tagged(text) for text in texts]) for task, texts in zip(tasks, known, strict=True)]

@@ -1,4 +1,6 @@
-"""The table of `docs/tasks.md`, from the forms and an audit: `python -m shared.tasks.audit.tasks_doc` writes it."""
+"""The table of `docs/tasks.md`, from the forms and an audit:
+`python -m shared.tasks.audit.tasks_doc` writes it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "tasks.md"
 COMMAND = "python -m shared.tasks.audit.tasks_doc"
 BEGIN, END = "<!-- begin: table of forms -->", "<!-- end: table of forms -->"
 SEED, TASKS, THOROUGH = 9, 10, 3
-"""Which tasks of each dataset, under its default configuration, get constants as answers, and how many of them all candidates."""
+"""Which tasks of each dataset, under its default configuration, get constants as answers, and how
+many of them all candidates.
+"""
 ANSWER_TIMEOUT_S = 60.0
 """Generous: on a loaded machine a second's work takes many."""
 
@@ -30,7 +34,9 @@ async def audit_defaults() -> dict[str, Finding]:
 
 
 def table(findings: Mapping[str, Finding]) -> str:
-    """Markdown table, one row a dataset; the last column is left empty for a dataset without a finding."""
+    """Markdown table, one row a dataset; the last column is left empty for a dataset without a
+    finding.
+    """
     rows = ["| dataset | full marks also for | stricter than reasoning-gym's scorer | best constant |", "|---|---|---|---|"]
     for name in sorted({*dataset_names(), *REFUSED_DATASETS}):
         if name in REFUSED_DATASETS:

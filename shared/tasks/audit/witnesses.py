@@ -1,4 +1,6 @@
-"""A right answer to a task whose dataset gives none: taken from its metadata, or found by search."""
+"""A right answer to a task whose dataset gives none: taken from its metadata, or found by
+search.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MAX_STATES = 60_000
 
 
 def right_answers(task: Task) -> list[str]:
-    """Answers that ought to earn full marks; usually one. Several where only scoring tells, best guess first; none if unknown."""
+    """Answers that ought to earn full marks; usually one. Several where only scoring tells, best
+    guess first; none if unknown.
+    """
     if task.answer is not None and "Integral(" not in task.answer:
         return [task.answer]
     if task.ref.dataset == "rush_hour":
@@ -67,7 +71,9 @@ def _boxes(metadata: dict[str, Any]) -> list[str]:
 
 
 def _traffic(question: str) -> list[str]:
-    """Shortest way out, breadth first over a board of 36 squares in a row; the question names the cars as moves do."""
+    """Shortest way out, breadth first over a board of 36 squares in a row; the question names the
+    cars as moves do.
+    """
     board = re.sub(r"\s", "", question.split("Board:")[1])
     queue: deque[tuple[str, list[str]]] = deque([(board, [])])
     seen = {board}

@@ -22,8 +22,8 @@ START_TIMEOUT_S = 60.0
 POLLS_PER_TIMEOUT = 5
 CHUNK_BYTES = 2**20
 MAX_GROWTH_BYTES = 256 * 2**20
-"""Resident memory beyond what a worker had when it was ready, after which it is replaced: two of them, and a foreign group, fit
-into the limit of the shipped verifier pod."""
+"""Resident memory beyond what a worker had when it was ready, after which it is replaced: two of
+them, and a foreign group, fit into the limit of the shipped verifier pod."""
 WORKER = "shared.tasks.sandbox.worker"
 FORKER = "shared.tasks.sandbox.forker"
 NOT_A_REPLY = "sent what is no result"
@@ -36,14 +36,19 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""All that a worker inherits, apart from `_PASSED_ON`. The hash seed is fixed because some datasets iterate over sets."""
+"""All that a worker inherits, apart from `_PASSED_ON`. The hash seed is fixed because some datasets
+iterate over sets.
+"""
 
 _PASSED_ON = ("PYTHONPATH", "MPLCONFIGDIR")
-"""Where a user's own verifier may lie; a folder for a library of reasoning-gym, which does not start without one."""
+"""Where a user's own verifier may lie; a folder for a library of reasoning-gym, which does not
+start without one.
+"""
 
 
 class WorkerLost(Exception):
-    """The worker hung (`hung`), or died. `step` is the (job number, step) it was at; None when it was at no job.
+    """The worker hung (`hung`), or died. `step` is the (job number, step) it was at; None when it
+    was at no job.
 
     Jobs count from 0 over the worker's life; see `protocol` for steps.
     """
@@ -78,10 +83,12 @@ class Child:
         module: str = WORKER,
         first_frame: Any = None,
     ) -> Child:
-        """Start a worker and wait until it can take work. `verifiers` are those it is to import at once.
+        """Start a worker and wait until it can take work. `verifiers` are those it is to import at
+        once.
 
-        `rows`: of files, which it inherits open, so that it needs no right to read any.
-        `module`: what runs there, with `answer_timeout_s` as its third argument. `first_frame`: what it reads before it is ready.
+        `rows`: of files, which it inherits open, so that it needs no right to read any. `module`:
+        what runs there, with `answer_timeout_s` as its third argument. `first_frame`: what it reads
+        before it is ready.
 
         Raises:
             WorkerLost: it ended or said nothing within `START_TIMEOUT_S`; why is on standard error.
@@ -145,7 +152,8 @@ class Child:
         `on_slow` is told the job and step that have taken a part of the answer timeout already.
 
         Raises:
-            WorkerLost: no step was finished for the answer timeout, and the worker was killed; or it died of itself.
+            WorkerLost: no step was finished for the answer timeout, and the worker was killed; or
+                it died of itself.
         """
         try:
             frame: list[list[Any]] | None = self._take_frame()
@@ -176,7 +184,8 @@ class Child:
         """A forker's next result.
 
         Raises:
-            WorkerLost: there is none within `timeout_s`, and the process was killed; or it died of itself.
+            WorkerLost: there is none within `timeout_s`, and the process was killed; or it died of
+                itself.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -196,7 +205,9 @@ class Child:
             self._process.send_signal(signal.SIGUSR1)
 
     def resident_bytes(self) -> int:
-        """Memory that it holds, without what it shares with others (rows of files); 0 where the system does not say."""
+        """Memory that it holds, without what it shares with others (rows of files); 0 where the
+        system does not say.
+        """
         try:
             _, resident, shared_pages, *_ = map(int, Path(f"/proc/{self.pid}/statm").read_text().split())
             return (resident - shared_pages) * mmap.PAGESIZE

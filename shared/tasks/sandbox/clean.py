@@ -1,8 +1,9 @@
-"""Put back the state of the process that datasets and scorers change, so that an answer's reward does not depend on earlier ones.
+"""Put back the state of the process that datasets and scorers change, so that an answer's reward
+does not depend on earlier ones.
 
-A scorer may set the precision of decimals, code that `codeio` runs anything; what deriving sets, `derive_item` puts back itself.
-For this node's local groups putting it back is enough, and costs half a microsecond a group.
-Foreign groups choose their configuration, and get a process each
+A scorer may set the precision of decimals, code that `codeio` runs anything; what deriving sets,
+`derive_item` puts back itself. For this node's local groups putting it back is enough, and costs
+half a microsecond a group. Foreign groups choose their configuration, and get a process each
 (`shared.tasks.sandbox.forker`), in which nothing is left over by construction.
 """
 
@@ -20,7 +21,9 @@ INTEGER_DIGITS = 4300
 
 
 def clean_numbers() -> None:
-    """Precision, rounding and flags of decimals; limits on recursion and on the length of integers in text. Before each group."""
+    """Precision, rounding and flags of decimals; limits on recursion and on the length of integers
+    in text. Before each group.
+    """
     # A copy of the template is set, so that nobody changes the template.
     decimal.setcontext(decimal.DefaultContext)
     sys.setrecursionlimit(RECURSION_LIMIT)
@@ -28,7 +31,9 @@ def clean_numbers() -> None:
 
 
 def clean_random() -> None:
-    """The global generators, sympy's too. Datasets do not draw from them unseeded, a verifier of the user's own may."""
+    """The global generators, sympy's too. Datasets do not draw from them unseeded, a verifier of
+    the user's own may.
+    """
     random.seed(0)
     np.random.seed(0)
     sympys = sys.modules.get("sympy.core.random")

@@ -1,7 +1,9 @@
-"""What a worker takes from itself before it looks at any text, and what of that the system did not give.
+"""What a worker takes from itself before it looks at any text, and what of that the system did not
+give.
 
-In this order: the superuser's identity, the network (a namespace), files (Landlock), resource limits; after the imports, system
-calls (seccomp). Each protects where another is missing, so that one which cannot be had is no reason to stop, but is said loudly:
+In this order: the superuser's identity, the network (a namespace), files (Landlock), resource
+limits; after the imports, system calls (seccomp). Each protects where another is missing, so that
+one which cannot be had is no reason to stop, but is said loudly:
 it is counted, logged with the remedy, and shown by `swarm status`.
 """
 
@@ -30,7 +32,8 @@ _SIGKILL = 9
 
 
 def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
-    """Give up everything but computing and importing. Returns what could not be had, with cause and remedy.
+    """Give up everything but computing and importing. Returns what could not be had, with cause and
+    remedy.
 
     `forking`: it will start processes itself, and these call `forbid_system_calls` on their own.
     """
@@ -65,7 +68,9 @@ def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
 
 
 def forbid_system_calls(*, forking: bool = False) -> dict[str, str]:
-    """The last step, once everything is imported that is surely needed. Returns what could not be had."""
+    """The last step, once everything is imported that is surely needed. Returns what could not be
+    had.
+    """
     if sys.platform != "linux":
         return {}
     try:
@@ -84,7 +89,8 @@ def die_with_parent() -> None:
 def _find_folders() -> None:
     # Found by writing a file, which the limits forbid.
     folder = tempfile.gettempdir()
-    # Matplotlib, which a library of reasoning-gym imports, wants a folder that looks writable, and does not need to write.
+    # Matplotlib, which a library of reasoning-gym imports, wants a folder that looks writable, and
+    # does not need to write.
     if not os.access(os.environ.get("MPLCONFIGDIR", ""), os.W_OK):
         os.environ["MPLCONFIGDIR"] = folder
 

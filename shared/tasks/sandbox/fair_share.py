@@ -1,8 +1,10 @@
-"""Whose group is scored next: the sender's that has used the least time in the scorers so far. Pure.
+"""Whose group is scored next: the sender's that has used the least time in the scorers so far.
+Pure.
 
-Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that runs on by what its groups cost; the lowest clock is
-served. A sender that comes, or comes back, starts at the clock of those who are served, so that silence saves nothing up and a new
-key is no way to the front. What a cheap sender waits for is at most one group of each expensive one.
+Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that runs on by what its
+groups cost; the lowest clock is served. A sender that comes, or comes back, starts at the clock of
+those who are served, so that silence saves nothing up and a new key is no way to the front. What a
+cheap sender waits for is at most one group of each expensive one.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class FairShare(Generic[T]):
         self._waiting[sender].rotate(1)
 
     def next(self) -> tuple[str, T] | None:
-        """The next item and its sender, None when nothing waits. A sender with one in service comes after those without."""
+        """The next item and its sender, None when nothing waits. A sender with one in service comes
+        after those without.
+        """
         if not self._waiting:
             return None
         sender = min(self._waiting, key=lambda each: (self._in_service.get(each, 0), self._clocks[each]))
@@ -64,13 +68,15 @@ class FairShare(Generic[T]):
         self._in_service[sender] -= 1
         if not self._in_service[sender]:
             del self._in_service[sender]
-        # Who is behind the clock of those served is as good as new; so is, among very many, who is ahead.
+        # Who is behind the clock of those served is as good as new; so is, among very many, who is
+        # ahead.
         active = {*self}
         ahead = len(self._clocks) <= MAX_CLOCKS
         self._clocks = {each: clock for each, clock in self._clocks.items() if each in active or (ahead and clock > self._now)}
 
     def lose(self, room: Callable[[Collection[T]], tuple[int, ...]]) -> T:
-        """Take out the oldest item of the sender whose waiting ones take most `room`; of equals, of who has used most time.
+        """Take out the oldest item of the sender whose waiting ones take most `room`; of equals, of
+        who has used most time.
 
         Raises ValueError where nothing waits.
         """

@@ -1,7 +1,9 @@
-"""The parent's side of foreign groups: processes that serve no group of this node's own, and time in them dealt out by sender.
+"""The parent's side of foreign groups: processes that serve no group of this node's own, and time
+in them dealt out by sender.
 
-One group at a time goes to a forker, so that what a sender can hold up is known: the group's deadline. Who waits is served, and
-gives way, by `foreign_line`; `drop` ends what a sender has waiting and in work.
+One group at a time goes to a forker, so that what a sender can hold up is known: the group's
+deadline. Who waits is served, and gives way, by `foreign_line`; `drop` ends what a sender has
+waiting and in work.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from shared.tasks.sandbox.foreign_line import ForeignLine
 from shared.tasks.sandbox.jobs import Entry
 
 SPARE_S = 10.0
-"""How much longer than a group's deadline the parent waits for word: the forker has that deadline to keep itself."""
+"""How much longer than a group's deadline the parent waits for word: the forker has that deadline
+to keep itself.
+"""
 LOST_ATTEMPTS = 2
 DROPPED = "dropped"
 """Reason of results of a sender that is not listened to any more."""
@@ -49,7 +53,9 @@ class ForeignLane:
         self._news.set()
 
     def drop(self, sender: str) -> int:
-        """End what this sender has waiting or in work, with the reason `DROPPED`. Returns how many groups."""
+        """End what this sender has waiting or in work, with the reason `DROPPED`. Returns how many
+        groups.
+        """
         entries = self._line.drop(sender)
         for child, entry in self._in_work.items():
             if entry.job.sender == sender and not entry.over:
@@ -66,7 +72,8 @@ class ForeignLane:
                 entry.request.fail(error)
 
     async def serve(self, child: Child, closed: Exception) -> None:
-        """Score for ever, in `child` and those that replace it. Cancelled: what is in work fails with `closed`.
+        """Score for ever, in `child` and those that replace it. Cancelled: what is in work fails
+        with `closed`.
 
         Raises:
             SandboxError: a process that is gone cannot be replaced.
@@ -87,7 +94,8 @@ class ForeignLane:
                         child.send(entry.packed())
                         entry.take_foreign(await child.reply(self._patience_s))
                     except Exception as error:
-                        # Whatever is wrong with one group, or with what came back for it, the next has a process.
+                        # Whatever is wrong with one group, or with what came back for it, the next
+                        # has a process.
                         self.replaced += 1
                         self._after_loss(entry, time.monotonic() - started_s, error)
                         del self._in_work[child]
@@ -102,8 +110,9 @@ class ForeignLane:
             await child.kill()
 
     def _after_loss(self, entry: Entry, seconds: float, error: Exception) -> None:
-        # No answer is known to be able to end the forker. That it did so twice at one group is the group's cost all the same,
-        # by the time that it may take at most: nobody comes back for ever, and nothing is free.
+        # No answer is known to be able to end the forker. That it did so twice at one group is the
+        # group's cost all the same, by the time that it may take at most: nobody comes back for
+        # ever, and nothing is free.
         entry.losses += 1
         entry.charged_s += min(seconds, self._group_timeout_s)
         if entry.losses >= LOST_ATTEMPTS:

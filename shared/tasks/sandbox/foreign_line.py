@@ -1,9 +1,11 @@
 """Which foreign group is scored next, and which gives way when too much waits. Pure.
 
-Senders that have earned a whole share, and newcomers, are a class each. Within a class time is dealt out by sender (`fair_share`),
-between the two in proportion: newcomers together get their part of the scorers' time while established senders wait too, never
-less, and all that these leave. When too much waits, the class that takes most room for its part, and there the sender that has
-most waiting, loses its oldest; of equals, who has used most time. So a cheap sender finds room however many dear ones there are.
+Senders that have earned a whole share, and newcomers, are a class each. Within a class time is
+dealt out by sender (`fair_share`), between the two in proportion: newcomers together get their part
+of the scorers' time while established senders wait too, never less, and all that these leave. When
+too much waits, the class that takes most room for its part, and there the sender that has most
+waiting, loses its oldest; of equals, who has used most time. So a cheap sender finds room however
+many dear ones there are.
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ class _Class(Generic[T]):
 
     @property
     def turn_s(self) -> float:
-        """When it is served: the lowest first. What is in service counts as what is usual until it is known."""
+        """When it is served: the lowest first. What is in service counts as what is usual until it
+        is known.
+        """
         return self.clock_s + self.in_service * self.usual_s / self.part
 
 
 class ForeignLine(Generic[T]):
-    """Waiting groups. Whether a sender is established is said with each; what waits of him stays where it is."""
+    """Waiting groups. Whether a sender is established is said with each; what waits of him stays
+    where it is.
+    """
 
     def __init__(self, newcomer_share: float) -> None:
         """`newcomer_share`: of the time and the room, for all newcomers together, in (0, 1)."""
@@ -56,7 +62,9 @@ class ForeignLine(Generic[T]):
         return iter({sender for each in self._classes.values() for sender in each.share})
 
     def offer(self, sender: str, item: T, size_bytes: int, *, established: bool) -> list[T]:
-        """Put an item behind the sender's others. Returns those that had to give way, this one perhaps among them."""
+        """Put an item behind the sender's others. Returns those that had to give way, this one
+        perhaps among them.
+        """
         place = self._classes[established]
         if not len(place.share) and not place.in_service:
             # Who was silent saves nothing up.

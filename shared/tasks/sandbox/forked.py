@@ -1,8 +1,9 @@
-"""The process in which one foreign group is judged: forked from a clean parent, confined further, and gone afterwards.
+"""The process in which one foreign group is judged: forked from a clean parent, confined further,
+and gone afterwards.
 
-Derivation and each answer have a limit in CPU time, kept by the kernel (SIGPROF ends the process, whatever code it is in), so that
-a busy machine makes nobody's answers slow. What the sender's configuration does to the process, its caches and its memory
-ends with it.
+Derivation and each answer have a limit in CPU time, kept by the kernel (SIGPROF ends the process,
+whatever code it is in), so that a busy machine makes nobody's answers slow. What the sender's
+configuration does to the process, its caches and its memory ends with it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from shared.tasks.scoring import score_texts
 
 DERIVE_CPU_S = 1.0
 ANSWER_CPU_S = 1.0
-"""A whole group of eight ordinary answers takes 0.23 s at most, over all of reasoning-gym's datasets at their defaults."""
+"""A whole group of eight ordinary answers takes 0.23 s at most, over all of reasoning-gym's
+datasets at their defaults.
+"""
 
 MEMORY_BYTES = 384 * 2**20
 """What a foreign group's derivation and scoring may use besides what was imported."""
@@ -36,7 +39,8 @@ class Bounds(NamedTuple):
 
 
 class _Steps(MutableSequence[int]):
-    # Stands for the progress word: each step that begins is noted for the parent and gets its own CPU time.
+    # Stands for the progress word: each step that begins is noted for the parent and gets its own
+    # CPU time.
     def __init__(self, word: memoryview[int]) -> None:
         self._word = word
 
@@ -73,7 +77,9 @@ class _Rewards(list[float]):
 def score_and_exit(
     job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds
 ) -> NoReturn:
-    """Judge the answers from place `first` on; `[reason or None, detail, task or None]` goes to the descriptor `answer_to`."""
+    """Judge the answers from place `first` on; `[reason or None, detail, task or None]` goes to the
+    descriptor `answer_to`.
+    """
     status = 1
     try:
         die_with_parent()

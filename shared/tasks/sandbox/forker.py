@@ -1,16 +1,21 @@
 """The parent of the processes that score foreign groups; started by `child` only.
 
-`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]`, with ROWS by `inheritance`.
+`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]`,
+with ROWS by `inheritance`.
 
-It has imported everything and reads no foreign text. For each group it forks a process (`forked`), waits for it no longer than
-the group's deadline, and takes what that left: rewards in shared memory, one message through a pipe, CPU seconds from the kernel.
-A process at whose answer the kernel or the deadline ended it is followed by another for the answers behind that one.
-Nothing that such a process does ends this one or holds it up: what has closed its pipe has to be gone, and what it wrote is
-checked before it is believed (`replies`). What no scorer does that is its own master ends the group at its sender's cost.
+It has imported everything and reads no foreign text. For each group it forks a process (`forked`),
+waits for it no longer than the group's deadline, and takes what that left: rewards in shared
+memory, one message through a pipe, CPU seconds from the kernel. A process at whose answer the
+kernel or the deadline ended it is followed by another for the answers behind that one. Nothing that
+such a process does ends this one or holds it up: what has closed its pipe has to be gone, and what
+it wrote is checked before it is believed (`replies`). What no scorer does that is its own master
+ends the group at its sender's cost.
 
-A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in `protocol`, its result
-`[reason or None, detail, rewards, task or None, CPU seconds, answers that ended a process, those of them that ended it otherwise
-than by taking too long]`. The first frame lists this node's own sources, `[dataset, config, verifier]`: what they load lazily
+A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in
+`protocol`, its result
+`[reason or None, detail, rewards, task or None, CPU seconds, hung, died]`: answers that ended a
+process, and those of them that ended it otherwise than by taking too long.
+The first frame lists this node's own sources, `[dataset, config, verifier]`: what they load lazily
 is loaded once, here.
 """
 
@@ -42,12 +47,17 @@ CHUNK_BYTES = 2**16
 MAX_LOST_ANSWERS = 2
 """An answer that ends its process earns 0, as at home; a group with more of them is refused."""
 EXIT_S = 0.05
-"""How long a process may take to be gone once it has closed its pipe; the kernel closes it while the process exits."""
+"""How long a process may take to be gone once it has closed its pipe; the kernel closes it while
+the process exits.
+"""
 TAKEN_OVER_S = 1.0
-"""CPU seconds that a group is charged at least whose process was taken over: blame in full (`Border.conclude`)."""
+"""CPU seconds that a group is charged at least whose process was taken over: blame in full
+(`Border.conclude`).
+"""
 LATE_PART = 0.02
-"""A group past its deadline is charged at least this part of it. A busy machine makes honest groups late, so that it is little;
-a process that only sleeps uses no CPU time, so that it is not nothing."""
+"""A group past its deadline is charged at least this part of it. A busy machine makes honest groups
+late, so that it is little; a process that only sleeps uses no CPU time, so that it is not nothing.
+"""
 
 
 class _Interrupt:
@@ -206,7 +216,8 @@ def _verdict(message: bytes | None, want_task: bool, ended_by: int, killed: bool
     if ended_by and not (killed and ended_by == signal.SIGKILL):
         return None, ""
     if not message:
-        # Killed here, not on its way out: the kernel keeps the cause of a process that is exiting already.
+        # Killed here, not on its way out: the kernel keeps the cause of a process that is exiting
+        # already.
         return None, "it closed its pipe and stayed" if ended_by else ""
     try:
         return decode_verdict(message, want_task), ""
@@ -215,7 +226,9 @@ def _verdict(message: bytes | None, want_task: bool, ended_by: int, killed: bool
 
 
 def _wait(process: int, patience_s: float) -> tuple[int, float, bool]:
-    """The process's status and CPU seconds, and whether it was ended here because it did not exit within `patience_s`."""
+    """The process's status and CPU seconds, and whether it was ended here because it did not exit
+    within `patience_s`.
+    """
     until_s, pause_s = time.monotonic() + patience_s, 0.0001
     while patience_s:
         found, status, usage = os.wait4(process, os.WNOHANG)
@@ -236,7 +249,9 @@ def _kill(process: int) -> None:
 
 
 def _read_until(descriptor: int, deadline_s: float, most: int) -> tuple[bytes | None, bool]:
-    """All that comes until the other end is closed, None for more than `most` bytes; True when the deadline came first."""
+    """All that comes until the other end is closed, None for more than `most` bytes; True when the
+    deadline came first.
+    """
     poll, received = select.poll(), bytearray()
     poll.register(descriptor, select.POLLIN)
     while len(received) <= most:

@@ -1,7 +1,8 @@
 """Which files Python needs to go on importing: all that a scorer may read.
 
-Libraries import lazily, so that a worker cannot do without. What is installed is readable as a whole; of any other folder on the
-import path (a checkout, a folder in PYTHONPATH) only modules and packages, because a node's run folder may lie beside them.
+Libraries import lazily, so that a worker cannot do without. What is installed is readable as a
+whole; of any other folder on the import path (a checkout, a folder in PYTHONPATH) only modules and
+packages, because a node's run folder may lie beside them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def readable_paths() -> list[Path]:
 
 
 def import_folders() -> list[Path]:
-    """The folders on the import path; their listings have to be readable, or nothing is found in them."""
+    """The folders on the import path; their listings have to be readable, or nothing is found in
+    them.
+    """
     return [folder for folder in (Path(entry or ".").absolute() for entry in sys.path) if os.path.isdir(folder)]
 
 

@@ -16,9 +16,10 @@ from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rew
 class ScoringJob(Struct, frozen=True, kw_only=True):
     """Score `texts` on the task that `ref` derives to.
 
-    `expected`: the job fails with `task_mismatch` when the derived task differs from it. Urgent jobs go before the others.
-    `sender`: the key of the node that sent the group; None for this node's own work. A foreign group is judged in a process of its
-    own within a deadline, and fails with `scoring_timeout` past that. `established`: whether that key has earned a whole share;
+    `expected`: the job fails with `task_mismatch` when the derived task differs from it. Urgent
+    jobs go before the others. `sender`: the key of the node that sent the group; None for this
+    node's own work. A foreign group is judged in a process of its own within a deadline, and fails
+    with `scoring_timeout` past that. `established`: whether that key has earned a whole share;
     `size_bytes`: the memory that the group holds while it waits.
     """
 
@@ -35,8 +36,8 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
 class JobResult(Struct, frozen=True):
     """Rewards in the order of the texts, or the reason why there are none.
 
-    `timeouts` counts answers at which a worker was lost (reward 0), `deaths` those of them at which it died instead of hanging.
-    `cpu_s`: what a foreign group cost in CPU seconds, however it ended.
+    `timeouts` counts answers at which a worker was lost (reward 0), `deaths` those of them at which
+    it died instead of hanging. `cpu_s`: what a foreign group cost in CPU seconds, however it ended.
     """
 
     rewards: list[float]
@@ -73,7 +74,8 @@ class Request:
 
 
 class Entry:
-    """A job on its way. `held` counts the places that hold it: the queue, and workers that it was sent to.
+    """A job on its way. `held` counts the places that hold it: the queue, and workers that it was
+    sent to.
 
     `charged_s`: seconds for which it held processes that were lost with it.
     """

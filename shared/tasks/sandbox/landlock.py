@@ -1,7 +1,8 @@
-"""Landlock (landlock(7)): from here on this process opens nothing but the files named, whoever owns them.
+"""Landlock (landlock(7)): from here on this process opens nothing but the files named, whoever owns
+them.
 
-Works for the system's superuser and inside containers alike, and needs no privilege. Versions of the interface (ABI) know
-more and more kinds of access; what the kernel knows is forbidden.
+Works for the system's superuser and inside containers alike, and needs no privilege. Versions of
+the interface (ABI) know more and more kinds of access; what the kernel knows is forbidden.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def abi() -> int:
 
 
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> None:
-    """Allow reading what lies at and under `readable`, listing folders under `listable`, and reading and writing the files
-    `writable`; nothing else: no other file, no TCP port, no signal to a process outside.
+    """Allow reading what lies at and under `readable`, listing folders under `listable`, and
+    reading and writing the files `writable`; nothing else: no other file, no TCP port, no signal to
+    a process outside.
 
     For this process and its children, for good.
 

@@ -9,7 +9,9 @@ OPEN_FILES = 32
 
 
 def limit(memory_bytes: int, *, processes: bool = False) -> None:
-    """Bound address space, open files, file size and core dumps; without `processes`, no new ones."""
+    """Bound address space, open files, file size and core dumps; without `processes`, no new
+    ones.
+    """
     _lower(resource.RLIMIT_AS, memory_bytes)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_FSIZE, 0)
@@ -41,7 +43,9 @@ class MappedMemory:
 
 
 class CpuAllowance:
-    """A limit on CPU time that moves ahead of the work. Past it the system kills this process, also when the parent is gone."""
+    """A limit on CPU time that moves ahead of the work. Past it the system kills this process, also
+    when the parent is gone.
+    """
 
     def __init__(self, step_s: float) -> None:
         """`step_s`: CPU seconds that one step may use."""
@@ -51,8 +55,8 @@ class CpuAllowance:
     def extend(self, steps: int, now_s: float) -> None:
         """Let `steps` steps begin at the time `now_s` (monotonic clock).
 
-        Twice what they need is granted, so that cheap jobs seldom pay for the system call. Nothing uses CPU time faster than time
-        passes, because a worker has one thread.
+        Twice what they need is granted, so that cheap jobs seldom pay for the system call. Nothing
+        uses CPU time faster than time passes, because a worker has one thread.
         """
         needed_s = self._step_s * steps
         if now_s + needed_s <= self._until_s:

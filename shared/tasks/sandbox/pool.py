@@ -1,10 +1,12 @@
 """The parent's side of the sandbox: batches over a few workers, blame for hangs, replacement.
 
-This node's local groups and others' never share a process: foreign groups go to a lane of their own (`foreign`).
+This node's local groups and others' never share a process: foreign groups go to a lane of their own
+(`foreign`).
 
-A job that is interrupted by another job's hang runs again on the next worker and loses nothing; only the answer that hung gets
-reward 0. Jobs behind one that is slow go to other workers, where there are any. Reasons for which a job fails are those of
-`TaskError`, `task_mismatch`, and `scoring_timeout`.
+A job that is interrupted by another job's hang runs again on the next worker and loses nothing;
+only the answer that hung gets reward 0. Jobs behind one that is slow go to other workers, where
+there are any. Reasons for which a job fails are those of `TaskError`, `task_mismatch`, and
+`scoring_timeout`.
 """
 
 from __future__ import annotations
@@ -55,11 +57,13 @@ class ScorerPool:
         foreign_group_s: float = 5.0,
         newcomer_share: float = 0.25,
     ) -> None:
-        """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`: address space of a worker.
+        """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`:
+        address space of a worker.
 
-        `tasks`: this node's sources, which say by which verifier a dataset's answers are judged, also those of other nodes.
-        `foreign_workers` serve foreign groups and nothing else, each group for `foreign_group_s` seconds of wall clock at most;
-        of their time and room newcomers together have `newcomer_share` while others want it all.
+        `tasks`: this node's sources, which say by which verifier a dataset's answers are judged,
+        also those of other nodes. `foreign_workers` serve foreign groups and nothing else, each
+        group for `foreign_group_s` seconds of wall clock at most; of their time and room newcomers
+        together have `newcomer_share` while others want it all.
         """
         self._answer_timeout_s = answer_timeout_s
         self._memory_bytes = memory_mb * 2**20
@@ -77,10 +81,14 @@ class ScorerPool:
         self._foreign = ForeignLane(foreign_group_s, self._forker, newcomer_share)
         self._foreign_runners: list[asyncio.Task[None]] = []
         self._children: set[Child] = set()
-        """All that were started and not seen to end: whoever was to end them may have been cancelled before it began."""
+        """All that were started and not seen to end: whoever was to end them may have been
+        cancelled before it began.
+        """
         self._replaced = 0
         self.missing: dict[str, str] = {}
-        """Protections that the system did not give the workers: name (`confine.PROTECTIONS`) to cause and remedy."""
+        """Protections that the system did not give the workers: name (`confine.PROTECTIONS`) to
+        cause and remedy.
+        """
 
     @property
     def replaced(self) -> int:
@@ -118,7 +126,8 @@ class ScorerPool:
     def from_config(
         cls, config: VerifierSection, *, tasks: Sequence[TaskSpec] = (), workers: int | None = None, foreign: bool = False
     ) -> ScorerPool:
-        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the constructor.
+        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the
+        constructor.
 
         `foreign`: it takes foreign groups too.
         """
@@ -140,7 +149,8 @@ class ScorerPool:
         await self.close()
 
     async def score(self, groups: Sequence[tuple[Task, Sequence[str]]]) -> list[list[float]]:
-        """Rewards for the completion texts of each of this node's own tasks, in the order of `groups`.
+        """Rewards for the completion texts of each of this node's own tasks, in the order of
+        `groups`.
 
         Raises:
             TaskError: a task does not derive, or derives to something else.
@@ -189,7 +199,9 @@ class ScorerPool:
         return self._foreign.senders()
 
     def drop(self, sender: str) -> int:
-        """Give up what a sender has waiting and in work, with the reason `dropped`. Returns how many groups."""
+        """Give up what a sender has waiting and in work, with the reason `dropped`. Returns how
+        many groups.
+        """
         return self._foreign.drop(sender)
 
     async def derive(self, ref: TaskRef) -> Task:
@@ -257,7 +269,9 @@ class ScorerPool:
             await queue.child.kill()
 
     async def _loss(self, queue: WorkerQueue, error: Exception) -> WorkerLost:
-        """As what a runner takes its exception: of a worker that is lost, whatever it was, so that the next can be started."""
+        """As what a runner takes its exception: of a worker that is lost, whatever it was, so that
+        the next can be started.
+        """
         if isinstance(error, WorkerLost):
             return error
         _log.error("a worker is started again", exc_info=error)
@@ -323,7 +337,9 @@ class ScorerPool:
         return batch
 
     def _relieve(self, queue: WorkerQueue, step: tuple[int, int]) -> None:
-        """Let other workers do what a slow job holds up. Should it come back in time, what is done twice counts once."""
+        """Let other workers do what a slow job holds up. Should it come back in time, what is done
+        twice counts once.
+        """
         others = [other for other in self._queues if other is not queue]
         if others:
             queue.stall()

@@ -1,10 +1,13 @@
 """What parent and worker of the sandbox say to each other.
 
-A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends batches, lists of jobs
-`[dataset, config, seed, index, expected task or None, verifier, texts, want task]` (a text is None where it is not to be tried
-again; a task is `[question, answer, metadata]`), and may send the next while one is worked on. The worker answers in the order
-of the jobs, with frames that hold the results of several: `[rewards, task or None]` or `[reason, detail]` for each.
-Before each step it writes into shared memory where it is (`Progress`): the parent knows whom to blame when it has to kill it.
+A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends
+batches, lists of jobs
+`[dataset, config, seed, index, expected task or None, verifier, texts, want task]` (a text is None
+where it is not to be tried again; a task is `[question, answer, metadata]`), and may send the next
+while one is worked on. The worker answers in the order of the jobs, with frames that hold the
+results of several: `[rewards, task or None]` or `[reason, detail]` for each. Before each step it
+writes into shared memory where it is (`Progress`): the parent knows whom to blame when it has to
+kill it.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ def unpack_body(body: bytes) -> Any:
 class Progress:
     """Where a worker is: one 64-bit word in shared memory, so that it is never half written.
 
-    Jobs are numbered from 0 over the worker's whole life. `word[0]` is `number << STEP_BITS | step`, or -1 between batches.
+    Jobs are numbered from 0 over the worker's whole life. `word[0]` is
+    `number << STEP_BITS | step`, or -1 between batches.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -1,4 +1,6 @@
-"""What scorer processes answer, checked before anybody believes its form: foreign text may have taken the writer over. Pure."""
+"""What scorer processes answer, checked before anybody believes its form: foreign text may have
+taken the writer over. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ MAX_DETAIL_CHARS = 700
 MAX_VERDICT_BYTES = 64 * 2**10
 """A judged group's reply holds a reason and its detail; the rewards lie in shared memory."""
 MAX_TASK_BYTES = 8 * 2**20
-"""Room for a derived task as well, whose three texts are bounded in `shared.contracts.messages.Task`: four bytes a character."""
+"""Room for a derived task as well, whose three texts are bounded in
+`shared.contracts.messages.Task`: four bytes a character.
+"""
 
 Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
-"""Reasons that are a judged process's to give. `scoring_timeout` and `dropped` are its parents' findings."""
+"""Reasons that are a judged process's to give. `scoring_timeout` and `dropped` are its parents'
+findings.
+"""
 Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
 Question = Annotated[str, Meta(max_length=262_144)]
 Metadata = Annotated[str, Meta(max_length=1_048_576)]

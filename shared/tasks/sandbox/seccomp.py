@@ -1,8 +1,9 @@
-"""A seccomp filter of our own: the system calls that a scorer needs, and no others (seccomp(2), seccomp_unotify's kernel docs).
+"""A seccomp filter of our own: the system calls that a scorer needs, and no others (seccomp(2),
+seccomp_unotify's kernel docs).
 
-A list of what is allowed, because the kernel grows new calls. Refused are fork, clone, exec, ptrace, signals to others,
-sockets, `process_vm_*`, io_uring, mounts, keyrings and all the rest: they fail with EPERM, and
-a library that tries one goes on.
+A list of what is allowed, because the kernel grows new calls. Refused are fork, clone, exec,
+ptrace, signals to others, sockets, `process_vm_*`, io_uring, mounts, keyrings and all the rest:
+they fail with EPERM, and a library that tries one goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _COMMON = (
 )
 _X86_ONLY = "open stat lstat access readlink getdents poll select dup2 arch_prctl getrlimit setrlimit time"
 FORKING = frozenset({"clone", "clone3", "fork", "vfork", "wait4", "waitid", "kill", "pipe2", "prctl"})
-"""What the parent of the processes that score foreign groups needs besides, and they do not have."""
+"""What the parent of the processes that score foreign groups needs besides, and they do not have.
+"""
 
 
 class SeccompUnavailable(Exception):
@@ -43,7 +45,8 @@ class SeccompUnavailable(Exception):
 
 
 def install(*, forking: bool) -> None:
-    """Allow this process and its children the calls above only, for good. `forking`: and those in `FORKING`.
+    """Allow this process and its children the calls above only, for good. `forking`: and those in
+    `FORKING`.
 
     A second filter narrows the first. `no_new_privs` must be set.
 

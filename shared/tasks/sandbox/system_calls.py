@@ -1,4 +1,6 @@
-"""System call numbers, by `platform.machine()`: the kernel's `syscall_64.tbl` and `asm-generic/unistd.h`."""
+"""System call numbers, by `platform.machine()`: the kernel's `syscall_64.tbl` and
+`asm-generic/unistd.h`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A worker process, started by `child` only.
 
-`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...]`, ROWS as `inheritance` writes it.
+`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...]`,
+ROWS as `inheritance` writes it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    # The rows of files lie in memory that all processes share, and come on top of what a worker may use.
+    # The rows of files lie in memory that all processes share, and come on top of what a worker may
+    # use.
     missing = confine(int(sys.argv[2]) + hold_inherited(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
@@ -51,14 +53,17 @@ def main() -> None:
 
 
 def import_everything(verifiers: Sequence[str]) -> None:
-    """Import reasoning-gym and the verifiers now, so that no job pays, and after the limits, so that they live within them."""
+    """Import reasoning-gym and the verifiers now, so that no job pays, and after the limits, so
+    that they live within them.
+    """
     # A library of its libraries would write a font cache, may not, and would say so.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     dataset_names()
     preload_installed()
     preload(verifiers)
     _silence_errors()
-    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a cheap answer.
+    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a
+    # cheap answer.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
 

@@ -1,4 +1,6 @@
-"""One worker's share of the work: what it was sent, in order, and how much it is sent at a time. Pure bookkeeping."""
+"""One worker's share of the work: what it was sent, in order, and how much it is sent at a time.
+Pure bookkeeping.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ FIRST_BATCH_JOBS = 4
 MAX_BATCH_JOBS = 128
 BATCH_CHARS = 4_000_000
 BATCH_S = 0.02
-"""A batch is to take about this long: long enough to make its own cost small, short enough to hold up few jobs when one hangs."""
+"""A batch is to take about this long: long enough to make its own cost small, short enough to hold
+up few jobs when one hangs.
+"""
 BATCHES_IN_WORK = 2
 UNEXPLAINED_LOSSES = 3
 
@@ -75,12 +79,16 @@ class WorkerQueue:
             self._busy_since_s = now_s
 
     def besides(self, number: int) -> list[Entry]:
-        """Unsettled jobs other than job `number` that nobody else has; also those before it, whose results were not sent yet."""
+        """Unsettled jobs other than job `number` that nobody else has; also those before it, whose
+        results were not sent yet.
+        """
         others = [entry for job, entry in enumerate(self._entries, self._first) if job != number]
         return [entry for entry in others if entry.held == 1 and not entry.over]
 
     def lose(self, lost: WorkerLost) -> list[Entry]:
-        """Blame the job that it was at, and give back, in order, the jobs that are unsettled and nowhere else."""
+        """Blame the job that it was at, and give back, in order, the jobs that are unsettled and
+        nowhere else.
+        """
         entries = list(self._entries)
         self._entries.clear()
         for entry in entries:

@@ -1,4 +1,6 @@
-"""What a consumer has handed out and not heard of again: JetStream's rules as plain state, for `memory`. No I/O."""
+"""What a consumer has handed out and not heard of again: JetStream's rules as plain state, for
+`memory`. No I/O.
+"""
 
 from __future__ import annotations
 

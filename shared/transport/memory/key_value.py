@@ -18,7 +18,9 @@ class MemoryKeyValue:
         self._link = link
 
     async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
-        """Create or update the bucket. `history` and `replicas` change nothing here: only newest values can be read."""
+        """Create or update the bucket. `history` and `replicas` change nothing here: only newest
+        values can be read.
+        """
         server = self._link.server
         server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now)).ttl_s = ttl_s
 

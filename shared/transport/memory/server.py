@@ -1,4 +1,6 @@
-"""A server's streams and buckets, for all transports of a process. Time is an argument, so that a test can move it."""
+"""A server's streams and buckets, for all transports of a process. Time is an argument, so that a
+test can move it.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ from shared.transport.reference import BLOB_HEADER, size_of
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject falls under a pattern with `*` (one token) and `>` (one or more at the end)."""
+    """Whether a subject falls under a pattern with `*` (one token) and `>` (one or more at the
+    end).
+    """
     wanted, tokens = pattern.split("."), subject.split(".")
     for position, token in enumerate(wanted):
         if token == ">":
@@ -143,7 +145,9 @@ class MemoryStream:
         self._forget(seq)
 
     def hand_out(self, consumer: str, max_messages: int) -> list[tuple[StoredMessage, int]]:
-        """Next messages of a consumer with their delivery counts: those due again first, then new ones."""
+        """Next messages of a consumer with their delivery counts: those due again first, then new
+        ones.
+        """
         self._expire()
         return self.consumer(consumer).hand_out(self._messages, max_messages)
 

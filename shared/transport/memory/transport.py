@@ -1,4 +1,6 @@
-"""The transport without a server, for tests and for trying out services in one process. See `base` for what it promises."""
+"""The transport without a server, for tests and for trying out services in one process. See `base`
+for what it promises.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class MemoryTransport:
         self._link.closed = True
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create or update the stream and its companion for blobs; sweep chunks that no message refers to."""
+        """Create or update the stream and its companion for blobs; sweep chunks that no message
+        refers to.
+        """
         self._link.server.ensure_stream(spec)
         companion = blobs.companion(spec)
         if companion is not None:

@@ -16,7 +16,9 @@ _ASKED_AGAIN_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest payload that a stream takes (-1: any), and whether messages vanish once they are acknowledged."""
+    """Largest payload that a stream takes (-1: any), and whether messages vanish once they are
+    acknowledged.
+    """
 
     max_msg_bytes: int
     work_queue: bool
@@ -35,7 +37,9 @@ class StreamBounds:
         self._known.pop(stream, None)
 
     async def of(self, stream: str) -> Bounds:
-        """The stream's bounds, none where the server does not tell: it decides itself about the message that follows."""
+        """The stream's bounds, none where the server does not tell: it decides itself about the
+        message that follows.
+        """
         known = self._known.get(stream)
         now = time.monotonic()
         if known is not None and now - known.read_at < _ASKED_AGAIN_AFTER_S:

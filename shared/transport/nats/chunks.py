@@ -1,4 +1,6 @@
-"""Large payloads on a NATS server: their chunks in the companion streams, and forgetting them when their message is gone."""
+"""Large payloads on a NATS server: their chunks in the companion streams, and forgetting them when
+their message is gone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from shared.transport.nats.connection import Connection
 
 
 class NatsChunks:
-    """The chunks of a server's streams (see `blobs.ChunkStore`). What nobody waits for is done in tasks of its own."""
+    """The chunks of a server's streams (see `blobs.ChunkStore`). What nobody waits for is done in
+    tasks of its own.
+    """
 
     def __init__(self, connection: Connection, bounds: StreamBounds) -> None:
         self._connection = connection
@@ -39,7 +43,9 @@ class NatsChunks:
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks in order, ending with the one by which `max_bytes` are reached, or at the deadline."""
+        """Chunks in order, ending with the one by which `max_bytes` are reached, or at the
+        deadline.
+        """
         bound = min(max_bytes, direct.READ_BYTES)
         return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s), bound)
 
@@ -52,7 +58,9 @@ class NatsChunks:
         self._later(blobs.drop(self, stream, chunks))
 
     def settled(self, message: StoredMessage) -> None:
-        """A reader is done with the message: in a work queue it is gone, and so its chunks go, in the background."""
+        """A reader is done with the message: in a work queue it is gone, and so its chunks go, in
+        the background.
+        """
         if message.inline is None:
             self._later(self._drop_settled(message))
 

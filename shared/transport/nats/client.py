@@ -16,9 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 class Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's status line is not UTF-8, it
-    parses headers of any size, it goes on in the clear when a server, or somebody between, says that it has no TLS, and closing
-    can raise what belongs to a task of its own."""
+    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's
+    status line is not UTF-8, it parses headers of any size, it goes on in the clear when a server,
+    or somebody between, says that it has no TLS, and closing can raise what belongs to a task of
+    its own."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -30,9 +31,9 @@ class Client(nats.NATS):  # type: ignore[misc]
         await super()._process_info(info, initial_connection=initial_connection)
 
     async def end(self, timeout_s: float) -> None:
-        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as the reconnecting task that it
-        cancels, and with it the future: where the server went away just before, that raises CancelledError though nobody
-        cancelled the caller."""
+        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as
+        the reconnecting task that it cancels, and with it the future: where the server went away
+        just before, that raises CancelledError though nobody cancelled the caller."""
         with suppress(asyncio.CancelledError):
             try:
                 async with asyncio.timeout(timeout_s):

@@ -1,4 +1,6 @@
-"""What the client of a connection complains of: counted by kind, and logged once for as long as it repeats itself."""
+"""What the client of a connection complains of: counted by kind, and logged once for as long as it
+repeats itself.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Complaints:
         """Take note of one. `opening`: the first connection is being made.
 
         Raises:
-            AccessDenied: the server will not let this process in, while `opening`: nothing else would end nats-py's attempts.
+            AccessDenied: the server will not let this process in, while `opening`: nothing else
+                would end nats-py's attempts.
         """
         options = self._options
         denied = credentials.denial(error, options.url, options.key_file, options.ca_file)

@@ -1,7 +1,9 @@
-"""One connection to a NATS server that survives restarts of that server and never waits without a deadline.
+"""One connection to a NATS server that survives restarts of that server and never waits without a
+deadline.
 
-nats-py retries a first connection silently, gives up for ever after an authorization error and buffers what is published
-while it reconnects; here each of these ends in an exception, a log line or a counter.
+nats-py retries a first connection silently, gives up for ever after an authorization error and
+buffers what is published while it reconnects; here each of these ends in an exception, a log line
+or a counter.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Connection:
         return self.max_payload_bytes - _HEADERS_BYTES
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server refuses."""
+        """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server
+        refuses.
+        """
         client = Client(demands_tls=self.options.demands_tls)
         settings = self._settings()
         self._opening = True
@@ -158,7 +162,9 @@ class Connection:
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
-        """Send one request that many messages answer. They appear in the queue until the block is left."""
+        """Send one request that many messages answer. They appear in the queue until the block is
+        left.
+        """
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def receive(message: Any) -> None:
@@ -196,7 +202,8 @@ class Connection:
         return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
-        # nats-py would try a first connection again for ever; what its error callback raises ends `connect`.
+        # nats-py would try a first connection again for ever; what its error callback raises ends
+        # `connect`.
         self._complaints.hear(error, opening=self._opening)
 
     async def _on_disconnected(self) -> None:
@@ -236,7 +243,9 @@ class Connection:
 
 
 async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> None:
-    """Await nats-py's `connect`, which tries for ever. In a task, because it may swallow the one cancellation of a deadline."""
+    """Await nats-py's `connect`, which tries for ever. In a task, because it may swallow the one
+    cancellation of a deadline.
+    """
     task = asyncio.create_task(connecting)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks where the caller was cancelled
     try:

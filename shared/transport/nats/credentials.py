@@ -1,4 +1,5 @@
-"""What a connection shows to a server and trusts of it: an nkey seed or NATS credentials, and a certificate authority.
+"""What a connection shows to a server and trusts of it: an nkey seed or NATS credentials, and a
+certificate authority.
 
 Every fault that trying again cannot mend is told as `AccessDenied`, with the file and the remedy.
 """
@@ -35,7 +36,9 @@ def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
 
 
 def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None) -> str | None:
-    """Why the server will not talk to us whatever we wait, with the remedy; None for any other failure."""
+    """Why the server will not talk to us whatever we wait, with the remedy; None for any other
+    failure.
+    """
     if NO_TLS in str(error):
         return f"{url}: {NO_TLS}, and the url or a CA file asks for it: add a `tls` block to the server's configuration"
     if isinstance(error, ssl.SSLCertVerificationError):

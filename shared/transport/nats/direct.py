@@ -1,8 +1,9 @@
 """Reading a stream without a consumer, by (batched) direct get (ADR-31).
 
-nats-py knows only the single get. A batch is one request that many replies answer; each names the sequence before it
-(`Nats-Last-Sequence`), so a lost reply is noticed, and the last is a status 204. What a foreign publisher puts in its headers
-cannot pass for either: the server overwrites its own header names in stored messages, and a status has no `Nats-Sequence`.
+nats-py knows only the single get. A batch is one request that many replies answer; each names the
+sequence before it (`Nats-Last-Sequence`), so a lost reply is noticed, and the last is a status 204.
+What a foreign publisher puts in its headers cannot pass for either: the server overwrites its own
+header names in stored messages, and a status has no `Nats-Sequence`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SERVER_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream has nothing more.
+    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream
+    has nothing more.
 
     `size_bytes` counts bodies and headers, of messages that nobody can read too.
     """
@@ -48,7 +50,9 @@ class Page:
 
 
 def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: bytes, headers: Mapping[str, str]) -> StoredMessage:
-    """A message in the interface's words. One whose headers were not parsed has no payload, and a size that nobody allows."""
+    """A message in the interface's words. One whose headers were not parsed has no payload, and a
+    size that nobody allows.
+    """
     oversized = OVERSIZED_HEADER in headers
     return StoredMessage(
         stream=stream,
@@ -62,7 +66,9 @@ def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: 
 
 
 def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
-    """The message in a direct get's reply; None for a status, or if a foreign publisher's headers made it unreadable."""
+    """The message in a direct get's reply; None for a status, or if a foreign publisher's headers
+    made it unreadable.
+    """
     headers = reply.headers or {}
     try:
         return stored_message(
@@ -91,7 +97,9 @@ async def get(connection: Connection, stream: str, request: Mapping[str, Any], d
 async def read(
     connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline, max_bytes: int = READ_BYTES
 ) -> list[StoredMessage]:
-    """Up to `max_messages` at or after `start_seq`, ending with the one by which `max_bytes` are reached, or at the deadline."""
+    """Up to `max_messages` at or after `start_seq`, ending with the one by which `max_bytes` are
+    reached, or at the deadline.
+    """
     found: list[StoredMessage] = []
     held_bytes, position = 0, max(1, start_seq)
     while len(found) < max_messages and held_bytes < max_bytes:
@@ -113,8 +121,8 @@ async def read(
 async def batch(
     connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline, max_bytes: int = REPLY_BYTES
 ) -> Page:
-    """One batched get, which ends with the message by which `max_bytes` are reached. An interrupted one returns what came in
-    unbroken order, if anything did; else it is tried again."""
+    """One batched get, which ends with the message by which `max_bytes` are reached. An interrupted
+    one returns what came in unbroken order, if anything did; else it is tried again."""
     body = json.dumps({**request, "max_bytes": max_bytes}).encode()
     reason = "not connected"
     while not deadline.passed and await connection.until_connected(deadline):
@@ -136,7 +144,8 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline)
     size_bytes = 0
     while True:
         try:
-            # Half of what is left: a large message on a slow line has time, and a lost request can be made again.
+            # Half of what is left: a large message on a slow line has time, and a lost request can
+            # be made again.
             silence_s = min(max(_SHORTEST_SILENCE_S, deadline.left_s / 2), deadline.left_s)
             async with asyncio.timeout(silence_s):
                 reply = await replies.get()

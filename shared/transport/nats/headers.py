@@ -1,8 +1,10 @@
-"""Headers of stored messages, whoever wrote them: what is small is parsed, of the rest only the server's own lines are kept. Pure.
+"""Headers of stored messages, whoever wrote them: what is small is parsed, of the rest only the
+server's own lines are kept. Pure.
 
-A stream takes headers of up to 64 kB: thirteen thousand lines, or bytes that no parser takes. Parsing that for each of a hundred
-messages a second leaves a reader no time to hear anybody else; giving it up whole loses who sent it. The server appends its own
-lines to a stored message's headers when it hands them out (direct get, ADR-31), so they are found at the end.
+A stream takes headers of up to 64 kB: thirteen thousand lines, or bytes that no parser takes.
+Parsing that for each of a hundred messages a second leaves a reader no time to hear anybody else;
+giving it up whole loses who sent it. The server appends its own lines to a stored message's headers
+when it hands them out (direct get, ADR-31), so they are found at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def is_stored(block: bytes) -> bool:
 
 
 def of_server(block: bytes) -> dict[str, str]:
-    """The server's own lines at the end of a block, and the mark; without lines where the server appended none."""
+    """The server's own lines at the end of a block, and the mark; without lines where the server
+    appended none.
+    """
     tail = block[-_TAIL_BYTES:]
     start = tail.rfind(_FIRST_OF_SERVER)
     found = {OVERSIZED_HEADER: str(len(block))}

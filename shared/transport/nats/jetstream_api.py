@@ -1,7 +1,9 @@
-"""JetStream's JSON API: requests, typed errors, making streams and consumers as their owner wants them, and asking how they are.
+"""JetStream's JSON API: requests, typed errors, making streams and consumers as their owner wants
+them, and asking how they are.
 
-Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's `errors.json` for the error codes.
-Since 2.12 the server refuses unknown fields, so requests hold only fields that it told us or that we know.
+Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's
+`errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests hold
+only fields that it told us or that we know.
 """
 
 from __future__ import annotations
@@ -44,12 +46,16 @@ class ApiError(TransportError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later: the server is starting, electing a leader or overrun."""
+        """Whether the same request may succeed later: the server is starting, electing a leader or
+        overrun.
+        """
         return self.code in (429, 503)
 
 
 async def call(connection: Connection, subject: str, request: Mapping[str, Any] | None, deadline: Deadline, what: str) -> Any:
-    """One request of the JSON API. Raises ApiError, or NotConnected when nobody answers before the deadline."""
+    """One request of the JSON API. Raises ApiError, or NotConnected when nobody answers before the
+    deadline.
+    """
     body = b"" if request is None else json.dumps(request).encode()
     while True:
         answer = json.loads(
@@ -63,7 +69,9 @@ async def call(connection: Connection, subject: str, request: Mapping[str, Any] 
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:
-    """`spec` in the server's words. Direct reads are always allowed, rollups never (one could wipe a stream)."""
+    """`spec` in the server's words. Direct reads are always allowed, rollups never (one could wipe
+    a stream).
+    """
     window_s = min(spec.duplicate_window_s, spec.max_age_s) if spec.max_age_s > 0 else spec.duplicate_window_s
     return {
         "name": spec.name,
@@ -109,7 +117,9 @@ def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int) -> dic
 
 
 def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Names of the settings in which a stream differs from what is wanted. The server leaves out what is empty."""
+    """Names of the settings in which a stream differs from what is wanted. The server leaves out
+    what is empty.
+    """
 
     def differs(key: str) -> bool:
         is_now = actual.get(key)
@@ -121,7 +131,9 @@ def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
 
 
 async def ensure_stream(connection: Connection, wanted: Mapping[str, Any]) -> None:
-    """Create the stream or update what differs. Settings that `wanted` does not name stay as an operator left them."""
+    """Create the stream or update what differs. Settings that `wanted` does not name stay as an
+    operator left them.
+    """
     name, deadline = wanted["name"], Deadline(SETUP_TIMEOUT_S)
     what = f"stream {name}"
     try:

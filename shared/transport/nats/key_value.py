@@ -1,7 +1,8 @@
 """Small shared state in key-value buckets on a server, by direct get and plain publishes.
 
-A watch has no consumer on the server, so none can be lost: it listens to the bucket's own subject as a hint that something
-was written, reads the value by direct get, and reads every few seconds besides.
+A watch has no consumer on the server, so none can be lost: it listens to the bucket's own subject
+as a hint that something was written, reads the value by direct get, and reads every few seconds
+besides.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class NatsKeyValue:
         return await self._write(bucket, key, value, {"Nats-Expected-Last-Subject-Sequence": str(last_revision)})
 
     async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
-        """Newest value of every key that starts with `prefix`, in one request where the bucket has up to 1024 keys."""
+        """Newest value of every key that starts with `prefix`, in one request where the bucket has
+        up to 1024 keys.
+        """
         stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
         stem = prefix[: prefix.rfind(".") + 1]
         request = {"multi_last": [f"$KV.{bucket}.{stem}>"], "batch": 1024}
@@ -82,8 +85,9 @@ class NatsKeyValue:
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
         """The keys written last, newest first, and how many others the bucket holds.
 
-        Reads a window of `limit` sequences at the end, or everything where that is no more. A bucket that also holds older
-        values of its keys, or whose keys were mostly rewritten, gives fewer entries than `limit`.
+        Reads a window of `limit` sequences at the end, or everything where that is no more. A
+        bucket that also holds older values of its keys, or whose keys were mostly rewritten, gives
+        fewer entries than `limit`.
         """
         stream, fill = keys.bucket_stream(bucket), await self._fill(bucket)
         first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
@@ -115,7 +119,9 @@ class NatsKeyValue:
             await hints.stop()
 
     async def _look(self, bucket: str, key: str, revision: int) -> KvEntry | None:
-        """The value if it is new. An older revision is a replica that lags, unless the bucket was made anew."""
+        """The value if it is new. An older revision is a replica that lags, unless the bucket was
+        made anew.
+        """
         try:
             found = await self.get(bucket, key)
             if found is None or found.revision == revision:
@@ -135,7 +141,8 @@ class NatsKeyValue:
         if len(value) > limit:
             raise TooLarge(f"bucket {bucket}: values up to {limit} bytes, {key} has {len(value)}: use a stream")
         headers["Nats-Msg-Id"] = uuid.uuid4().hex
-        # A leaf server keeps plain `$KV.` subjects to itself: into another domain they go by way of its API.
+        # A leaf server keeps plain `$KV.` subjects to itself: into another domain they go by way of
+        # its API.
         options = self._connection.options
         subject = f"{options.api_prefix}.{keys.subject(bucket, key)}" if options.domain else keys.subject(bucket, key)
         deadline = Deadline(KV_TIMEOUT_S)

@@ -16,7 +16,9 @@ class Options:
     ca_file: str | None = None
     inbox_prefix: str = "_INBOX"
     domain: str = ""
-    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the server's own."""
+    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the
+    server's own.
+    """
 
     @property
     def api_prefix(self) -> str:
@@ -25,5 +27,7 @@ class Options:
 
     @property
     def demands_tls(self) -> bool:
-        """Whether this connection must be encrypted: it was given an authority or a `tls://` url."""
+        """Whether this connection must be encrypted: it was given an authority or a `tls://`
+        url.
+        """
         return self.ca_file is not None or any(url.startswith(("tls://", "wss://")) for url in self.url.split(","))

@@ -1,8 +1,9 @@
 """Taking work from a durable pull consumer.
 
-Each pull is short and carries `no_wait` together with `expires`: the server waits for the first message, then hands over what
-is there and ends the pull, so none is left behind that would swallow a later message. nats-py's own `fetch` waits for a full
-batch and can stall on a pull that a reconnect has orphaned.
+Each pull is short and carries `no_wait` together with `expires`: the server waits for the first
+message, then hands over what is there and ends the pull, so none is left behind that would swallow
+a later message. nats-py's own `fetch` waits for a full batch and can stall on a pull that a
+reconnect has orphaned.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class NatsDelivery:
         return self._deliveries
 
     async def ack(self) -> None:
-        """Done, confirmed by the server. Without a confirmation in time it is logged and will be handed out again."""
+        """Done, confirmed by the server. Without a confirmation in time it is logged and will be
+        handed out again.
+        """
         if await self._settle(b"+ACK"):
             self._on_settled(self._message)
 
@@ -91,7 +94,9 @@ async def fetch(
     timeout_s: float,
     on_settled: Callable[[StoredMessage], None],
 ) -> list[Delivery]:
-    """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does not exist."""
+    """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does
+    not exist.
+    """
     deadline = Deadline(min(timeout_s, LONGEST_FETCH_S))
     missing = False
     while not deadline.passed and await connection.until_connected(deadline):
@@ -127,7 +132,8 @@ async def _pull(
             f"{connection.options.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode()
         ) as replies:
             while len(found) < max_messages:
-                # Beyond the deadline: the server ends the pull, and what it sent at the last moment is still taken.
+                # Beyond the deadline: the server ends the pull, and what it sent at the last moment
+                # is still taken.
                 wait_s = _SLICE_S if found else min(_SLICE_S, deadline.left_s + 0.1)
                 try:
                     async with asyncio.timeout(wait_s):
@@ -156,7 +162,9 @@ async def _pull(
 
 
 def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> NatsDelivery | None:
-    """The delivery in a reply, or None for a status. The acknowledgement subject holds the numbers, in two formats (ADR-15)."""
+    """The delivery in a reply, or None for a status. The acknowledgement subject holds the numbers,
+    in two formats (ADR-15).
+    """
     tokens = reply.reply.split(".")
     if tokens[:2] != ["$JS", "ACK"]:
         return None

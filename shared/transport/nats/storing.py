@@ -1,4 +1,6 @@
-"""Storing one message in a stream: asked until the server has stored it, or has refused it in words that the caller understands."""
+"""Storing one message in a stream: asked until the server has stored it, or has refused it in words
+that the caller understands.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from shared.transport.nats.connection import Connection
 async def store(
     connection: Connection, subject: str, payload: bytes, stream: str, headers: Mapping[str, str], deadline: Deadline
 ) -> PubAck:
-    """Store a message that fits the server. `headers` hold its `Nats-Msg-Id`, by which a second attempt is known.
+    """Store a message that fits the server. `headers` hold its `Nats-Msg-Id`, by which a second
+    attempt is known.
 
     Raises:
         Conflict: the sequence that the headers expect is not the last.
@@ -55,7 +58,9 @@ async def store(
 async def _ours_or_conflict(
     connection: Connection, stream: str, subject: str, headers: Mapping[str, str], error: api.ApiError
 ) -> PubAck:
-    """The server compares sequences before it looks for duplicates: an earlier attempt may be what we lost against."""
+    """The server compares sequences before it looks for duplicates: an earlier attempt may be what
+    we lost against.
+    """
     expected = headers.get("Nats-Expected-Last-Sequence")
     request = {"last_by_subj": subject} if expected is None else {"seq": int(expected) + 1}
     stored = await direct.get(connection, stream, request, Deadline(api.READ_TIMEOUT_S))

@@ -1,4 +1,6 @@
-"""The transport over NATS JetStream. What it promises stands in `base`; how it keeps it, in the modules it puts together."""
+"""The transport over NATS JetStream. What it promises stands in `base`; how it keeps it, in the
+modules it puts together.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class NatsTransport:
         await self._connection.close()
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create or update the stream and its companion for blobs; sweep chunks that no message refers to."""
+        """Create or update the stream and its companion for blobs; sweep chunks that no message
+        refers to.
+        """
         await api.ensure_stream(self._connection, api.stream_config(spec))
         self._bounds.forget(spec.name)
         companion = blobs.companion(spec)
