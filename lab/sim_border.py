@@ -20,12 +20,12 @@ from services.trainer.findings import absurd_text
 from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
-from services.verifier.foreign_groups import BURST_S
 from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.prints import Printer, Text
 from services.verifier.replay import ReplayMemory
 from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
+from services.verifier.swarm_reader import BURST_S
 from services.verifier.trust import Trust
 from shared.config import NodeConfig
 from shared.contracts import subjects

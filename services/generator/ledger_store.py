@@ -6,13 +6,16 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 from services.generator import ledger as rules
+from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import DrawLease, TaskLedger
 from shared.contracts.subjects import LEDGER_KEY, node_bucket
-from shared.transport.base import Conflict, NotConnected, Transport
+from shared.transport.base import Conflict, NotConnected, Transport, TransportError
 
 
 class DrawLedger:
@@ -65,6 +68,24 @@ class DrawLedger:
 
         await self._change(step)
         return taken
+
+    @asynccontextmanager
+    async def renewed(self, lease: DrawLease, log: Any) -> AsyncIterator[None]:
+        """Hold a range for as long as somebody works on it, in thirds of its lease."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self._lease_s / 3)
+                try:
+                    await self.renew(lease.first)
+                except TransportError as error:
+                    log.warning("lease_not_renewed", reason=str(error))
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            await cancel_and_wait(renewing)
 
     async def renew(self, first: int) -> None:
         """Keep a range that is still being worked on."""

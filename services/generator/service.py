@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
-from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import DrawLease, SamplerPosition
@@ -66,25 +65,7 @@ class GeneratorService:
         max_length = model_max_length(config.model)
         self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
         self._params = SamplingParams(generator.temperature, generator.top_p, generator.top_k, generator.max_new_tokens)
-        self._engine: Engine = create_engine(
-            generator.engine,
-            config.model.path,
-            revision=config.model.revision,
-            dtype=config.model.dtype,
-            device=config.model.device,
-            max_model_len=max_length,
-            threads=generator.threads or None,
-            gpu_memory_utilization=generator.gpu_memory_fraction,
-            swap_timeout_s=generator.policy_load_timeout_s,
-            adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
-            kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
-            tensor_parallel_size=generator.tensor_parallel,
-            base_url=generator.openai_url or None,
-            api_key=_key_of(generator.openai_key_file),
-            options=generator.engine_options,
-            served_model=config.model.name or None,
-            turns=device_turns(config, "generator"),
-        )
+        self._engine = _engine_of(config, max_length)
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 
     async def run(self, context: ServiceContext) -> None:
@@ -100,9 +81,7 @@ class GeneratorService:
             await self._engine.close()
 
     async def _started(self) -> bool:
-        """Start the engine, when it is this process's turn; False where the service is stopped
-        before.
-        """
+        """Start the engine in this process's turn; False where the service is stopped before."""
         try:
             async with AsyncExitStack() as turn:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))
@@ -160,16 +139,15 @@ class GeneratorService:
                     await asyncio.sleep(_IDLE_S)
                     continue
                 started = time.monotonic()
-                await self._with_renewal(lease, self._fill(lease))
+                async with self._draws.renewed(lease, self._context.log):
+                    await self._fill(lease)
                 await asyncio.sleep(self._pause_s(lease.count, time.monotonic() - started))
             except TransportError as error:
                 self._context.log.warning("node_plane_trouble", reason=str(error), consequence="trying again in 1 s")
                 await asyncio.sleep(1.0)
 
     def _pause_s(self, groups: int, taken_s: float) -> float:
-        """How long to wait after a call so that no more than `groups_per_minute` are made where no
-        trainer paces.
-        """
+        """Seconds to wait so that `groups_per_minute` holds where no trainer sets the pace."""
         rate = self._config.generator.groups_per_minute
         return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
 
@@ -193,21 +171,6 @@ class GeneratorService:
         if self._trains:
             self._figures.draws_allowed(self._draws.allowed)
         return lease
-
-    async def _with_renewal(self, lease: DrawLease, work: Awaitable[None]) -> None:
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(self._config.generator.lease_s / 3)
-                try:
-                    await self._draws.renew(lease.first)
-                except TransportError as error:
-                    self._context.log.warning("lease_not_renewed", reason=str(error))
-
-        renewing = asyncio.create_task(renew())
-        try:
-            await work
-        finally:
-            await cancel_and_wait(renewing)
 
     async def _fill(self, lease: DrawLease) -> None:
         draws = range(lease.first, lease.first + lease.count)
@@ -297,3 +260,27 @@ def _key_of(file: str) -> str | None:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
+
+
+def _engine_of(config: NodeConfig, max_length: int) -> Engine:
+    """The engine that the configuration names; `max_length` is the model's context in tokens."""
+    generator = config.generator
+    return create_engine(
+        generator.engine,
+        config.model.path,
+        revision=config.model.revision,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        max_model_len=max_length,
+        threads=generator.threads or None,
+        gpu_memory_utilization=generator.gpu_memory_fraction,
+        swap_timeout_s=generator.policy_load_timeout_s,
+        adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
+        kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
+        tensor_parallel_size=generator.tensor_parallel,
+        base_url=generator.openai_url or None,
+        api_key=_key_of(generator.openai_key_file),
+        options=generator.engine_options,
+        served_model=config.model.name or None,
+        turns=device_turns(config, "generator"),
+    )

@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from shared.transport.base import NotConnected, StoredMessage, Transport, Transp
 
 _MESSAGES_PER_READ = 256
 _PAYLOADS_AT_ONCE = 16
+_LAGGING_S = 0.02
 
 
 class ScoredLog:
@@ -26,6 +28,23 @@ class ScoredLog:
     def __init__(self, transport: Transport, node: str) -> None:
         self.stream = node_scored_stream(node)
         self._transport = transport
+
+    async def read_to(self, last_seq: int, memory: SamplerMemory, timeout_s: float) -> list[str]:
+        """Read on until `memory` knows position `last_seq`. Returns what could not be read.
+
+        Raises:
+            TransportError: the stream gave nothing new for longer than `timeout_s`.
+        """
+        problems: list[str] = []
+        started = time.monotonic()
+        while memory.cursor < last_seq:
+            before = memory.cursor
+            problems += await self.read_into(memory)
+            if memory.cursor == before:  # a copy of the stream that lags behind its leader answered
+                if time.monotonic() - started > timeout_s:
+                    raise TransportError(f"{self.stream} gives nothing after {before}, yet its last message is {last_seq}")
+                await asyncio.sleep(_LAGGING_S)
+        return problems
 
     async def read_into(self, memory: SamplerMemory) -> list[str]:
         """Take in the next messages after the memory's cursor, some hundreds at most; returns what

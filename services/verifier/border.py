@@ -132,9 +132,7 @@ class Border:
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
-        """The first checks, possible before the payload is fetched: a ban of the name, and the
-        size.
-        """
+        """The first checks, before the payload is fetched: a ban of the name, and the size."""
         sender = subjects.rollouts_author(subject)
         ban = self.bans.of_name(sender, now_s)
         if ban is not None:
@@ -145,9 +143,7 @@ class Border:
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
     def sender(self, name: str | None, now_s: float) -> Sender:
-        """Whose share a message under this name takes, and how much of one that is. Before the
-        signature: a claim.
-        """
+        """Whose share a message under this name takes. Before the signature: a claim."""
         return self._senders.of_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
@@ -273,9 +269,7 @@ class Border:
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse what `key` has signed, and blame it once where the reason is its fault, in
-        `part`.
-        """
+        """Refuse what `key` has signed, and blame it once, in `part`, where it is its fault."""
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
@@ -303,9 +297,7 @@ class Border:
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | _Problem:
-        """The group's print, if its texts and tokens are what is let in. Reads what no event
-        changes.
-        """
+        """The group's print, if its texts and tokens are let in. Reads what no event changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
         for completion in group.completions:

@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from services.verifier.refusals import Refusal, Refused
+from shared.contracts import subjects
+from shared.transport.base import BadReference, StoredMessage
+from shared.transport.reference import reference_of
+
 NODE_BYTES = 64 * 2**20
 """Large payloads in work at once: fetched, decoded or being scored."""
 SENDER_BYTES = 16 * 2**20
@@ -92,3 +97,19 @@ class ClaimedChunks:
         while len(self._owner) > self._capacity:
             self._owner.popitem(last=False)
         return None
+
+    def refuse(self, message: StoredMessage) -> Refused | None:
+        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another
+        message referred to.
+        """
+        author = subjects.rollouts_author(message.subject)
+        try:
+            reference = reference_of(message)
+        except BadReference as error:
+            return Refused(Refusal.REFERENCE, author, str(error))
+        first = None if reference is None else self.claim(author or "", message.seq, reference.chunks)
+        if first is None:
+            return None
+        return Refused(
+            Refusal.REFERENCE, author, f"its chunks belong to message {first}: each payload is stored in chunks of its own"
+        )

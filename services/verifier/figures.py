@@ -22,20 +22,13 @@ _REWARDS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _RESULTS = ("scored", "timeout", "killed", "error")
 
 
-class Figures:
-    """Counts what is scored and what crosses the border. `datasets` are those of the node's own
-    tasks.
-    """
+class ScoringFigures:
+    """What was scored, how long it took, and the processes that score."""
 
-    def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str] = ()) -> None:
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str]) -> None:
         self._status = status
         self._tasks = frozenset(datasets)
-        self._register_scoring(registry)
-        self._register_border(registry)
-        for name in ("shared", "accepted", "refused", "score_timeouts", "swarm_connected", "shares_dropped", "failed_local"):
-            status.set(name, 0)
-
-    def _register_scoring(self, registry: CollectorRegistry) -> None:
+        self._restarts_seen = 0
         self._jobs = Counter(
             "swarm_verify_jobs_total",
             "Completions judged, by origin and result: scored, timeout (its scorer hung), killed (its scorer died), "
@@ -75,8 +68,79 @@ class Figures:
             self._status.set(f"scored_{origin}", 0)
             for result in _RESULTS:
                 self._jobs.labels(origin, result)
+        self._protections = Gauge(
+            "swarm_sandbox_protections",
+            "Whether the system gives the scorers this protection (1) or not (0); the verifier's log has cause and remedy.",
+            ["protection"],
+            registry=registry,
+        )
+        for name in ("score_timeouts", "failed_local"):
+            status.set(name, 0)
 
-    def _register_border(self, registry: CollectorRegistry) -> None:
+    def scored_local(self, dataset: str, result: JobResult) -> None:
+        """A local group has its rewards."""
+        self._count_scored("local", dataset, result)
+
+    def scored_foreign(self, dataset: str, result: JobResult) -> None:
+        """A foreign group has this node's rewards."""
+        self._count_scored("external", dataset, result)
+
+    def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
+        """The sandbox gave no rewards for a group."""
+        self._count_jobs(origin, completions, "error", result)
+
+    def failed_local(self) -> None:
+        """A local group was given up on."""
+        self._failed.inc()
+        self._status.add("failed_local")
+
+    def buried(self) -> None:
+        """A local group became a dead letter."""
+        self._buried.inc()
+
+    def queues(self, groups: int, dead_letters: int) -> None:
+        """Messages in the streams of unscored groups and of dead letters."""
+        self._queue.set(groups)
+        self._dead.set(dead_letters)
+
+    async def watch_workers(self, pool: ScorerPool) -> None:
+        """Keep count of replaced scorer processes, for ever."""
+        while True:
+            self._restarts.inc(pool.replaced - self._restarts_seen)
+            self._status.set("scorers_replaced", pool.replaced)
+            self._restarts_seen = pool.replaced
+            await asyncio.sleep(WATCH_PERIOD_S)
+
+    def protections(self, missing: Container[str]) -> None:
+        """Which protections the scorers go without."""
+        for protection in PROTECTIONS:
+            self._protections.labels(protection).set(protection not in missing)
+            self._status.set(f"sandbox_without_{protection}", protection in missing)
+
+    def _count_scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
+        self._scored.labels(origin).inc()
+        self._seconds.labels(dataset if dataset in self._tasks else OTHER_TASK).observe(result.seconds)
+        rewards = self._rewards.labels(origin)
+        for reward in result.rewards:
+            rewards.observe(reward)
+        self._status.add(f"scored_{origin}")
+        self._count_jobs(origin, len(result.rewards), "scored", result)
+
+    def _count_jobs(self, origin: Origin, completions: int, otherwise: str, result: JobResult) -> None:
+        self._jobs.labels(origin, "timeout").inc(result.timeouts - result.deaths)
+        self._jobs.labels(origin, "killed").inc(result.deaths)
+        self._jobs.labels(origin, otherwise).inc(max(0, completions - result.timeouts))
+        if result.timeouts:
+            self._timeouts.inc(result.timeouts)
+            self._status.add("score_timeouts", result.timeouts)
+
+
+class BorderFigures:
+    """What crosses the border, in both directions."""
+
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, scoring: ScoringFigures) -> None:
+        self._status = status
+        self._scoring = scoring
         results = "ok, dropped (will never reach the swarm), error (tried again)"
         self.publish = PublishMetrics(registry, "swarm", ("ok", "dropped", "error"), results)
         self._outbox = Gauge("swarm_outbox_groups", "Local groups waiting for the swarm plane.", registry=registry)
@@ -100,15 +164,8 @@ class Figures:
         self._waiting = Gauge(
             "swarm_ingest_waiting_messages", "Foreign messages read and waiting for their sender's turn.", registry=registry
         )
-        self._protections = Gauge(
-            "swarm_sandbox_protections",
-            "Whether the system gives the scorers this protection (1) or not (0); the verifier's log has cause and remedy.",
-            ["protection"],
-            registry=registry,
-        )
         self._left_out = Gauge("swarm_senders_left_out", "Senders of whom nothing is taken in, by why.", ["why"], registry=registry)
         self._senders = {OTHER_SENDER}
-        self._restarts_seen = 0
         self._by_sender.labels(OTHER_SENDER)
         for result in ("ok", "gap", "timeout", "error"):
             self._reads.labels(result)
@@ -117,34 +174,14 @@ class Figures:
             self._status.set(f"refused_{reason.value}", 0)
         for why in ("quarantined", "banned", "other_tasks"):
             self._left_out.labels(why)
-
-    def scored_local(self, dataset: str, result: JobResult) -> None:
-        """A local group has its rewards."""
-        self._count_scored("local", dataset, result)
+        for name in ("shared", "accepted", "refused", "swarm_connected", "shares_dropped"):
+            status.set(name, 0)
 
     def accepted(self, dataset: str, result: JobResult) -> None:
         """A foreign group has this node's rewards and is in the pool's stream."""
-        self._count_scored("external", dataset, result)
+        self._scoring.scored_foreign(dataset, result)
         self._accepted.inc()
         self._status.add("accepted")
-
-    def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
-        """The sandbox gave no rewards for a group."""
-        self._count_jobs(origin, completions, "error", result)
-
-    def failed_local(self) -> None:
-        """A local group was given up on."""
-        self._failed.inc()
-        self._status.add("failed_local")
-
-    def buried(self) -> None:
-        """A local group became a dead letter."""
-        self._buried.inc()
-
-    def queues(self, groups: int, dead_letters: int) -> None:
-        """Messages in the streams of unscored groups and of dead letters."""
-        self._queue.set(groups)
-        self._dead.set(dead_letters)
 
     def read(self, result: str) -> None:
         """The swarm's stream was read: ok, gap, timeout or error."""
@@ -202,33 +239,12 @@ class Figures:
         self._left_out.labels("other_tasks").set(senders)
         self._status.set("senders_other_tasks", senders)
 
-    def protections(self, missing: Container[str]) -> None:
-        """Which protections the scorers go without."""
-        for protection in PROTECTIONS:
-            self._protections.labels(protection).set(protection not in missing)
-            self._status.set(f"sandbox_without_{protection}", protection in missing)
 
-    async def watch_workers(self, pool: ScorerPool) -> None:
-        """Keep count of replaced scorer processes, for ever."""
-        while True:
-            self._restarts.inc(pool.replaced - self._restarts_seen)
-            self._status.set("scorers_replaced", pool.replaced)
-            self._restarts_seen = pool.replaced
-            await asyncio.sleep(WATCH_PERIOD_S)
+class Figures:
+    """Counts what is scored and what crosses the border. `datasets` are those of the node's own
+    tasks.
+    """
 
-    def _count_scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
-        self._scored.labels(origin).inc()
-        self._seconds.labels(dataset if dataset in self._tasks else OTHER_TASK).observe(result.seconds)
-        rewards = self._rewards.labels(origin)
-        for reward in result.rewards:
-            rewards.observe(reward)
-        self._status.add(f"scored_{origin}")
-        self._count_jobs(origin, len(result.rewards), "scored", result)
-
-    def _count_jobs(self, origin: Origin, completions: int, otherwise: str, result: JobResult) -> None:
-        self._jobs.labels(origin, "timeout").inc(result.timeouts - result.deaths)
-        self._jobs.labels(origin, "killed").inc(result.deaths)
-        self._jobs.labels(origin, otherwise).inc(max(0, completions - result.timeouts))
-        if result.timeouts:
-            self._timeouts.inc(result.timeouts)
-            self._status.add("score_timeouts", result.timeouts)
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str] = ()) -> None:
+        self.scoring = ScoringFigures(registry, status, datasets)
+        self.border = BorderFigures(registry, status, self.scoring)

@@ -1,23 +1,17 @@
 """Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget,
 scored, and stored in `scored`.
 
-Replicas share the work through a cursor in the node's bucket: who moves it by compare-and-set looks
-at what it passed. Reading goes `intake_look_factor` times faster than the budget, so that what
-others sent is found behind one sender's flood (`services.verifier.fair_queue`); a flood beyond that
-is sampled, and senders in good standing are asked for their newest group.
+Replicas share the work (`services.verifier.swarm_reader`). Reading goes `intake_look_factor` times
+faster than the budget, so that what others sent is found behind one sender's flood
+(`services.verifier.fair_queue`); a flood beyond that is sampled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable
 from functools import partial
-from random import Random
-from typing import Any, TypeVar
-
-import msgpack
+from typing import Any
 
 from services.verifier.border import Border, Candidate
 from services.verifier.claims import ClaimedChunks
@@ -25,30 +19,22 @@ from services.verifier.examiner import Examiner
 from services.verifier.fair_queue import MAX_WAITING, FairQueue, turns_of
 from services.verifier.figures import Figures
 from services.verifier.foreign_store import ForeignStore
-from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
 from services.verifier.own_model import OwnModel
 from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
+from services.verifier.swarm_reader import BURST_S, SwarmReader
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.runtime import run_until_stopped
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
-from shared.transport.base import BadReference, Conflict, NotConnected, StoredMessage, Transport, TransportError
-from shared.transport.reference import reference_of
+from shared.transport.base import BadReference, NotConnected, StoredMessage, Transport, TransportError
 
-T = TypeVar("T")
-
-BURST_S = 2.0
-MAX_READ = 64
 RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
-KNOWN_SUBJECTS = 256
-ASKED_SUBJECTS = 16
-"""Subjects in good standing that a look at an overfull stream asks for their newest group."""
 
 FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
 
@@ -81,15 +67,13 @@ class Intake:
     ) -> None:
         self._config = config
         self._id = config.node.id
-        self._node = node
         self._link = link
         self._border = border
         self._pool = pool
         self._figures = figures
         self._log = log
         verifier, now_s = config.verifier, time.monotonic()
-        self._look_rate_per_s = verifier.intake_groups_per_s * verifier.intake_look_factor
-        self._looks = TokenBucket(self._look_rate_per_s, self._look_rate_per_s * BURST_S, now_s)
+        self._reader = SwarmReader(config, node, figures)
         self._waiting: FairQueue[StoredMessage] = FairQueue(
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
@@ -97,8 +81,6 @@ class Intake:
         self._store = ForeignStore(config, node, border, own, figures, log)
         self._refused = RefusedMessages(figures, log, time.time())
         self._chunks = ClaimedChunks()
-        self._known_subjects: OrderedDict[str, int] = OrderedDict()
-        self._random = Random()
         self._in_work: set[asyncio.Task[None]] = set()
         self._places = Places()
         self._news = asyncio.Event()
@@ -136,7 +118,7 @@ class Intake:
                 if found is None:
                     break
                 self._start(swarm, *found)
-            self._figures.waiting(len(self._waiting))
+            self._figures.border.waiting(len(self._waiting))
             self._drop_left_out()
             try:
                 async with asyncio.timeout(BUSY_S if len(self._waiting) else RETRY_S):
@@ -172,49 +154,17 @@ class Intake:
             # Not a flood but a slow moment here: what waits in the stream is not lost.
             await asyncio.sleep(BUSY_S)
             return True
-        state = await self._asked(swarm.stream_state(subjects.SWARM_ROLLOUTS))
-        cursor, revision = await self._cursor()
-        plan = plan_intake(
-            cursor=cursor,
-            first_seq=state.first_seq,
-            last_seq=state.last_seq,
-            allowed=min(self._looks.available(time.monotonic()), MAX_READ),
-            rate_per_s=self._look_rate_per_s,
-            random=self._random,
-        )
-        self._figures.backlog(max(0, state.last_seq - max(cursor, state.first_seq - 1)))
-        if plan.mode == "idle":
-            return False
-        try:
-            await self._node.kv.update(
-                subjects.node_bucket(self._id), subjects.INTAKE_KEY, msgpack.packb(plan.next_cursor), last_revision=revision
-            )
-        except Conflict:
-            return True
-        messages = await self._asked(self._read(swarm, plan, cursor))
-        self._figures.read("gap" if plan.mode == "draw" or 0 < cursor < state.first_seq - 1 else "ok")
-        self._looks.take(len(messages))
+        messages, more = await self._reader.read(swarm)
         for message in messages:
             self._line_up(message)
-        self._news.set()
-        return plan.mode == "follow" and plan.next_cursor < state.last_seq
-
-    async def _asked(self, answer: Awaitable[T]) -> T:
-        try:
-            return await answer
-        except NotConnected:
-            self._figures.read("timeout")
-            raise
-        except TransportError:
-            self._figures.read("error")
-            raise
+        if messages:
+            self._news.set()
+        return more
 
     def _line_up(self, message: StoredMessage) -> None:
         sender = subjects.rollouts_author(message.subject) or ""
         if sender == self._id:
             return
-        if message.subject in self._known_subjects:
-            self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
         unread = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if unread is not None:
             self._refused.refuse(unread, message)
@@ -222,38 +172,6 @@ class Intake:
         claimed = self._border.sender(sender, time.time())
         for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
             self._refused.refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
-
-    async def _cursor(self) -> tuple[int, int]:
-        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
-        if entry is None:
-            return 0, 0
-        cursor = msgpack.unpackb(entry.value)
-        return (cursor if isinstance(cursor, int) and cursor >= 0 else 0), entry.revision
-
-    async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
-        if plan.mode == "draw":
-            drawn = await asyncio.gather(*(swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions))
-            found = {message.seq: message for message in drawn if message is not None}
-            return list((found | await self._newest_of_known(swarm)).values())
-        messages: list[StoredMessage] = []
-        position = cursor + 1 if cursor < plan.next_cursor else 1
-        while position <= plan.next_cursor:
-            read = await swarm.read(subjects.SWARM_ROLLOUTS, position, min(MAX_READ, plan.next_cursor - position + 1))
-            within = [message for message in read if message.seq <= plan.next_cursor]
-            messages += within
-            if not within:
-                break
-            position = within[-1].seq + 1
-        return messages
-
-    async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
-        known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
-        newest = await asyncio.gather(*(swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known))
-        return {
-            message.seq: message
-            for subject, message in zip(known, newest, strict=True)
-            if message is not None and message.seq > self._known_subjects[subject]
-        }
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         examined = await self._examine(swarm, sender, message)
@@ -265,14 +183,12 @@ class Intake:
             return
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
-            self._figures.unscored("external", len(examined.group.completions), result)
+            self._figures.scoring.unscored("external", len(examined.group.completions), result)
             self._refused.refuse(refused, message, examined.group_id)
             if refused.quarantined_s:
                 self._drop_left_out()
             return
-        self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
-        if len(self._known_subjects) > KNOWN_SUBJECTS:
-            self._known_subjects.popitem(last=False)
+        self._reader.accepted(message)
         self._refused.accepted(examined.sender)
         await self._store.store(examined, result, message.seq, message.size_bytes)
 
@@ -298,7 +214,7 @@ class Intake:
         author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
         if verdict is None:
-            verdict = self._refuse_reference(message)
+            verdict = self._chunks.refuse(message)
         if verdict is None:
             read = True
             try:
@@ -326,19 +242,3 @@ class Intake:
         """Names that belong to nobody yet do not multiply the share of the key behind them."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
-
-    def _refuse_reference(self, message: StoredMessage) -> Refused | None:
-        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another
-        message referred to.
-        """
-        author = subjects.rollouts_author(message.subject)
-        try:
-            reference = reference_of(message)
-        except BadReference as error:
-            return Refused(Refusal.REFERENCE, author, str(error))
-        first = None if reference is None else self._chunks.claim(author or "", message.seq, reference.chunks)
-        if first is None:
-            return None
-        return Refused(
-            Refusal.REFERENCE, author, f"its chunks belong to message {first}: each payload is stored in chunks of its own"
-        )

@@ -65,7 +65,7 @@ class ForeignStore:
                 )
                 await asyncio.sleep(RETRY_S * attempt)
             else:
-                self._figures.accepted(group.task.ref.dataset, result)
+                self._figures.border.accepted(group.task.ref.dataset, result)
                 self._log.info(
                     "foreign_rollouts_accepted",
                     rollout_id=rollout_id,

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from services.verifier.figures import Figures
+from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.own_model import OwnModel
-from services.verifier.scored_log import ScoredLog
 from services.verifier.sharing import Outbox
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
@@ -40,7 +40,7 @@ class LocalScorer:
         config: NodeConfig,
         node: Transport,
         pool: ScorerPool,
-        scored: ScoredLog,
+        scored: LocalOutcomes,
         outbox: Outbox,
         own: OwnModel,
         figures: Figures,
@@ -113,7 +113,7 @@ class LocalScorer:
             remedy, rollout_id = "run all of a node's services in one version", claimed_rollout_id(delivery.message.headers)
             self._log.error("own_group_unreadable", reason=str(error), rollout_id=rollout_id, remedy=remedy)
             await self._scored.bury(delivery.message, payload, str(error))
-            self._figures.failed_local()
+            self._figures.scoring.failed_local()
             await delivery.ack()
             return
         group_id = content_id(payload)
@@ -127,13 +127,13 @@ class LocalScorer:
         texts = [completion.text for completion in group.completions]
         (result,) = await self._pool.run([ScoringJob(ref=group.task.ref, texts=texts, expected=group.task, urgent=True)])
         if result.reason is not None:
-            self._figures.unscored("local", len(texts), result)
+            self._figures.scoring.unscored("local", len(texts), result)
             await self._scored.give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
             await delivery.ack()
             return
         stored = await self._scored.store(delivery.message, self._scored.scored(group, group_id, result))
         if not stored.duplicate:
-            self._figures.scored_local(group.task.ref.dataset, result)
+            self._figures.scoring.scored_local(group.task.ref.dataset, result)
             self._say_scored(group, group_id, result, stored.seq)
             self._note_own(group)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.

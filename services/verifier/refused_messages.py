@@ -35,7 +35,7 @@ class RefusedMessages:
         """Count a refusal. `group_id` where the bytes were good enough to have one; else the log
         names what the header claims.
         """
-        self._figures.refused(refused)
+        self._figures.border.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]
         named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}
         self._log.debug(
@@ -49,7 +49,7 @@ class RefusedMessages:
                 detail=detail,
                 remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show --all)",
             )
-        self._figures.other_tasks(self._other_tasks.count())
+        self._figures.border.other_tasks(self._other_tasks.count())
         if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
             self._tell_of_another_swarm(refused)
         if refused.quarantined_s:

@@ -84,7 +84,7 @@ class SenderWatch:
                 self._log.info("bans", senders=[ban.sender for ban in listed.bans][:20])
         self._border.bans.refresh()
         now_s = time.time()
-        self._figures.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
+        self._figures.border.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
 
     async def exchange(self) -> None:
         """Keep what is known of keys, and learn what other replicas, the trainer and an earlier

@@ -9,11 +9,11 @@ from typing import Any
 from services.verifier.border import Border, BorderRules
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import Intake
+from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
-from services.verifier.scored_log import ScoredLog
 from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
 from services.verifier.spent_groups import SpentGroups
@@ -83,7 +83,7 @@ class VerifierService:
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             border = Border(self._rules(), self._trust, self._replay, self._held_out)
-            scored = ScoredLog(config.node.id, context.node, figures, log)
+            scored = LocalOutcomes(config.node.id, context.node, figures, log)
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
             intake = Intake(config, context.node, link, border, pool, own, figures, log)
@@ -99,7 +99,7 @@ class VerifierService:
                 spent.sweep(),
                 outbox.run(),
                 link.run(),
-                figures.watch_workers(pool),
+                figures.scoring.watch_workers(pool),
                 self._watch_queues(context, figures),
             ]
             if config.nats.swarm_url is not None:
@@ -112,7 +112,7 @@ class VerifierService:
             await link.close()
 
     def _say_protections(self, pool: ScorerPool, figures: Figures, log: Any) -> None:
-        figures.protections(pool.missing)
+        figures.scoring.protections(pool.missing)
         for protection, cause in sorted(pool.missing.items()):
             log.warning("sandbox_protection_missing", protection=protection, cause=cause)
 
@@ -122,7 +122,7 @@ class VerifierService:
             try:
                 unscored = await context.node.stream_state(subjects.node_rollouts_stream(node))
                 dead = await context.node.stream_state(subjects.node_dead_letters_stream(node))
-                figures.queues(unscored.messages, dead.messages)
+                figures.scoring.queues(unscored.messages, dead.messages)
             except TransportError as error:
                 context.log.debug("queues_not_read", reason=str(error))
             await asyncio.sleep(QUEUES_PERIOD_S)

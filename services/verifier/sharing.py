@@ -76,8 +76,8 @@ class Outbox:
         self._size_bytes += len(payload)
         while len(self._waiting) > MAX_GROUPS or (self._size_bytes > MAX_BYTES and len(self._waiting) > 1):
             self._remove_first()
-            self._figures.share_dropped()
-        self._figures.outbox(len(self._waiting))
+            self._figures.border.share_dropped()
+        self._figures.border.outbox(len(self._waiting))
         self._filled.set()
 
     async def run(self) -> None:
@@ -109,14 +109,14 @@ class Outbox:
         except TooLarge as error:
             remedy = "lower generator.max_new_tokens or set share_tokens false"
             self._log.warning("share_too_large", rollout_id=rollout_id, reason=str(error), remedy=remedy)
-            self._figures.share_dropped()
+            self._figures.border.share_dropped()
         except TransportError as error:
-            self._figures.publish.failed("error")
+            self._figures.border.publish.failed("error")
             self._log.debug("share_delayed", rollout_id=rollout_id, reason=str(error))
             return False
         else:
             seconds = time.monotonic() - started
-            self._figures.shared(seconds, len(first.payload))
+            self._figures.border.shared(seconds, len(first.payload))
             self._log.info(
                 "rollouts_shared",
                 rollout_id=rollout_id,
@@ -130,7 +130,7 @@ class Outbox:
         # While publishing, the queue may have overflowed and dropped this very entry.
         if self._waiting and self._waiting[0] is first:
             self._remove_first()
-        self._figures.outbox(len(self._waiting))
+        self._figures.border.outbox(len(self._waiting))
         return True
 
     def _remove_first(self) -> None:

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from services.verifier.figures import Figures
-from services.verifier.scored_log import ScoredLog
+from services.verifier.local_outcomes import LocalOutcomes
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode
@@ -26,7 +26,7 @@ SWEPT = 16
 class SpentGroups:
     """Puts away what has used up its deliveries."""
 
-    def __init__(self, config: NodeConfig, node: Transport, scored: ScoredLog, figures: Figures, log: Any) -> None:
+    def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Any) -> None:
         self._config, self._id, self._node = config, config.node.id, node
         self._scored, self._figures, self._log = scored, figures, log
         self._seen_since: dict[int, float] = {}
@@ -99,5 +99,5 @@ class SpentGroups:
         except MessageError as error:
             self._log.error("own_group_given_up", seq=message.seq, cause=unreadable or str(error))
             await self._scored.bury(message, payload, unreadable or str(error))
-            self._figures.failed_local()
+            self._figures.scoring.failed_local()
         await self._node.delete(stream, message.seq)

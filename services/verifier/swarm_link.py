@@ -45,7 +45,7 @@ class SwarmLink:
         """
         if self._config.nats.swarm_url is None:
             return
-        self._figures.connected(self._was_connected)
+        self._figures.border.connected(self._was_connected)
         while True:
             if self._transport is None:
                 await self._connect()
@@ -55,7 +55,7 @@ class SwarmLink:
             if connected != self._was_connected:
                 self._log.info("swarm_plane", connected=connected)
             self._was_connected = connected
-            self._figures.connected(connected)
+            self._figures.border.connected(connected)
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:

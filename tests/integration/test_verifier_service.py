@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier.border import Refusal
 from services.verifier.figures import Figures
-from services.verifier.scored_log import ScoredLog
+from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.service import VerifierService
 from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
@@ -361,7 +361,7 @@ async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_s
     await delivery.nak()
     log = structlog.get_logger("verifier")
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
-    spent = SpentGroups(config, crashing, ScoredLog("alpha", crashing, figures, log), figures, log)
+    spent = SpentGroups(config, crashing, LocalOutcomes("alpha", crashing, figures, log), figures, log)
 
     await asyncio.sleep(0.3)
     assert await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []

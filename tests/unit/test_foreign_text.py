@@ -269,7 +269,9 @@ def test_a_metrics_sender_is_a_nodes_name_or_nobody(text: str) -> None:
     """What the border counts a refusal under comes from a subject, whose tokens a peer chooses."""
     registry = service_registry(lambda: True)
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    figures.refused(Refused(Refusal.AUTHOR, subjects.rollouts_author(subjects.rollouts("x").replace(".x", f".{text}")), text))
+    figures.border.refused(
+        Refused(Refusal.AUTHOR, subjects.rollouts_author(subjects.rollouts("x").replace(".x", f".{text}")), text)
+    )
     senders = {
         sample.labels["sender"]
         for family in registry.collect() if family.name == "swarm_ingest_rejected_by_sender"

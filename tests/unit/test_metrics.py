@@ -147,9 +147,9 @@ def test_a_held_out_result_is_absent_until_it_is_there_and_the_base_policy_s_sta
 def test_completions_are_counted_by_what_became_of_them_and_by_whose_they_are():
     registry = CollectorRegistry()
     figures = VerifierFigures(registry, board("verifier"), ["leg_counting"])
-    figures.scored_local("leg_counting", JobResult([1.0, 0.0, 0.0, 0.5], None, None, "", 2, 0.1, deaths=1))
-    figures.accepted("not_ours", JobResult([1.0, 1.0], None, None, "", 0, 0.1))
-    figures.unscored("external", 4, JobResult([], None, "scoring_timeout", "", 2, 0.1))
+    figures.scoring.scored_local("leg_counting", JobResult([1.0, 0.0, 0.0, 0.5], None, None, "", 2, 0.1, deaths=1))
+    figures.border.accepted("not_ours", JobResult([1.0, 1.0], None, None, "", 0, 0.1))
+    figures.scoring.unscored("external", 4, JobResult([], None, "scoring_timeout", "", 2, 0.1))
 
     def jobs(origin: str) -> dict[str, float | None]:
         labels = ({"origin": origin, "result": result} for result in ("scored", "timeout", "killed", "error"))

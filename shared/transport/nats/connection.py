@@ -73,9 +73,7 @@ class Connection:
         return self.max_payload_bytes - _HEADERS_BYTES
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`, AccessDenied as soon as the server
-        refuses.
-        """
+        """Connect. Raises NotConnected after `timeout_s`, AccessDenied when the server refuses."""
         client = Client(demands_tls=self.options.demands_tls)
         settings = self._settings()
         self._opening = True
@@ -162,9 +160,7 @@ class Connection:
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
-        """Send one request that many messages answer. They appear in the queue until the block is
-        left.
-        """
+        """Send one request that many messages answer: they come to the queue within the block."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def receive(message: Any) -> None:
@@ -202,8 +198,7 @@ class Connection:
         return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
-        # nats-py would try a first connection again for ever; what its error callback raises ends
-        # `connect`.
+        # nats-py would try a first connection for ever; what this raises ends `connect`.
         self._complaints.hear(error, opening=self._opening)
 
     async def _on_disconnected(self) -> None:

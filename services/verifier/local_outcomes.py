@@ -15,8 +15,8 @@ from shared.tasks.sandbox import JobResult
 from shared.transport.base import PubAck, StoredMessage, Transport
 
 
-class ScoredLog:
-    """Writes the outcome of local groups, each under a name of its own, so that a second try writes
+class LocalOutcomes:
+    """Writes what became of local groups, each under a name of its own, so that a second try writes
     nothing twice.
     """
 
@@ -31,13 +31,13 @@ class ScoredLog:
         await self.bury(message, payload, cause)
         failed = self.scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
         if not (await self.store(message, failed)).duplicate:
-            self._figures.failed_local()
+            self._figures.scoring.failed_local()
 
     async def bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
         """Keep a group's bytes as a dead letter; `payload` is empty where they are lost."""
         name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
         await bury(self._node, self._id, payload, cause, message_id=name)
-        self._figures.buried()
+        self._figures.scoring.buried()
 
     async def store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
         """Put a scored group into the node's stream. A second copy is acknowledged as a

@@ -1,0 +1,52 @@
+"""What the sampler hears of its node: how far the trainer is, and the newest held-out result."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.sampler.bandit import Evaluation
+from shared.contracts.codec import decode
+from shared.contracts.control import EvalReport, TrainerPosition
+from shared.contracts.subjects import EVAL_KEY, TRAINER_KEY, node_bucket
+from shared.contracts.wire import MessageError
+from shared.transport.base import Transport
+
+
+class Heard:
+    """The newest position and evaluation; `news` is set when the trainer has moved."""
+
+    def __init__(self, node_id: str, node: Transport, log: Any) -> None:
+        self._bucket, self._node, self._log = node_bucket(node_id), node, log
+        self.position: TrainerPosition | None = None
+        self.evaluation: Evaluation | None = None
+        self.news = asyncio.Event()
+
+    async def follow_trainer(self) -> None:
+        """For ever: keep `position` up to date."""
+        async for entry in self._node.kv.watch(self._bucket, TRAINER_KEY, poll_s=0.5):
+            try:
+                self.position = decode(entry.value, TrainerPosition)
+            except MessageError as error:
+                self._log.error("trainer_position_unreadable", reason=str(error), remedy="update the older side")
+                continue
+            self.news.set()
+
+    async def follow_evaluations(self) -> None:
+        """For ever: keep `evaluation` up to date."""
+        async for entry in self._node.kv.watch(self._bucket, EVAL_KEY, poll_s=0.5):
+            self._note_evaluation(entry.value)
+
+    async def read_evaluation(self) -> None:
+        """The evaluation that is there already."""
+        entry = await self._node.kv.get(self._bucket, EVAL_KEY)
+        if entry is not None:
+            self._note_evaluation(entry.value)
+
+    def _note_evaluation(self, payload: bytes) -> None:
+        try:
+            report = decode(payload, EvalReport)
+        except MessageError as error:
+            self._log.error("evaluation_unreadable", reason=str(error), remedy="update the older side")
+            return
+        self.evaluation = Evaluation.of(report)

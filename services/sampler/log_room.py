@@ -1,0 +1,59 @@
+"""What the batch log takes in one message: learned from the first batch that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.sampler.assembly import BatchPlan
+from services.sampler.fitting import fitted
+from services.sampler.memory import SamplerMemory
+from shared.contracts.codec import encode
+from shared.contracts.messages import Batch, ScoredGroup
+from shared.contracts.rollout_id import rollout_id_of
+from shared.transport.base import TooLarge
+
+
+class LogRoom:
+    """The bytes of groups that the stream `stream` takes in one batch."""
+
+    def __init__(self, stream: str, log: Any) -> None:
+        self._stream, self._log = stream, log
+        self._bytes: int | None = None
+        """None until the log refused a batch."""
+
+    def fitting(self, plan: BatchPlan, present: dict[int, ScoredGroup], memory: SamplerMemory) -> BatchPlan | None:
+        """The plan as the log takes it; None when a group that fits into no batch was given up, so
+        that it is planned anew.
+        """
+        if self._bytes is None:
+            return plan
+        sizes = {seq: len(encode(scored)) for seq, scored in present.items()}
+        fits = fitted(plan, sizes, self._bytes)
+        for entry in fits.too_large:
+            memory.lose(entry.seq, "too_large")
+            self._log.error(
+                "group_too_large",
+                rollout_id=rollout_id_of(entry.group_id),
+                node=entry.node,
+                size_bytes=sizes[entry.seq],
+                room_bytes=self._bytes,
+                consequence="dropped",
+                remedy=f"raise max_msg_size of {self._stream}, or lower generator.completions and generator.max_new_tokens",
+            )
+        return None if fits.too_large else fits.plan
+
+    def make_room(self, batch: Batch, error: TooLarge) -> None:
+        """Note what the log takes: its limit less what a batch has besides groups, or half of what
+        it refused.
+        """
+        size_bytes, groups_bytes = len(encode(batch)), sum(len(encode(item.scored)) for item in batch.items)
+        limit_bytes = size_bytes // 2 if error.limit_bytes is None else error.limit_bytes
+        self._bytes = max(1, min(limit_bytes - (size_bytes - groups_bytes), groups_bytes - 1))
+        self._log.warning(
+            "batch_too_large",
+            batch=batch.number,
+            size_bytes=size_bytes,
+            reason=str(error),
+            consequence=f"batches of at most {self._bytes} bytes of groups; the largest wait",
+            remedy=f"raise max_msg_size of {self._stream} and start the sampler again, or lower sampler.local and sampler.external",
+        )

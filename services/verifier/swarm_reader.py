@@ -1,0 +1,124 @@
+"""Reading the swarm's stream: what the plan says, behind a cursor that the node's replicas share.
+
+Who moves the cursor by compare-and-set looks at what it passed. Of a stream that is too full to be
+read whole, senders in good standing are asked for their newest group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable
+from random import Random
+from typing import TypeVar
+
+import msgpack
+
+from services.verifier.figures import Figures
+from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
+
+T = TypeVar("T")
+
+BURST_S = 2.0
+MAX_READ = 64
+KNOWN_SUBJECTS = 256
+ASKED_SUBJECTS = 16
+"""Subjects in good standing that a look at an overfull stream asks for their newest group."""
+
+
+class SwarmReader:
+    """One replica's reader of the swarm's stream."""
+
+    def __init__(self, config: NodeConfig, node: Transport, figures: Figures) -> None:
+        self._id = config.node.id
+        self._node = node
+        self._figures = figures
+        self._rate_per_s = config.verifier.intake_groups_per_s * config.verifier.intake_look_factor
+        self._looks = TokenBucket(self._rate_per_s, self._rate_per_s * BURST_S, time.monotonic())
+        self._known_subjects: OrderedDict[str, int] = OrderedDict()
+        self._random = Random()
+
+    async def read(self, swarm: Transport) -> tuple[list[StoredMessage], bool]:
+        """What may be read now, and whether there is more to read.
+
+        Raises:
+            TransportError: one of the two planes did not answer.
+        """
+        state = await self._asked(swarm.stream_state(subjects.SWARM_ROLLOUTS))
+        cursor, revision = await self._cursor()
+        plan = plan_intake(
+            cursor=cursor,
+            first_seq=state.first_seq,
+            last_seq=state.last_seq,
+            allowed=min(self._looks.available(time.monotonic()), MAX_READ),
+            rate_per_s=self._rate_per_s,
+            random=self._random,
+        )
+        self._figures.border.backlog(max(0, state.last_seq - max(cursor, state.first_seq - 1)))
+        if plan.mode == "idle":
+            return [], False
+        try:
+            await self._node.kv.update(
+                subjects.node_bucket(self._id), subjects.INTAKE_KEY, msgpack.packb(plan.next_cursor), last_revision=revision
+            )
+        except Conflict:
+            return [], True
+        messages = await self._asked(self._read(swarm, plan, cursor))
+        self._figures.border.read("gap" if plan.mode == "draw" or 0 < cursor < state.first_seq - 1 else "ok")
+        self._looks.take(len(messages))
+        for message in messages:
+            if message.subject in self._known_subjects:
+                self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
+        return messages, plan.mode == "follow" and plan.next_cursor < state.last_seq
+
+    def accepted(self, message: StoredMessage) -> None:
+        """A group of this subject came in: it is one to ask for more."""
+        self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
+        if len(self._known_subjects) > KNOWN_SUBJECTS:
+            self._known_subjects.popitem(last=False)
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except NotConnected:
+            self._figures.border.read("timeout")
+            raise
+        except TransportError:
+            self._figures.border.read("error")
+            raise
+
+    async def _cursor(self) -> tuple[int, int]:
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
+        if entry is None:
+            return 0, 0
+        cursor = msgpack.unpackb(entry.value)
+        return (cursor if isinstance(cursor, int) and cursor >= 0 else 0), entry.revision
+
+    async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
+        if plan.mode == "draw":
+            drawn = await asyncio.gather(*(swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions))
+            found = {message.seq: message for message in drawn if message is not None}
+            return list((found | await self._newest_of_known(swarm)).values())
+        messages: list[StoredMessage] = []
+        position = cursor + 1 if cursor < plan.next_cursor else 1
+        while position <= plan.next_cursor:
+            read = await swarm.read(subjects.SWARM_ROLLOUTS, position, min(MAX_READ, plan.next_cursor - position + 1))
+            within = [message for message in read if message.seq <= plan.next_cursor]
+            messages += within
+            if not within:
+                break
+            position = within[-1].seq + 1
+        return messages
+
+    async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
+        known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
+        newest = await asyncio.gather(*(swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known))
+        return {
+            message.seq: message
+            for subject, message in zip(known, newest, strict=True)
+            if message is not None and message.seq > self._known_subjects[subject]
+        }
