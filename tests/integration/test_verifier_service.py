@@ -286,7 +286,8 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         assert alpha.swarm is not None
         for number, (_, where, payload) in enumerate(sent):
             await alpha.swarm.publish(where, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
-            await asyncio.sleep(0.15)  # a replay is one only after the first was taken in
+            # One after the other: a replay is one only after the first was taken in.
+            await until(lambda: alpha.status.get("refused") + alpha.status.get("accepted") > number)  # noqa: B023
         await generate(alpha.node, *(group("alpha", index) for index in range(5)))
         await until(lambda: alpha.status.get("scored_local") == 5)
         await until(lambda: alpha.status.get("refused") + alpha.status.get("accepted") == len(sent))
