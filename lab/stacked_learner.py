@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lab import stacked_bounds
 from lab.stacked_adamw import AdamWSettings, StackedAdamW
+from lab.stacked_bounds import Part, bounded_gradients
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
-from services.trainer.gradient.influence import foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
 from services.trainer.gradient.update_stats import UpdateStats
@@ -53,24 +54,6 @@ class StepOutcome:
         return self.absurd_of.total()
 
 
-_IN_ONE_PASS = 100_000_000
-"""Parameters of the policies that are computed in one pass. More of them gain nothing and take
-their memory at once.
-"""
-_NORM_PART = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some groups of one node's step, by number."""
-
-    node: int
-    groups: Sequence[int]
-
-
-_Accumulate = Callable[[Sequence[_Part]], tuple[Tensor, list[GradientPart]]]
-
-
 class StackedLearner:
     """Policies and optimizers of N nodes. `flat` is (N, parameters); the nodes' configurations may
     differ in all but the model.
@@ -79,6 +62,7 @@ class StackedLearner:
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
         self.model = StackedDecoder(architecture, flat.device)
         self.flat = flat.clone()
+        self._at_once = max(1, stacked_bounds.IN_ONE_PASS // self.flat.shape[1])
         self._trainers = [config.trainer for config in configs]
         self._update_configs = [update_config(config) for config in configs]
         self._influence = [influence_rules(config) for config in configs]
@@ -88,9 +72,7 @@ class StackedLearner:
 
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for its local groups, all of them, under its policy as it
-        is now (or the base policy).
-        """
+        """`batch_logprobs` of every node for all its local groups, now or of the base policy."""
         wanted = [list(range(len(of_node))) for of_node in groups]
         return self._logprobs(groups, wanted, base=base)
 
@@ -107,9 +89,7 @@ class StackedLearner:
         return found
 
     def step(self, intakes: Sequence[Intake | None], steps: Sequence[int], batch_seeds: Sequence[int]) -> list[StepOutcome | None]:
-        """Train each node on its intake; None: that node has no batch. `steps`: the batches'
-        numbers.
-        """
+        """Train each node on its intake, None where it has no batch. `steps`: batches' numbers."""
         checked = self._drop_absurd(intakes, batch_seeds)
         groups: list[list[TokenGroup]] = [list(intake.groups) if intake else [] for intake, _ in checked]
         wanted = [
@@ -154,73 +134,15 @@ class StackedLearner:
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
     ) -> tuple[Tensor, list[UpdateStats], list[int]]:
-        """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics,
-        foreign groups scaled down.
-
-        A gradient is linear in the scales, so that the foreign groups which are measured alone are
-        not computed again.
-        """
-        nodes = range(len(groups))
-        foreign = [
-            [number for number in wanted[node] if not groups[node][number].is_local] if rules.is_on else []
-            for node, rules in enumerate(self._influence)
-        ]
-        # Where nothing is bounded all groups are one part.
-        local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
-        pulling = [sum(groups[node][number].moves_policy for number in local[node]) for node in nodes]
-
-        def of(parts: Sequence[_Part]) -> tuple[Tensor, list[GradientPart]]:
+        def of(parts: Sequence[Part]) -> tuple[Tensor, list[GradientPart]]:
             return self._accumulate(groups, parts, proximal, reference)
 
-        gradient, found = of([_Part(node, local[node]) for node in nodes])
-        local_norms = _norms(gradient)
-
-        def out(node: int, foreign_norm: float) -> bool:
-            return out_of_proportion(self._influence[node], local_norms[node], pulling[node], foreign_norm, len(foreign[node]))
-
-        together = [node for node in nodes if foreign[node] and not out(node, 0.0)]
-        suspects = [node for node in nodes if foreign[node] and node not in together]
-        of_together, sums = of([_Part(node, foreign[node]) for node in together])
-        for node, norm, part_gradient, part in zip(together, _norms(of_together), of_together, sums, strict=True):
-            if out(node, norm):
-                suspects.append(node)
-            else:
-                gradient[node] += part_gradient
-                found[node] += part
-        del of_together
-        scaled = [0] * len(groups)
-        for node, measured in self._each_alone(of, suspects, foreign):
-            scales = foreign_scales(self._influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
-            scaled[node] = sum(scale < 1.0 for scale in scales)
-            for scale, (_, part_gradient, part) in zip(scales, measured, strict=True):
-                if scale:
-                    gradient[node] += scale * part_gradient
-                    part.sums.loss.mul_(scale)
-                    found[node] += part
-        stats = [
-            found[node].stats(groups[node], config) if wanted[node] else UpdateStats.nothing()
-            for node, config in enumerate(self._update_configs)
-        ]
-        return gradient, stats, scaled
-
-    def _each_alone(
-        self, of: _Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
-        """Norm, gradient and statistics of each foreign group of the suspects, small policies' all
-        measured in one pass.
-        """
-        parts = [_Part(node, [number]) for node in suspects for number in foreign[node]]
-        at_once = [suspects] if len(self._together(range(len(parts)))) <= 1 else [[node] for node in suspects]
-        for nodes in at_once:
-            alone, sums = of([_Part(node, [number]) for node in nodes for number in foreign[node]])
-            each = zip(_norms(alone), alone, sums, strict=True)
-            for node in nodes:
-                yield node, [next(each) for _ in foreign[node]]
+        return bounded_gradients(of, groups, wanted, self._influence, self._update_configs, self._at_once)
 
     def _accumulate(
         self,
         groups: Sequence[Sequence[TokenGroup]],
-        parts: Sequence[_Part],
+        parts: Sequence[Part],
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
     ) -> tuple[Tensor, list[GradientPart]]:
@@ -234,7 +156,7 @@ class StackedLearner:
     def _accumulate_together(
         self,
         groups: Sequence[Sequence[TokenGroup]],
-        parts: Sequence[_Part],
+        parts: Sequence[Part],
         rows: Sequence[int],
         proximal: Sequence[BatchLogprobs | None],
         reference: Sequence[BatchLogprobs | None],
@@ -260,11 +182,8 @@ class StackedLearner:
         gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
-        """Items in parts of a policy each that are computed in one pass: all of small policies, one
-        of a large one.
-        """
-        size = max(1, _IN_ONE_PASS // self.flat.shape[1])
-        return [items[begin : begin + size] for begin in range(0, len(items), size)]
+        """Items in parts that are computed in one pass: all of small policies, one of a large."""
+        return [items[begin : begin + self._at_once] for begin in range(0, len(items), self._at_once)]
 
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
@@ -335,19 +254,6 @@ class StackedLearner:
             kind=trainer.schedule,
             end_step=trainer.schedule_steps or trainer.max_steps,
         )
-
-
-def _norms(gradient: Tensor) -> list[float]:
-    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is
-    given.
-    """
-    found: list[float]
-    if gradient.numel() <= _IN_ONE_PASS:
-        found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
-        return found
-    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in torch.split(gradient, _NORM_PART, dim=1)]
-    found = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
-    return found
 
 
 def _adamw_settings(config: NodeConfig) -> AdamWSettings:

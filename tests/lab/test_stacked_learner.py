@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.stacked_learner import StackedLearner, _Part
+from lab.stacked_bounds import Part
+from lab.stacked_learner import StackedLearner
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves, load_stack
@@ -37,8 +38,8 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     own.
     """
     if request.param == "large":
-        monkeypatch.setattr("lab.stacked_learner._IN_ONE_PASS", 1)
-        monkeypatch.setattr("lab.stacked_learner._NORM_PART", 1000)
+        monkeypatch.setattr("lab.stacked_bounds.IN_ONE_PASS", 1)
+        monkeypatch.setattr("lab.stacked_bounds.NORM_PART", 1000)
 
 
 def groups_of_nodes() -> list[list[TokenGroup]]:
@@ -92,7 +93,7 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
     learner = StackedLearner([config] * NODES, architecture, flat)
     groups = groups_of_nodes()
     wanted = [[number for number, group in enumerate(each) if group.moves_policy] for each in groups]
-    parts_of = [_Part(node, numbers) for node, numbers in enumerate(wanted)]
+    parts_of = [Part(node, numbers) for node, numbers in enumerate(wanted)]
     gradients, parts = learner._accumulate(groups, parts_of, [None] * NODES, [None] * NODES)
     for node in range(NODES):
         model = transformers_model(folder, architecture, flat[node])

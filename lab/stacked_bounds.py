@@ -1,0 +1,116 @@
+"""The bound on foreign gradients of N nodes at once: `services.trainer.gradient` has it for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import GradientPart, UpdateConfig
+from services.trainer.gradient.update_stats import UpdateStats
+
+IN_ONE_PASS = 100_000_000
+"""Parameters of the policies that are computed in one pass. More of them gain nothing and take
+their memory at once.
+"""
+NORM_PART = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some groups of one node's step, by number."""
+
+    node: int
+    groups: Sequence[int]
+
+
+Accumulate = Callable[[Sequence[Part]], tuple[Tensor, list[GradientPart]]]
+
+
+def bounded_gradients(
+    of: Accumulate,
+    groups: Sequence[Sequence[TokenGroup]],
+    wanted: Sequence[Sequence[int]],
+    influence: Sequence[InfluenceRules],
+    configs: Sequence[UpdateConfig],
+    at_once: int,
+) -> tuple[Tensor, list[UpdateStats], list[int]]:
+    """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics,
+    foreign groups scaled down.
+
+    of: gradients (parts, parameters) and statistics of parts of nodes' steps. at_once: how
+    many parts are computed in one pass.
+
+    A gradient is linear in the scales, so that the foreign groups which are measured alone are
+    not computed again.
+    """
+    nodes = range(len(groups))
+    foreign = [
+        [number for number in wanted[node] if not groups[node][number].is_local] if rules.is_on else []
+        for node, rules in enumerate(influence)
+    ]
+    # Where nothing is bounded all groups are one part.
+    local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
+    pulling = [sum(groups[node][number].moves_policy for number in local[node]) for node in nodes]
+
+    gradient, found = of([Part(node, local[node]) for node in nodes])
+    local_norms = _norms(gradient)
+
+    def out(node: int, foreign_norm: float) -> bool:
+        return out_of_proportion(influence[node], local_norms[node], pulling[node], foreign_norm, len(foreign[node]))
+
+    together = [node for node in nodes if foreign[node] and not out(node, 0.0)]
+    suspects = [node for node in nodes if foreign[node] and node not in together]
+    of_together, sums = of([Part(node, foreign[node]) for node in together])
+    for node, norm, part_gradient, part in zip(together, _norms(of_together), of_together, sums, strict=True):
+        if out(node, norm):
+            suspects.append(node)
+        else:
+            gradient[node] += part_gradient
+            found[node] += part
+    del of_together
+    scaled = [0] * len(groups)
+    for node, measured in _each_alone(of, suspects, foreign, at_once):
+        scales = foreign_scales(influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
+        scaled[node] = sum(scale < 1.0 for scale in scales)
+        for scale, (_, part_gradient, part) in zip(scales, measured, strict=True):
+            if scale:
+                gradient[node] += scale * part_gradient
+                part.sums.loss.mul_(scale)
+                found[node] += part
+    stats = [
+        found[node].stats(groups[node], config) if wanted[node] else UpdateStats.nothing() for node, config in enumerate(configs)
+    ]
+    return gradient, stats, scaled
+
+
+def _each_alone(
+    of: Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]], at_once: int
+) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
+    """Norm, gradient and statistics of each foreign group of the suspects, small policies' all
+    measured in one pass.
+    """
+    parts = [Part(node, [number]) for node in suspects for number in foreign[node]]
+    passes = [suspects] if len(parts) <= at_once else [[node] for node in suspects]
+    for nodes in passes:
+        alone, sums = of([Part(node, [number]) for node in nodes for number in foreign[node]])
+        each = zip(_norms(alone), alone, sums, strict=True)
+        for node in nodes:
+            yield node, [next(each) for _ in foreign[node]]
+
+
+def _norms(gradient: Tensor) -> list[float]:
+    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is
+    given.
+    """
+    found: list[float]
+    if gradient.numel() <= IN_ONE_PASS:
+        found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+        return found
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in torch.split(gradient, NORM_PART, dim=1)]
+    found = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
+    return found
