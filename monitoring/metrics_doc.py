@@ -26,10 +26,12 @@ DATASET = "leg_counting"
 _OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's"}
 _HEAD = f"""# Metrics
 
-Written by `{COMMAND}` from the code, do not edit. Each service exports these on `/metrics` of its HTTP port, beside `/livez` and
-`/readyz`, and with them Python's `process_*` (CPU seconds, resident memory, start time, open files) and `python_info`. The scrape
-configuration adds the labels `job`, `instance`, `node` and `role`; no metric has one of these itself. Label values that are known
-beforehand are exported as zero from the start. Counters and histograms begin at zero with each process.
+Each service exports these metrics on `/metrics` of its HTTP port, beside `/livez` and `/readyz`,
+and with them Python's `process_*` (CPU seconds, resident memory, start time, open files) and
+`python_info`. The scrape configuration adds the labels `job`, `instance`, `node` and `role`; no
+metric has one of these itself. Label values that are known beforehand are exported as zero from the
+start. Counters and histograms begin at zero with each process. Written by `{COMMAND}` from the
+code, do not edit.
 
 What a process cannot know yet is absent instead of 0; the text says until when. What all replicas of a role report alike must be
 read with `max by (node)`, not `sum`.

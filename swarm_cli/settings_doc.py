@@ -20,9 +20,10 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 COMMAND = "python -m swarm_cli.settings_doc"
 _HEAD = f"""# Settings
 
-Written by `{COMMAND}` from the code, do not edit. Every setting of a node, with its default. A value comes from the environment
-variable, else from the TOML file (`--config` or `SWARM_CONFIG`), else it is the default; `swarm up` and the other commands read the
-demo's file where none is named. Lists and tables in an environment variable are JSON.
+These are all settings of a node, with their defaults. A value comes from the environment variable,
+else from the TOML file (`--config` or `SWARM_CONFIG`), else it is the default; `swarm up` and the
+other commands read the demo's file where none is named. Lists and tables in an environment variable
+are JSON. Written by `{COMMAND}` from the code, do not edit.
 
     SWARM_TRAINER__LEARNING_RATE=1e-5 SWARM_TRAINER__VESPO_POSITIVE='[1.5, 3.0]' swarm up
 

@@ -57,6 +57,7 @@ def _page(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Reliability: figures of the last full run",
         "",
+        "These are the counts of the last full run: what was broken, how often, and what was lost.",
         f"Written by `{COMMAND}` (`tests/chaos/figures.py`), do not edit. Measured from {first} to {last} UTC on {machine()}.",
         "A row stands for the newest full run of its fault; [reliability.md](reliability.md) says what each proves.",
         "",
