@@ -8,11 +8,9 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
-from shared.tasks import HeldOut, TaskError, TaskSource, check_specs, derive_task, held_out_tasks
+from shared.tasks import HeldOut, TaskSource, check_specs, derive_task, held_out_tasks
 from shared.tasks.file_source import with_rows
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from tests.integration.test_task_scoring_cli import swarm
@@ -39,9 +37,11 @@ async def test_own_and_foreign_groups_of_a_file_are_judged_without_the_file(tmp_
         assert [result.rewards for result in results[:4]] == 2 * [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
         assert {result.task.question for result in results[:4] if result.task} == {"How much is 7 + 1?"}
         assert results[4].reason == "task_dataset"
-        assert (await pool.derive(refs[0])).answer == "8"
-        with pytest.raises(TaskError, match="outside the file's 50 rows"):
-            await pool.derive(TaskRef(dataset=refs[0].dataset, seed=5, index=50))
+        outside = TaskRef(dataset=refs[0].dataset, seed=5, index=50)
+        first, past_the_end = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in (refs[0], outside)])
+        assert first.task is not None
+        assert first.task.answer == "8"
+        assert "outside the file's 50 rows" in past_the_end.detail
 
 
 async def test_no_held_out_row_is_drawn_for_training(tmp_path: Path) -> None:

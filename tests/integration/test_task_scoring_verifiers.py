@@ -89,7 +89,7 @@ async def test_math_compares_formulas_and_no_hostile_answer_runs(tmp_path: Path)
     number = TaskRef(dataset="decimal_arithmetic", seed=1, index=3)
     polynomial = TaskRef(dataset="polynomial_multiplication", seed=1, index=0)
     async with pool(*specs) as scorers:
-        asked = await scorers.derive(polynomial)
+        asked = derive_task(polynomial)
         value = str(derive_task(number).answer)
         right = [f"${asked.answer}$", f"({asked.answer})*1", f"<answer>{asked.answer} + 0</answer>"]
         wrong = [f"{asked.answer} + 1", "?"]

@@ -13,7 +13,7 @@ import pytest
 from shared.cancelling import cancel_and_wait
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
-from shared.tasks.derive import TaskError, derive_task
+from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
 from tests.integration.installed_verifier import HANG, HANGS, install
 from tests.scorer_processes import scorers_of_this_process
@@ -104,16 +104,18 @@ async def test_a_worker_holds_no_environment_and_is_limited() -> None:
 
 async def test_a_derivation_from_outside_is_right_or_says_why_not() -> None:
     async with pool() as scorers:
-        assert await scorers.derive(GCD[0]) == derive_task(GCD[0])
+        (derived,) = await scorers.run([ScoringJob(ref=GCD[0], want_task=True)])
+        assert derived.task == derive_task(GCD[0])
         for ref, reason in (
             (TaskRef(dataset="nothing_like_this", seed=1, index=0), "task_dataset"),
             (TaskRef(dataset="gcd", seed=1, index=2**31 - 1), "task_index"),
             (TaskRef(dataset="gcd", config='{"min_numbers":-1}', seed=1, index=0), "task_config"),
             (TaskRef(dataset="gcd", config='{"min_numbers":900000000,"max_numbers":900000000}', seed=1, index=0), None),
         ):
-            with pytest.raises(TaskError) as caught:
-                await scorers.derive(ref)
-            assert reason is None or caught.value.reason == reason
+            (failed,) = await scorers.run([ScoringJob(ref=ref, want_task=True)])
+            assert failed.task is None
+            assert failed.reason is not None
+            assert reason is None or failed.reason == reason
         wrong = ScoringJob(ref=GCD[0], texts=["1"], expected=derive_task(GCD[1]))
         (result,) = await scorers.run([wrong])
         assert (result.rewards, result.reason) == ([], "task_mismatch")

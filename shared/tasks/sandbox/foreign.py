@@ -9,12 +9,14 @@ waiting and in work.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from shared.tasks.sandbox.child import Child, WorkerLost
 from shared.tasks.sandbox.foreign_line import ForeignLine
 from shared.tasks.sandbox.jobs import Entry
+from shared.tasks.sandbox.processes import SandboxError
 
 SPARE_S = 10.0
 """How much longer than a group's deadline the parent waits for word: the forker has that deadline
@@ -26,9 +28,11 @@ DROPPED = "dropped"
 CROWDED_OUT = "crowded_out"
 """Reason of results of groups that had to give way, because more waited than is kept."""
 
+_log = logging.getLogger(__name__)
+
 
 class ForeignLane:
-    """Groups of others on their way. As many `serve` run as there are processes."""
+    """Groups of others on their way, and the processes that they go to."""
 
     def __init__(self, group_timeout_s: float, start_child: Callable[[], Awaitable[Child]], newcomer_share: float) -> None:
         """`start_child` starts a forker. `newcomer_share`: as in `ForeignLine`."""
@@ -38,8 +42,19 @@ class ForeignLane:
         self._line: ForeignLine[Entry] = ForeignLine(newcomer_share)
         self._news = asyncio.Event()
         self._in_work: dict[Child, Entry] = {}
+        self.runners: list[asyncio.Task[None]] = []
+        """One for each process; they end when they are cancelled or cannot start another."""
         self.replaced = 0
         """Processes that died or said nothing, and were replaced."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there are processes."""
+        return not all(runner.done() for runner in self.runners)
+
+    def begin(self, children: Iterable[Child]) -> None:
+        """Score in these processes, and in those that replace them, until the runners end."""
+        self.runners = [asyncio.create_task(self._run(child)) for child in children]
 
     def senders(self) -> list[str]:
         """Whose groups wait or are in work."""
@@ -71,9 +86,26 @@ class ForeignLane:
             for entry in self._line.drop(sender):
                 entry.request.fail(error)
 
-    async def serve(self, child: Child, closed: Exception) -> None:
+    async def _run(self, child: Child) -> None:
+        try:
+            while True:
+                try:
+                    await self._serve(child)
+                except SandboxError:
+                    raise
+                except Exception:
+                    # `_serve` has failed the group at work and ended its process; the lane goes on.
+                    self.replaced += 1
+                    _log.exception("a process for foreign groups is started again")
+                    child = await self._start_child()
+        except SandboxError as error:
+            if all(runner.done() for runner in self.runners if runner is not asyncio.current_task()):
+                self.fail_waiting(error)
+            raise
+
+    async def _serve(self, child: Child) -> None:
         """Score for ever, in `child` and those that replace it. Cancelled: what is in work fails
-        with `closed`.
+        with SandboxError.
 
         Raises:
             SandboxError: a process that is gone cannot be replaced.
@@ -106,7 +138,7 @@ class ForeignLane:
                 self._line.settle(sender, time.monotonic() - started_s, established=entry.job.established)
         finally:
             if child in self._in_work:
-                self._in_work.pop(child).request.fail(closed)
+                self._in_work.pop(child).request.fail(SandboxError("the sandbox was closed"))
             await child.kill()
 
     def _after_loss(self, entry: Entry, seconds: float, error: Exception) -> None:
