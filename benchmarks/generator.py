@@ -144,7 +144,7 @@ async def measure_generator_vllm() -> Result:
                 async def product(turn: int) -> float:
                     # Prefixes that the other side computed must not be found in the cache, here and
                     # there.
-                    await side.engine._vllm.reset_prefix_cache()
+                    await side.engine._process.vllm.reset_prefix_cache()
                     return await side.turn(_draws(turn, groups))
 
                 async def plain(turn: int) -> float:
@@ -232,7 +232,7 @@ class _DirectVllm:
                 final = output
             return sum(len(each.token_ids) for each in final.outputs)
 
-        await engine._vllm.reset_prefix_cache()
+        await engine._process.vllm.reset_prefix_cache()
         started = time.perf_counter()
         counts = await asyncio.gather(*(one(draw, prompt) for draw, prompt in zip(draws, prompts, strict=True)))
         return sum(counts) / (time.perf_counter() - started)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from services.generator.engines import create_engine
-from services.generator.engines.vllm_engine import VllmEngine
+from services.generator.engines.base import EngineSettings
+from services.generator.engines.vllm_process import VllmProcess
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
 from shared.model.loading import ModelLoadError, load_tokenizer
@@ -128,9 +129,9 @@ async def test_no_engine_starts_on_a_name_without_its_commit(kind: Any) -> None:
 
 def test_vllm_is_told_the_commit_for_weights_and_tokenizer_and_never_to_run_a_models_code(tmp_path: Path) -> None:
     """Its arguments at the border to vLLM; vLLM itself is not started."""
-    pinned = VllmEngine(NAME, revision=PINNED)._pinned()
+    pinned = VllmProcess(EngineSettings(model_path=NAME, revision=PINNED)).pinned()
     assert pinned == {"trust_remote_code": False, "revision": PINNED, "tokenizer_revision": PINNED}
-    assert VllmEngine(str(tmp_path))._pinned() == {"trust_remote_code": False}
+    assert VllmProcess(EngineSettings(model_path=str(tmp_path))).pinned() == {"trust_remote_code": False}
 
 
 def test_a_folder_needs_no_commit(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""vLLM's process: how it is started, rests beside a trainer on the same GPU, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from services.generator.engines.base import EngineError, EngineSettings
+from shared.hub_models import hub_arguments
+
+MERGED = 'set trainer.lora.publish = "merged"'
+"""The remedy where vLLM cannot have a policy's adapters."""
+_WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
+
+
+class VllmProcess:
+    """Runs vLLM as `settings` say.
+
+    Of the settings, `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere; `threads` counts on
+    a CPU only, None for all cores; `kv_cache_bytes` None is 1 GiB on a CPU and
+    `gpu_memory_utilization` on a GPU, which leaves room when a trainer shares it. With `rests` the
+    memory on a GPU is taken in a way that it can be given back; on a CPU there is nothing to give
+    back.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._asleep = False
+        self._ending: Any = None
+        self.vllm: Any = None
+        """vLLM's `AsyncLLM`; None before `start` and after `refuse_calls`."""
+
+    async def start(self, context_length: int) -> None:
+        """Start the process with room for `context_length` tokens; takes tens of seconds, the event
+        loop stays live. Raises whatever vLLM does.
+        """
+        await asyncio.to_thread(self._start_vllm, context_length)
+        await self.vllm.collective_rpc("end_with_service", timeout=60, args=(os.getpid(),))
+
+    async def rest(self) -> None:
+        """Move the weights to the host's memory and drop the key-value cache, where vLLM was
+        started with `rests` on a GPU.
+        """
+        if self.vllm is None or self._asleep or not self.vllm.model_config.enable_sleep_mode:
+            return
+        self._asleep = True
+        try:
+            await self.vllm.sleep(level=1)
+        except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+            raise EngineError(f"vLLM did not go to sleep ({type(error).__name__}: {error}): restart the generator") from error
+
+    async def wake(self) -> None:
+        """Undo `rest`."""
+        if self.vllm is None or not self._asleep:
+            return
+        # Also where it fails half-way: `rest` then puts to sleep what woke up.
+        self._asleep = False
+        try:
+            await self.vllm.wake_up()
+        except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
+            raise EngineError(
+                f"vLLM did not wake up ({type(error).__name__}: {error}): too little of the GPU's memory is free; lower "
+                "generator.gpu_memory_fraction, trainer.token_budget, or both, and restart the generator"
+            ) from error
+
+    def refuse_calls(self) -> None:
+        """Give `vllm` to nobody any more: the process is about to end."""
+        if self.vllm is not None:
+            self._ending, self.vllm = self.vllm, None
+
+    async def close(self) -> None:
+        """End the process; closing twice is fine."""
+        self.refuse_calls()
+        vllm, self._ending = self._ending, None
+        if vllm is None:
+            return
+        if vllm.output_handler is not None:
+            # It would report the end of vLLM's process as a failure.
+            vllm.output_handler.cancel()
+        await asyncio.to_thread(vllm.shutdown)
+        # It is full of cycles; left to the interpreter's exit, its destructor prints a traceback.
+        del vllm
+        gc.collect()
+
+    def _start_vllm(self, context_length: int) -> None:
+        with _environment(
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+            VLLM_LOGGING_STREAM="ext://sys.stderr",
+        ):
+            from vllm import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            on_cpu = current_platform.is_cpu()
+            dtype = ("float32" if on_cpu else "bfloat16") if self._settings.dtype == "auto" else self._settings.dtype
+            cache_bytes = self._settings.kv_cache_bytes or (1024**3 if on_cpu else None)
+            with _environment(
+                VLLM_ENGINE_READY_TIMEOUT_S=str(self._settings.start_timeout_s),
+                # One process instead of two, and no compiler: together this halves the start on a
+                # CPU.
+                **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"} if on_cpu else {}),
+                **({"OMP_NUM_THREADS": str(self._settings.threads)} if on_cpu and self._settings.threads else {}),
+            ):
+                self.vllm = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(
+                        model=self._settings.model_path,
+                        **self.pinned(),
+                        skip_tokenizer_init=True,
+                        dtype=dtype,
+                        max_model_len=context_length,
+                        logprobs_mode="processed_logprobs",
+                        enable_prefix_caching=True,
+                        enforce_eager=on_cpu,
+                        # A prompt prefilled in parts makes vLLM rewind the request's generator,
+                        # which a CPU's cannot: fatal.
+                        enable_chunked_prefill=not on_cpu,
+                        max_num_batched_tokens=max(4096, context_length) if on_cpu else None,
+                        kv_cache_memory_bytes=cache_bytes,
+                        gpu_memory_utilization=self._settings.gpu_memory_utilization,
+                        tensor_parallel_size=self._settings.tensor_parallel_size,
+                        distributed_executor_backend="uni" if on_cpu and self._settings.tensor_parallel_size == 1 else None,
+                        worker_extension_cls=_WORKER_EXTENSION,
+                        enable_sleep_mode=self._settings.rests and not on_cpu,
+                        **self._for_adapters(on_cpu),
+                        # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
+                        disable_log_stats=False,
+                        use_tqdm_on_load=False,
+                        seed=0,
+                    )
+                )
+
+    def pinned(self) -> dict[str, Any]:
+        """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one,
+        and no code of the model's.
+        """
+        pinned = hub_arguments(self._settings.model_path, self._settings.revision)
+        return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
+
+    def _for_adapters(self, on_cpu: bool) -> dict[str, Any]:
+        """Room for adapters of one policy, and while a new one is read for two."""
+        if not self._settings.adapter_rank:
+            return {}
+        if not on_cpu and self._settings.dtype == "float32":
+            raise ValueError(f'vLLM computes adapters on a GPU in half precision only: set model.dtype = "bfloat16", or {MERGED}')
+        from typing import get_args
+
+        from vllm.config.lora import MaxLoRARanks
+
+        fitting = [rank for rank in get_args(MaxLoRARanks) if rank >= self._settings.adapter_rank]
+        if not fitting:
+            raise ValueError(
+                f"trainer.lora.rank {self._settings.adapter_rank} is more than vLLM serves ({max(get_args(MaxLoRARanks))}): set "
+                'trainer.lora.publish = "merged"'
+            )
+        return {"enable_lora": True, "max_lora_rank": min(fitting), "max_loras": 1, "max_cpu_loras": 2}
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables for vLLM's process, and undo afterwards what was set here or by
+    vLLM.
+    """
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
