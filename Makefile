@@ -53,7 +53,7 @@ run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start
 watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus and the dashboards' panels in a browser
 	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(WATCH_FLAGS)
 
-test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 40 minutes on 2 cores)
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about half an hour on 2 cores)
 	@$(MAKE) --no-print-directory lint
 	$(IN_PARALLEL) --durations=40 --durations-min=2
 

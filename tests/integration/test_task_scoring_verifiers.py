@@ -89,8 +89,9 @@ async def test_math_compares_formulas_and_no_hostile_answer_runs(tmp_path: Path)
     number = TaskRef(dataset="decimal_arithmetic", seed=1, index=3)
     polynomial = TaskRef(dataset="polynomial_multiplication", seed=1, index=0)
     async with pool(*specs) as scorers:
-        asked = derive_task(polynomial)
-        value = str(derive_task(number).answer)
+        # In the sandbox: only there is the hash seed the one that these polynomials depend on.
+        derived = await scorers.run([ScoringJob(ref=ref, texts=["?"], want_task=True) for ref in (polynomial, number)])
+        asked, value = derived[0].task, str(derived[1].task.answer)
         right = [f"${asked.answer}$", f"({asked.answer})*1", f"<answer>{asked.answer} + 0</answer>"]
         wrong = [f"{asked.answer} + 1", "?"]
         jobs = [
