@@ -10,9 +10,8 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Task
 from shared.model.prompts import render_prompt
 from shared.runtime import FatalError
-from shared.tasks import HeldOut, TaskError, TaskSource, derive_task
-
-_MAX_ATTEMPTS = 1000
+from shared.tasks import HeldOut, TaskSource
+from shared.tasks.source import MAX_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +53,12 @@ class Prompter:
         Raises:
             FatalError: none of many candidates fits the model. TaskError: a dataset cannot be used.
         """
-        for attempt in range(_MAX_ATTEMPTS):
-            try:
-                task = derive_task(self._source.ref(draw, attempt))
-            except TaskError as error:
-                if not error.of_item or attempt == _MAX_ATTEMPTS - 1:
-                    raise
-                continue
-            if self._held_out.contains(task.question):
-                continue
+        for task in self._source.candidates(draw, self._held_out):
             prompt_ids = self.prompt(task)
             if len(prompt_ids) <= self._longest_prompt:
                 return PromptedTask(task, prompt_ids)
         raise FatalError(
-            f"no task of {_MAX_ATTEMPTS} tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
+            f"no task of {MAX_ATTEMPTS} tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
             "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks where a dataset has few questions"
         )
 

@@ -9,7 +9,7 @@ from shared.tasks.answers import extract_answer
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_task
 from shared.tasks.held_out import HeldOut, held_out_tasks
 from shared.tasks.scoring import score_answer
-from shared.tasks.source import TaskSource, task_source
+from shared.tasks.source import TaskSource
 from shared.tasks.specs import check_specs
 
 __all__ = [
@@ -23,5 +23,4 @@ __all__ = [
     "extract_answer",
     "held_out_tasks",
     "score_answer",
-    "task_source",
 ]

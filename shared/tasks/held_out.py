@@ -4,7 +4,7 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from typing import TYPE_CHECKING
 
@@ -40,9 +40,7 @@ class HeldOut:
         return _key(question) in self._questions
 
 
-def held_out_tasks(
-    specs: Sequence[TaskSpec], n: int, derive: Callable[[TaskRef], Task] = derive_task, *, draw: int = 0
-) -> list[Task]:
+def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[Task]:
     """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder).
     Deterministic.
 
@@ -63,7 +61,7 @@ def held_out_tasks(
             block, index = place
             ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=first_seed + block * size, index=index)
             try:
-                task = derive(ref)
+                task = derive_task(ref)
             except TaskError as error:
                 misses += 1
                 if not error.of_item or (misses == PATIENCE and not taken):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRAINING_SEEDS = HELD_OUT_SEED
 """Training seeds lie in [0, TRAINING_SEEDS); seeds from there on belong to held-out tasks."""
 
-MAX_ATTEMPTS = 64
+MAX_ATTEMPTS = 1000
 
 SEED_DRAWS = 16
 """Draws that share a dataset's seed. Nine of reasoning-gym's 105 datasets take 12 to 640 ms to
@@ -76,27 +76,22 @@ class TaskSource:
             dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=order.sample(range(size), place_in_block + 1)[-1]
         )
 
-    def task(self, draw: int, held_out: HeldOut | None = None, derive: Callable[[TaskRef], Task] = derive_task) -> Task:
-        """The task of a draw: its first candidate that can be made and whose question is not held
-        out.
+    def candidates(self, draw: int, held_out: HeldOut) -> Iterator[Task]:
+        """The tasks that a draw may mean, in order: at most `MAX_ATTEMPTS`, without those that
+        cannot be made and those that are held out.
 
         Raises:
-            TaskError: no candidate within `MAX_ATTEMPTS`, or the dataset cannot be used.
+            TaskError: the dataset cannot be used, or the last candidate cannot be made.
         """
         for attempt in range(MAX_ATTEMPTS):
             try:
-                task = derive(self.ref(draw, attempt))
+                task = derive_task(self.ref(draw, attempt))
             except TaskError as error:
                 if not error.of_item or attempt == MAX_ATTEMPTS - 1:
                     raise
                 continue
-            if held_out is None or not held_out.contains(task.question):
-                return task
-        raise TaskError(
-            "task_underivable",
-            f"{self.ref(draw).dataset}: {MAX_ATTEMPTS} questions in a row are in the held-out set, the dataset has too few "
-            "distinct questions; lower eval.tasks or widen the dataset's config",
-        )
+            if not held_out.contains(task.question):
+                yield task
 
     def _uniform(self, purpose: str, draw: int) -> float:
         return (self._hash(purpose, draw, "") >> 11) / float(1 << 53)
@@ -104,8 +99,3 @@ class TaskSource:
     def _hash(self, purpose: str, number: int, name: str) -> int:
         text = f"{self._root}\x00{purpose}\x00{number}\x00{name}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=self._secret).digest(), "big")
-
-
-def task_source(specs: Sequence[TaskSpec], draw: int, *, node: str, seed: int) -> TaskRef:
-    """The reference of one draw; a `TaskSource` is cheaper for many."""
-    return TaskSource(specs, node=node, seed=seed).ref(draw)

@@ -297,7 +297,7 @@ def test_held_out_rows_are_spread_over_a_sorted_file_and_never_drawn_for_trainin
     assert [task.ref.index for task in held_out_tasks([spec], 100)] == [task.ref.index for task in tasks]
     assert {task.ref.index for task in held_out_tasks([spec], 100, draw=1)} != {task.ref.index for task in tasks}
     held_out = HeldOut(tasks)
-    drawn = {TaskSource([spec], node="a", seed=1).task(draw, held_out).question for draw in range(600)}
+    drawn = {next(TaskSource([spec], node="a", seed=1).candidates(draw, held_out)).question for draw in range(600)}
     assert len(drawn) > 200
     assert not any(held_out.contains(question) for question in drawn)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import services.generator.tasks as generator_tasks
 from services.generator.tasks import Prompter
-from shared.config import NodeConfig
+from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks import HeldOut, TaskError, derive_task
+from shared.runtime import FatalError
+from shared.tasks import HeldOut, TaskError, derive_task, held_out_tasks
 from tests.engines.tiny_models import byte_tokenizer
 
 
@@ -29,7 +29,7 @@ def test_a_draw_whose_item_cannot_be_made_is_the_next_candidate_and_not_the_gene
             raise TaskError("task_underivable", "DivisionByZero")
         return derive_task(ref)
 
-    monkeypatch.setattr(generator_tasks, "derive_task", fails_once)
+    monkeypatch.setattr("shared.tasks.source.derive_task", fails_once)
     other = prompter().for_draw(3)
     assert failed == [usual.task.ref] and other.task.ref != usual.task.ref
     assert prompter().for_draw(3) == other, "and always the same one"
@@ -40,6 +40,16 @@ def test_a_dataset_that_makes_nothing_is_said(monkeypatch: pytest.MonkeyPatch, r
     def fails(ref: TaskRef) -> Task:
         raise TaskError(reason, "decimal_arithmetic: nothing comes of it")
 
-    monkeypatch.setattr(generator_tasks, "derive_task", fails)
+    monkeypatch.setattr("shared.tasks.source.derive_task", fails)
     with pytest.raises(TaskError, match="nothing comes of it"):
         prompter().for_draw(3)
+
+
+def test_a_node_whose_questions_are_all_held_out_or_too_long_is_told_what_to_change() -> None:
+    tiny = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    config = NodeConfig(tasks=[tiny], generator={"max_new_tokens": 8})
+    all_of_them = HeldOut(held_out_tasks([tiny], 5000))
+    with pytest.raises(FatalError, match=r"no task of 1000 tried is new and fits 4088 prompt tokens: .*smaller eval.tasks"):
+        Prompter(config, byte_tokenizer(), 4096, all_of_them).for_draw(0)
+    with pytest.raises(FatalError, match=r"fits 2 prompt tokens: .*shorter questions"):
+        Prompter(config, byte_tokenizer(), 10, HeldOut([])).for_draw(0)

@@ -23,7 +23,6 @@ from shared.tasks import (
     derive_task,
     extract_answer,
     held_out_tasks,
-    task_source,
 )
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import parse_config
@@ -52,7 +51,6 @@ def test_weights_nodes_and_seeds_shape_the_draws() -> None:
     assert abs(sum(ref.dataset == "gcd" for ref in alpha) / 4000 - 0.75) < 0.03
     assert not set(alpha) & set(beta)
     assert len(set(alpha)) == 4000
-    assert task_source(SPECS, 5, node="alpha", seed=0).dataset in {"chain_sum", "gcd"}
 
 
 def test_who_knows_a_node_and_its_past_draws_cannot_tell_the_next_ones() -> None:
@@ -90,23 +88,14 @@ def test_the_held_out_set_is_distinct_shared_by_weight_and_never_drawn() -> None
     source = TaskSource(SPECS, node="alpha", seed=0)
     candidates = [derive_task(source.ref(draw)).question for draw in range(600)]
     assert any(held_out.contains(question) for question in candidates), "the test needs a draw that hits the held-out set"
-    assert not any(held_out.contains(source.task(draw, held_out).question) for draw in range(600))
+    assert not any(held_out.contains(next(source.candidates(draw, held_out)).question) for draw in range(600))
 
 
 def test_a_dataset_with_too_few_questions_gives_fewer_and_ends() -> None:
     tiny = [TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})]
     held = held_out_tasks(tiny, 5000)
     assert 100 < len(held) < 1000
-    with pytest.raises(TaskError, match="in the held-out set"):
-        TaskSource(tiny, node="a", seed=0).task(0, _Everything())
-
-
-class _Everything(HeldOut):
-    def __init__(self) -> None:
-        super().__init__([])
-
-    def contains(self, question: str) -> bool:
-        return True
+    assert not list(TaskSource(tiny, node="a", seed=0).candidates(0, HeldOut(held)))
 
 
 @pytest.mark.parametrize(
@@ -178,30 +167,34 @@ def test_an_item_that_cannot_be_made_says_so_and_its_error_comes_through_from_an
     assert (type(again), again.reason, str(again)) == (TaskError, "task_underivable", str(caught.value))
 
 
-def sometimes(fails: Callable[[TaskRef], bool], error: TaskError | None = None) -> Callable[[TaskRef], Task]:
+def fail(patch: pytest.MonkeyPatch, fails: Callable[[TaskRef], bool], error: TaskError | None = None) -> None:
     def derive(ref: TaskRef) -> Task:
         if fails(ref):
             raise error or TaskError("task_underivable", f"item {ref.index} cannot be made")
         return derive_task(ref)
 
-    return derive
+    patch.setattr("shared.tasks.source.derive_task", derive)
+    patch.setattr("shared.tasks.held_out.derive_task", derive)
 
 
-def test_an_item_that_cannot_be_made_is_passed_over_by_draws_and_by_the_held_out_set() -> None:
+def test_an_item_that_cannot_be_made_is_passed_over_by_draws_and_by_the_held_out_set(monkeypatch: pytest.MonkeyPatch) -> None:
     source = TaskSource(SPECS, node="alpha", seed=3)
     first, second = source.ref(5, 0), source.ref(5, 1)
-    assert source.task(5, derive=sometimes(lambda ref: ref == first)).ref == second
+    fail(monkeypatch, lambda ref: ref == first)
+    assert next(source.candidates(5, HeldOut([]))).ref == second
     whole = held_out_tasks(SPECS, 30)
     left_out = whole[4].ref
-    made = held_out_tasks(SPECS, 30, sometimes(lambda ref: ref == left_out))
+    fail(monkeypatch, lambda ref: ref == left_out)
+    made = held_out_tasks(SPECS, 30)
     assert len(made) == 30 and left_out not in {task.ref for task in made}
     assert [task.ref for task in whole[:4]] == [task.ref for task in made[:4]]
 
 
-def test_a_dataset_that_cannot_be_used_at_all_is_an_error() -> None:
+def test_a_dataset_that_cannot_be_used_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     source = TaskSource(SPECS, node="alpha", seed=3)
     for error in (None, TaskError("task_config", "no such key")):
+        fail(monkeypatch, lambda ref: True, error)
         with pytest.raises(TaskError, match=r"cannot be made|no such key"):
-            source.task(5, derive=sometimes(lambda ref: True, error))
+            next(source.candidates(5, HeldOut([])))
         with pytest.raises(TaskError, match=r"cannot be made|no such key"):
-            held_out_tasks(SPECS, 30, sometimes(lambda ref: True, error))
+            held_out_tasks(SPECS, 30)
