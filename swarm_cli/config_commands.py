@@ -93,10 +93,10 @@ def check_objective(config: NodeConfig) -> None:
     """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports
     no torch of its own.
     """
-    from services.trainer.objectives.config import objective_config
+    from services.trainer.objectives.config import configured_objective
 
     try:
-        objective_config(config)
+        configured_objective(config)
     except (ValueError, TypeError) as error:
         raise CommandError(f"the configuration cannot be used:\n{error}", EXIT_CONFIG) from None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.trainer.objectives.base import Objective
-from services.trainer.objectives.config import objective_config
+from services.trainer.objectives.config import configured_objective
 from shared.config.load import NodeConfig
 from shared.config.sampler_section import SamplerSection
 from shared.config.trainer_section import TrainerSection
@@ -86,7 +86,7 @@ def _of_trainer(config: NodeConfig) -> Reasons:
     trainer = config.trainer
     if not config.sampler.external:
         yield "sampler.external is 0", tuple(key for key in _OF_FOREIGN_GROUPS if _is_free(trainer, key))
-    objective = objective_config(config).objective
+    objective = configured_objective(config).objective
     yield from _of_objective(trainer, objective)
     yield from _of_clipping(trainer, objective)
     yield from _of_foreign_text(trainer)

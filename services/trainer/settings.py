@@ -10,7 +10,7 @@ from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.influence import InfluenceRules
 from services.trainer.gradient.update import UpdateConfig
 from services.trainer.objectives.advantages import AdvantageConfig
-from services.trainer.objectives.config import objective_config
+from services.trainer.objectives.config import configured_objective
 from services.trainer.selection.capability import CapabilityRules
 from services.trainer.selection.tokens import IntakeRules
 from shared.config import NodeConfig
@@ -39,14 +39,14 @@ def _counts_uninformative(config: NodeConfig) -> bool:
     objective's source has it.
     """
     wanted = config.trainer.count_uninformative
-    return objective_config(config).objective.counts_uninformative if wanted is None else wanted
+    return configured_objective(config).objective.counts_uninformative if wanted is None else wanted
 
 
 def _advantage_config(config: NodeConfig) -> AdvantageConfig:
     """How a node's configuration turns rewards into advantages."""
     trainer = config.trainer
     return AdvantageConfig(
-        kind=objective_config(config).objective.advantages,
+        kind=configured_objective(config).objective.advantages,
         scale=trainer.advantage_scale,
         std_ddof=trainer.advantage_std_ddof,
         std_floor=trainer.advantage_std_floor,
@@ -95,7 +95,7 @@ def update_config(config: NodeConfig) -> UpdateConfig:
     machine is left at its default.
     """
     return UpdateConfig(
-        objective=objective_config(config),
+        objective=configured_objective(config),
         importance=_importance_config(config),
         temperature=config.generator.temperature,
         count_uninformative=_counts_uninformative(config),

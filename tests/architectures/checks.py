@@ -19,9 +19,10 @@ from services.trainer.gradient.modes import set_training_modes, silence
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.gradient.shared_prompt import plain_rows_reason
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.probes.trainable import UntrainableModel, check_trainable
 from tests.architectures.tiny import WINDOW, NotSmall, tiny_model
+from tests.objectives import configured
 
 PAD, END = 0, 2
 CONTEXT = 120
@@ -147,11 +148,11 @@ def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedMode
         return Finding("", str(error))
     reason = plain_rows_reason(model)
     proximal = _proximal(reference)
-    expected = {name: _expected_gradients(reference, ObjectiveConfig(name=name), proximal) for name in OBJECTIVES}
+    expected = {name: _expected_gradients(reference, configured(name), proximal) for name in OBJECTIVES}
     ways = {"plain rows": False} if reason else {"plain rows": False, "shared prompts": True}
     for way, shared in ways.items():
         for name in OBJECTIVES:
-            config = UpdateConfig(objective=ObjectiveConfig(name=name), shared_prompt=shared)
+            config = UpdateConfig(objective=configured(name), shared_prompt=shared)
             _check_gradients(f"{kind}: {way}, {name}", model, reference, config, proximal, expected[name])
     if model.supports_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -161,7 +162,7 @@ def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedMode
         except UntrainableModel:
             reason = "; ".join(filter(None, [reason, "refused with gradient checkpointing"]))
         else:
-            config = UpdateConfig(objective=ObjectiveConfig(name=OBJECTIVES[0]))
+            config = UpdateConfig(objective=configured(OBJECTIVES[0]))
             _check_gradients(f"{kind}: gradient checkpointing", model, reference, config, proximal, expected[OBJECTIVES[0]])
     return Finding(list(ways)[-1], reason)
 
@@ -210,7 +211,9 @@ def _proximal(reference: PreTrainedModel) -> list[list[Tensor]]:
         ]
 
 
-def _expected_gradients(reference: PreTrainedModel, objective: ObjectiveConfig, proximal: list[list[Tensor]]) -> dict[str, Tensor]:
+def _expected_gradients(
+    reference: PreTrainedModel, objective: ConfiguredObjective, proximal: list[list[Tensor]]
+) -> dict[str, Tensor]:
     config = UpdateConfig(objective=objective)
     sequences = [(group, number) for group, texts in enumerate(GROUPS) for number in range(len(texts.completions))]
     answers = [list(GROUPS[group].completions[number]) for group, number in sequences]

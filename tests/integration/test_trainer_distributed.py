@@ -23,7 +23,7 @@ from torch import Tensor
 
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.parallel.group import Place
 from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.probes.head_probe import probed
@@ -36,14 +36,15 @@ from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.runtime import FatalError
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together
+from tests.objectives import configured
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
 OBJECTIVES = {
-    "dapo": ObjectiveConfig(name="dapo"),
-    "dapo with a reference": ObjectiveConfig(name="dapo", kl_coefficient=0.1),
-    "dr_grpo": ObjectiveConfig(name="dr_grpo", max_completion_tokens=12),
-    "gspo": ObjectiveConfig(name="gspo", clip_low=0.05, clip_high=0.05),
-    "cispo": ObjectiveConfig(name="cispo", is_min=0.9, is_max=1.1),
+    "dapo": configured("dapo"),
+    "dapo with a reference": configured("dapo", kl_coefficient=0.1),
+    "dr_grpo": configured("dr_grpo", max_completion_tokens=12),
+    "gspo": configured("gspo", clip_low=0.05, clip_high=0.05),
+    "cispo": configured("cispo", cispo_min=0.9, cispo_max=1.1),
 }
 
 
@@ -82,7 +83,7 @@ class Updated:
 
 
 def two_updates(
-    objective: ObjectiveConfig, group_count: int, parallel: Parallel, *, in_chunks: bool = False, tied: bool = False
+    objective: ConfiguredObjective, group_count: int, parallel: Parallel, *, in_chunks: bool = False, tied: bool = False
 ) -> Updated:
     """From random float64 weights; the second update is off the proximal policy, so that ratios are
     clipped.

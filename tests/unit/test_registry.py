@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from services.trainer.objectives.base import Objective
-from services.trainer.objectives.config import ObjectiveConfig
 from shared import registry
 from shared.registry import BrokenEntryError, Registry, UnknownNameError
+from tests.objectives import configured
 
 REGISTRIES = {name: each for name, each in vars(registry).items() if isinstance(each, Registry)}
 
@@ -59,7 +59,7 @@ def test_a_broken_entry_is_named_with_its_reason(value: str) -> None:
 def test_an_entry_that_is_no_objective_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.OBJECTIVES.__dict__, "installed", with_entry("math:pi").installed)
     with pytest.raises(TypeError, match="objective mine is a float: its entry point must name an Objective"):
-        ObjectiveConfig(name="mine")
+        configured("mine")
 
 
 def test_a_configuration_is_held_to_what_its_objective_says_without_loading_torch() -> None:
@@ -68,11 +68,11 @@ def test_a_configuration_is_held_to_what_its_objective_says_without_loading_torc
             sys.executable,
             "-c",
             "import sys\n"
-            "from services.trainer.objectives.config import objective_config\n"
+            "from services.trainer.objectives.config import configured_objective\n"
             "from shared.config import load_config\n"
             "from shared.registry import OBJECTIVES\n"
             "for name in OBJECTIVES.built_in:\n"
-            "    objective_config(load_config(None, {'tasks': [{'dataset': 'gcd'}], 'trainer': {'objective': name}}))\n"
+            "    configured_objective(load_config(None, {'tasks': [{'dataset': 'gcd'}], 'trainer': {'objective': name}}))\n"
             "print('torch' in sys.modules)\n",
         ],
         capture_output=True,

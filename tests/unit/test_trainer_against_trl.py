@@ -26,8 +26,8 @@ import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.objectives.aggregation import Normaliser, token_weights
-from services.trainer.objectives.config import ObjectiveConfig
 from services.trainer.objectives.token_loss import token_loss
+from tests.objectives import configured
 
 trl_import_utils = pytest.importorskip("trl.import_utils", reason="the comparison with TRL needs trl installed")
 
@@ -155,24 +155,24 @@ def our_outcome(tensors, config, *, weigh):
 
 WITH_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": True}
 CASES = {
-    "grpo": (ObjectiveConfig(name="grpo"), {"loss_type": "grpo"}),
-    "grpo with a divergence": (ObjectiveConfig(name="grpo", kl_coefficient=0.1), {"loss_type": "grpo", "beta": 0.1}),
-    "grpo with a dual clip": (ObjectiveConfig(name="grpo", dual_clip=1.5), {"loss_type": "grpo", "delta": 1.5}),
-    "grpo with importance weights": (ObjectiveConfig(name="grpo"), {"loss_type": "grpo", **WITH_VLLM}),
-    "dr_grpo": (ObjectiveConfig(name="dr_grpo", max_completion_tokens=MAX_COMPLETION), {"loss_type": "dr_grpo"}),
-    "dapo": (ObjectiveConfig(name="dapo"), {"loss_type": "dapo"}),
-    "dapo with all": (ObjectiveConfig(name="dapo", kl_coefficient=0.1), {"loss_type": "dapo", "beta": 0.1, **WITH_VLLM}),
-    "dapo, bnpo": (ObjectiveConfig(name="dapo"), {"loss_type": "bnpo"}),
+    "grpo": (configured("grpo"), {"loss_type": "grpo"}),
+    "grpo with a divergence": (configured("grpo", kl_coefficient=0.1), {"loss_type": "grpo", "beta": 0.1}),
+    "grpo with a dual clip": (configured("grpo", dual_clip=1.5), {"loss_type": "grpo", "delta": 1.5}),
+    "grpo with importance weights": (configured("grpo"), {"loss_type": "grpo", **WITH_VLLM}),
+    "dr_grpo": (configured("dr_grpo", max_completion_tokens=MAX_COMPLETION), {"loss_type": "dr_grpo"}),
+    "dapo": (configured("dapo"), {"loss_type": "dapo"}),
+    "dapo with all": (configured("dapo", kl_coefficient=0.1), {"loss_type": "dapo", "beta": 0.1, **WITH_VLLM}),
+    "dapo, bnpo": (configured("dapo"), {"loss_type": "bnpo"}),
     "gspo": (
-        ObjectiveConfig(name="gspo", clip_low=0.02, clip_high=0.03),
+        configured("gspo", clip_low=0.02, clip_high=0.03),
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
     ),
-    "cispo": (ObjectiveConfig(name="cispo", is_max=1.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
+    "cispo": (configured("cispo", cispo_max=1.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
     "cispo with importance weights": (
-        ObjectiveConfig(name="cispo", is_max=1.3),
+        configured("cispo", cispo_max=1.3),
         {"loss_type": "cispo", "epsilon_high": 1.3, **WITH_VLLM},
     ),
-    "vespo": (ObjectiveConfig(name="vespo"), {"loss_type": "vespo"}),
+    "vespo": (configured("vespo"), {"loss_type": "vespo"}),
 }
 
 
@@ -187,6 +187,6 @@ def test_loss_and_gradient_equal_those_of_trl(compute_loss, case: str) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert (our_gradient - their_gradient).abs().max() < 1e-5
         assert our_gradient.abs().max() > 1e-3
-        if config.objective.clips and config.dual_clip is None and config.name != "gspo":
+        if config.objective.clips and not config.settings.dual_clip and config.name != "gspo":
             clipped = outcome.clipped.sum() / tensors["mask"].sum()
             assert clipped.item() == pytest.approx(metrics["clip_ratio/region_mean"][0], abs=1e-6)

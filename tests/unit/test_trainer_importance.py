@@ -94,7 +94,6 @@ def test_log_weights_are_clamped() -> None:
         {"cap": 0.0},
         {"sequence_bounds": (1.2, 2.0)},
         {"sequence_bounds": (0.5, 0.9)},
-        {"log_ratio_bound": 0.0},
         {"unknown_behaviour_logprob": 0.5},
     ],
 )

@@ -10,23 +10,24 @@ import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.objectives.aggregation import Normaliser, token_weights
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import token_loss
+from tests.objectives import configured
 
 CONFIGS = [
-    ObjectiveConfig(name="grpo"),
-    ObjectiveConfig(name="grpo", dual_clip=1.5, kl_coefficient=0.1),
-    ObjectiveConfig(name="dr_grpo", max_completion_tokens=17),
-    ObjectiveConfig(name="dapo", kl_coefficient=0.02),
-    ObjectiveConfig(name="gspo", clip_low=0.02, clip_high=0.03),
-    ObjectiveConfig(name="cispo", is_min=0.7, is_max=1.4),
-    ObjectiveConfig(name="reinforce"),
-    ObjectiveConfig(name="reinforce", aggregation="sequence_mean"),
+    configured("grpo"),
+    configured("grpo", dual_clip=1.5, kl_coefficient=0.1),
+    configured("dr_grpo", max_completion_tokens=17),
+    configured("dapo", kl_coefficient=0.02),
+    configured("gspo", clip_low=0.02, clip_high=0.03),
+    configured("cispo", cispo_min=0.7, cispo_max=1.4),
+    configured("reinforce"),
+    configured("reinforce", aggregation="sequence_mean"),
 ]
 IMPORTANCE = ImportanceConfig(cap=1.5, sequence_bounds=(0.6, 1.6))
 
 
-def numpy_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]]) -> float:
+def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) -> float:
     """One sequence after the other, one token after the other, straight from the formulas."""
     kept = [kept_tokens_of(sequence) for sequence in batch]
     tokens, sequences = sum(map(len, kept)), sum(map(bool, kept))
@@ -38,18 +39,18 @@ def numpy_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]]) -> f
         for t in of_sequence:
             ratio = sequence_ratio if config.name == "gspo" else math.exp(policy[t] - proximal[t])
             if config.name == "cispo":
-                value = -min(max(ratio, config.is_min), config.is_max) * advantage * policy[t]
+                value = -min(max(ratio, config.settings.cispo_min), config.settings.cispo_max) * advantage * policy[t]
             elif config.name == "reinforce":
                 value = -advantage * policy[t]
             else:
-                bounded = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
+                bounded = min(max(ratio, 1 - config.settings.clip_low), 1 + config.settings.clip_high)
                 gain = min(ratio * advantage, bounded * advantage)
-                if config.dual_clip is not None and advantage < 0:
-                    gain = max(gain, config.dual_clip * advantage)
+                if config.settings.dual_clip and advantage < 0:
+                    gain = max(gain, config.settings.dual_clip * advantage)
                 value = -gain
             value *= min(1.0 if behaviour is None else math.exp(proximal[t] - behaviour[t]), IMPORTANCE.cap)
             difference = reference[t] - policy[t]
-            value += config.kl_coefficient * (math.exp(difference) - difference - 1)
+            value += config.settings.kl_coefficient * (math.exp(difference) - difference - 1)
             if config.aggregated_by == "sequence_mean":
                 loss += value / len(of_sequence) / sequences
             elif config.aggregated_by == "fixed_length":
@@ -92,7 +93,7 @@ def random_batch(seed: int) -> list[dict[str, np.ndarray]]:
     return batch
 
 
-def tensor_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]], dtype: torch.dtype) -> float:
+def tensor_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]], dtype: torch.dtype) -> float:
     longest = max(len(sequence["policy"]) for sequence in batch)
 
     def padded(name: str) -> torch.Tensor:
@@ -129,7 +130,7 @@ def tensor_loss(config: ObjectiveConfig, batch: list[dict[str, np.ndarray]], dty
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.name}-{config.aggregated_by}")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_objectives_equal_a_numpy_reference_on_ragged_batches(
-    config: ObjectiveConfig, dtype: torch.dtype, tolerance: float
+    config: ConfiguredObjective, dtype: torch.dtype, tolerance: float
 ) -> None:
     for seed in range(5):
         batch = random_batch(seed)

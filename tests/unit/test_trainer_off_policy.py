@@ -14,10 +14,11 @@ from services.trainer.gradient.rows import TextLogprob
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.objectives.aggregation import Normaliser, token_weights
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
 from services.trainer.objectives.m2po import m2_keep
 from services.trainer.objectives.token_loss import token_loss
+from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 LENGTHS = [3, 5, 1, 4, 2, 6]
@@ -56,7 +57,7 @@ def numbers(seed: int) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def numpy_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]]) -> float:
+def numpy_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarray]]) -> float:
     """Straight from the formulas, one sequence after the other."""
     loss, tokens = 0.0, sum(LENGTHS)
     for number, each in enumerate(sequences):
@@ -64,18 +65,18 @@ def numpy_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]]) 
         if config.name == "gepo":
             q = [math.exp(other["behaviour"].mean()) for g, other in zip(GROUP_OF, sequences, strict=True) if g == GROUP_OF[number]]
             weight = math.exp(policy.mean()) / (sum(value**2 for value in q) / sum(q))
-            bounded = min(max(weight, 1 - config.clip_low), 1 + config.clip_high)
+            bounded = min(max(weight, 1 - config.settings.clip_low), 1 + config.settings.clip_high)
             loss += -min(weight * advantage, bounded * advantage) / len(sequences)
         elif config.name == "vespo":
             ratio = math.exp(sum(policy - behaviour))
-            k, rate = config.vespo_positive if advantage >= 0 else config.vespo_negative
+            k, rate = config.settings.vespo_positive if advantage >= 0 else config.settings.vespo_negative
             loss += -(math.exp(rate) * ratio**k * math.exp(-rate * ratio)) * advantage * sum(policy) / tokens
         else:
-            loss += (config.oapl_scale * sum(policy - behaviour) - advantage) ** 2 / len(sequences)
+            loss += (config.settings.oapl_scale * sum(policy - behaviour) - advantage) ** 2 / len(sequences)
     return loss
 
 
-def tensor_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]], policy: torch.Tensor) -> torch.Tensor:
+def tensor_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarray]], policy: torch.Tensor) -> torch.Tensor:
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
     behaviour = torch.full(mask.shape, math.nan, dtype=torch.float64)
     behaviour[mask] = torch.tensor(np.concatenate([each["behaviour"] for each in sequences]))
@@ -96,15 +97,15 @@ def tensor_loss(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]],
 
 
 OBJECTIVES = [
-    ObjectiveConfig(name="gepo", clip_low=0.1, clip_high=0.1),
-    ObjectiveConfig(name="vespo"),
-    ObjectiveConfig(name="vespo", vespo_positive=(1.5, 1.0), vespo_negative=(0.5, 4.0)),
-    ObjectiveConfig(name="oapl", oapl_scale=0.5),
+    configured("gepo", clip_low=0.1, clip_high=0.1),
+    configured("vespo"),
+    configured("vespo", vespo_positive=(1.5, 1.0), vespo_negative=(0.5, 4.0)),
+    configured("oapl", oapl_scale=0.5),
 ]
 
 
 @pytest.mark.parametrize("config", OBJECTIVES, ids=lambda config: config.name)
-def test_loss_and_gradient_equal_a_loops(config: ObjectiveConfig) -> None:
+def test_loss_and_gradient_equal_a_loops(config: ConfiguredObjective) -> None:
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
     for seed in range(4):
         sequences = numbers(seed)
@@ -118,7 +119,7 @@ def test_loss_and_gradient_equal_a_loops(config: ObjectiveConfig) -> None:
         for row, (each, length) in enumerate(zip(sequences, LENGTHS, strict=True)):
             if config.name == "vespo":  # Its weight is held constant, so that differences of the loss are no gradient of it.
                 ratio = math.exp(sum(each["policy"] - each["behaviour"]))
-                k, rate = config.vespo_positive if each["advantage"] >= 0 else config.vespo_negative
+                k, rate = config.settings.vespo_positive if each["advantage"] >= 0 else config.settings.vespo_negative
                 slope = -math.exp(rate - rate * ratio) * ratio**k * float(each["advantage"]) / sum(LENGTHS)
                 expected = [slope] * length
             else:
@@ -126,7 +127,7 @@ def test_loss_and_gradient_equal_a_loops(config: ObjectiveConfig) -> None:
             assert policy.grad[row, :length].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-8), (seed, row)
 
 
-def central_difference(config: ObjectiveConfig, sequences: list[dict[str, np.ndarray]], row: int, token: int) -> float:
+def central_difference(config: ConfiguredObjective, sequences: list[dict[str, np.ndarray]], row: int, token: int) -> float:
     found = []
     for step in (1e-6, -1e-6):
         moved = [{**each, "policy": each["policy"].copy()} for each in sequences]
@@ -161,7 +162,7 @@ def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:
     found = []
     for budget in (24, 1 << 20):
         model = small_model(dtype=torch.float64)
-        config = UpdateConfig(objective=ObjectiveConfig(name=name, m2_threshold=0.3), budget_tokens=budget)  # type: ignore[arg-type]
+        config = UpdateConfig(objective=configured(name, m2_threshold=0.3), budget_tokens=budget)  # type: ignore[arg-type]
         proximal = batch_logprobs(model, groups, config)
         stats = accumulate_gradients(model, without_dropped(groups, config, proximal), config, proximal=proximal)
         found.append(gradients(model))
@@ -176,7 +177,7 @@ def _texts(count: int) -> list[TextLogprob | None]:
 def test_m2_masks_tokens_over_the_whole_step_and_they_count_nowhere() -> None:
     model = small_model(dtype=torch.float64)
     groups = ragged_groups(4)
-    config = UpdateConfig(objective=ObjectiveConfig(name="m2po", m2_threshold=0.3))
+    config = UpdateConfig(objective=configured("m2po", m2_threshold=0.3))
     proximal = batch_logprobs(model, groups, config)
     masked = without_dropped(groups, config, proximal)
     dropped, kept = 0, []

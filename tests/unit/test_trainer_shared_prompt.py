@@ -13,8 +13,8 @@ from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
 from services.trainer.gradient.shared_prompt import plain_rows_reason, supports_shared_prompt
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from services.trainer.objectives.config import ObjectiveConfig
 from tests.architectures.tiny import tiny_model
+from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 MODELS = [("qwen2", "sdpa"), ("qwen2", "eager"), ("llama", "sdpa"), ("llama", "eager")]
@@ -50,7 +50,7 @@ def test_in_double_precision_shared_and_plain_rows_agree_as_far_as_the_models_ow
 def test_shared_and_plain_rows_agree_when_ratios_clip_and_a_reference_holds_the_policy() -> None:
     model, reference_model = small_model(), small_model(hidden_size=16)
     groups = ragged_groups(4)
-    config = UpdateConfig(objective=ObjectiveConfig(name="grpo", kl_coefficient=0.05))
+    config = UpdateConfig(objective=configured("grpo", kl_coefficient=0.05))
     proximal = batch_logprobs(model, groups, config)
     reference = batch_logprobs(reference_model, groups, config)
     with torch.no_grad():

@@ -11,16 +11,17 @@ from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser
 from services.trainer.objectives.aggregation import Normaliser
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
+from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 OBJECTIVES = {
-    "grpo": ObjectiveConfig(name="grpo"),
-    "dr_grpo": ObjectiveConfig(name="dr_grpo", max_completion_tokens=12),
-    "dapo": ObjectiveConfig(name="dapo"),
-    "gspo": ObjectiveConfig(name="gspo", clip_low=0.05, clip_high=0.05),
-    "cispo": ObjectiveConfig(name="cispo", is_min=0.9, is_max=1.1),
-    "reinforce": ObjectiveConfig(name="reinforce"),
+    "grpo": configured("grpo"),
+    "dr_grpo": configured("dr_grpo", max_completion_tokens=12),
+    "dapo": configured("dapo"),
+    "gspo": configured("gspo", clip_low=0.05, clip_high=0.05),
+    "cispo": configured("cispo", cispo_min=0.9, cispo_max=1.1),
+    "reinforce": configured("reinforce"),
 }
 
 
@@ -38,7 +39,7 @@ def nudge(model, size: float = 0.03) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
 
 
-def straightforward_loss(model, groups, config: ObjectiveConfig, proximal) -> torch.Tensor:
+def straightforward_loss(model, groups, config: ConfiguredObjective, proximal) -> torch.Tensor:
     """The loss with one forward pass per completion and no batching at all, behaviour and
     importance included.
     """
@@ -55,13 +56,13 @@ def straightforward_loss(model, groups, config: ObjectiveConfig, proximal) -> to
                 ratio = (logprobs - proximal[g][c]).mean().exp()
             advantage = group.advantages[c]
             if config.name == "cispo":
-                loss_t = -ratio.detach().clamp(config.is_min, config.is_max) * advantage * logprobs
+                loss_t = -ratio.detach().clamp(config.settings.cispo_min, config.settings.cispo_max) * advantage * logprobs
             elif config.name == "reinforce":
                 loss_t = -advantage * logprobs
             else:
-                loss_t = -torch.min(ratio * advantage, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage).expand(
-                    len(completion)
-                )
+                loss_t = -torch.min(
+                    ratio * advantage, ratio.clamp(1 - config.settings.clip_low, 1 + config.settings.clip_high) * advantage
+                ).expand(len(completion))
             behaviour = group.behaviour_logprobs[c]
             if behaviour is not None:
                 loss_t = loss_t * (proximal[g][c] - torch.tensor(behaviour)).exp().clamp(max=2.0)
@@ -129,7 +130,7 @@ def test_zero_advantage_groups_may_count_in_the_mean_without_being_computed() ->
     model = small_model()
     groups = ragged_groups(3)
     dull = replace(groups[0], advantages=[0.0] * len(groups[0].completions))
-    config = UpdateConfig(objective=ObjectiveConfig(name="dapo"), count_uninformative=True)
+    config = UpdateConfig(objective=configured("dapo"), count_uninformative=True)
     _, alone = step(model, groups, config)
     stats, diluted = step(model, [*groups, dull], config)
     tokens, extra = (sum(sum(group.completion_lengths) for group in part) for part in (groups, [dull]))
@@ -140,7 +141,7 @@ def test_zero_advantage_groups_may_count_in_the_mean_without_being_computed() ->
 def test_a_zero_advantage_group_is_computed_when_it_holds_the_policy_to_a_reference() -> None:
     model, reference_model = small_model(), small_model(hidden_size=16)
     dull = replace(ragged_groups(1)[0], advantages=[0.0] * len(ragged_groups(1)[0].completions))
-    config = UpdateConfig(objective=ObjectiveConfig(kl_coefficient=0.1))
+    config = UpdateConfig(objective=configured(kl_coefficient=0.1))
     stats, found = step(model, [dull], config, reference=batch_logprobs(reference_model, [dull], config))
     assert stats.groups == 1 and stats.kl_reference > 0.01
     assert found.abs().max() > 1e-4
@@ -157,7 +158,7 @@ def test_a_group_of_weight_zero_is_left_out() -> None:
 def test_the_first_update_of_a_batch_is_on_policy_and_later_ones_clip() -> None:
     model = small_model()
     groups = ragged_groups(5, with_behaviour=False)
-    config = UpdateConfig(objective=ObjectiveConfig(name="dapo"), budget_tokens=80)
+    config = UpdateConfig(objective=configured("dapo"), budget_tokens=80)
     proximal = batch_logprobs(model, groups, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     seen = []

@@ -18,7 +18,7 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 
 
 def loss(terms: LossTerms) -> Loss:
-    floor = float(terms.constants.options.get("floor", 0.0))
+    floor = float(terms.settings.objective_options.get("floor", 0.0))
     ratio = terms.log_ratio.exp()
     weight = ratio.detach().clamp(floor, 1.0).where(terms.advantage < 0, 1.0)
     return Loss(-weight * terms.advantage * terms.logprobs, ratio, weight < ratio.detach())

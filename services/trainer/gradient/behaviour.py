@@ -14,7 +14,7 @@ from torch import Tensor
 from services.trainer.gradient.foreign_weights import ForeignRows
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
 
 
@@ -67,7 +67,7 @@ def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: 
 
 
 def masked_by_objective(
-    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], config: ObjectiveConfig
+    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], configured: ConfiguredObjective
 ) -> list[TokenGroup]:
     """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as
     unknown: they count nowhere.
@@ -82,11 +82,11 @@ def masked_by_objective(
         if behaviour is not None
     ]
     behaviours = [torch.tensor(list(groups[g].behaviour_logprobs[c] or ()), dtype=torch.float64) for g, c in places]
-    keeps = config.objective.keeps
+    keeps = configured.objective.keeps
     if not behaviours or keeps is None:
         return list(groups)
     differences = torch.cat(behaviours) - torch.cat([proximal[g][c].to(torch.float64) for g, c in places])
-    keep = torch.split(keeps(differences, config), [len(each) for each in behaviours])
+    keep = torch.split(keeps(differences, configured.settings), [len(each) for each in behaviours])
     masked = {
         place: torch.where(kept, each, torch.nan).tolist() for place, kept, each in zip(places, keep, behaviours, strict=True)
     }

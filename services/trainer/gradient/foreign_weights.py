@@ -22,6 +22,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from services.trainer.objectives.base import LOG_RATIO_BOUND
+
 WeightLevel = Literal["token", "geometric_mean", "sequence"]
 WeightRule = Literal["capped", "at_most_one", "one"]
 
@@ -91,7 +93,6 @@ def weigh_foreign(
     known: Tensor,
     mask: Tensor,
     cap: float | None,
-    log_ratio_bound: float,
 ) -> Weighed:
     """Weights of the foreign rows among N completions of at most T tokens.
 
@@ -108,7 +109,7 @@ def weigh_foreign(
     means = torch.where(has_text, own_means - text_means, token_sums / known.sum(dim=1).clamp(min=1))
     compared = rows.is_foreign & (has_text | known.any(dim=1))
     by_level = {"token": log_weights, "geometric_mean": means.unsqueeze(1), "sequence": sums.unsqueeze(1)}[rules.level]
-    ratios = by_level.clamp(-log_ratio_bound, log_ratio_bound).to(log_weights.dtype).exp().expand_as(log_weights)
+    ratios = by_level.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).to(log_weights.dtype).exp().expand_as(log_weights)
 
     negative = (rows.advantages < 0).unsqueeze(1)
     limits = torch.where(negative, _limit(rules.negative, cap), _limit(rules.positive, cap)).to(ratios.dtype)

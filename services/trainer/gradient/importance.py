@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.gradient.foreign_weights import ForeignRows, ForeignRules, weigh_foreign
+from services.trainer.objectives.base import LOG_RATIO_BOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +21,14 @@ class ImportanceConfig:
     """cap: truncate a token's weight to this (TIS); None: never.
 
     sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep
-    all. log_ratio_bound: the log of a weight, of a token or of a whole answer, is clamped to +-
-    this before exp. unknown_behaviour_logprob: what a token of a sequence without behaviour
-    logprobs is taken to have had, in nats; such a token then weighs `min(1, exp(proximal - this))`,
-    so that text which only another policy would write cannot push hard. None: 1. foreign: what else
-    is done to the weights of foreign completions.
+    all. unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken
+    to have had, in nats; such a token then weighs `min(1, exp(proximal - this))`, so that text
+    which only another policy would write cannot push hard. None: 1. foreign: what else is done to
+    the weights of foreign completions.
     """
 
     cap: float | None = 2.0
     sequence_bounds: tuple[float, float] | None = None
-    log_ratio_bound: float = 20.0
     unknown_behaviour_logprob: float | None = None
     foreign: ForeignRules = field(default_factory=ForeignRules)
 
@@ -43,8 +42,6 @@ class ImportanceConfig:
                 raise ValueError(f"sequence_bounds are {self.sequence_bounds}: need 0 <= low < 1 < high")
         if self.unknown_behaviour_logprob is not None and not self.unknown_behaviour_logprob <= 0.0:
             raise ValueError(f"unknown_behaviour_logprob is {self.unknown_behaviour_logprob}: a logprob is 0 or less")
-        if not self.log_ratio_bound > 0.0:
-            raise ValueError(f"log_ratio_bound is {self.log_ratio_bound}: it must be more than 0")
 
     @property
     def drops_by_likelihood(self) -> bool:
@@ -91,7 +88,7 @@ def importance_weights(
     known = expected & torch.isfinite(behaviour_logprobs)
     log_weight = (proximal - behaviour_logprobs).masked_fill(~known, 0.0)
     exact = log_weight
-    log_weight = log_weight.clamp(-config.log_ratio_bound, config.log_ratio_bound)
+    log_weight = log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     weight = log_weight.exp()
 
     keep = mask & (known | ~expected)
@@ -107,7 +104,7 @@ def importance_weights(
         truncated = known & (weight > config.cap)
         capped = weight.clamp(max=config.cap)
     if config.unknown_behaviour_logprob is not None:
-        assumed = (proximal - config.unknown_behaviour_logprob).clamp(-config.log_ratio_bound, 0.0).exp()
+        assumed = (proximal - config.unknown_behaviour_logprob).clamp(-LOG_RATIO_BOUND, 0.0).exp()
         capped = torch.where(mask & ~has_behaviour.unsqueeze(1), assumed, capped)
     if foreign is not None and config.foreign != ForeignRules():
         found = weigh_foreign(
@@ -118,7 +115,6 @@ def importance_weights(
             known=known,
             mask=mask,
             cap=config.cap,
-            log_ratio_bound=config.log_ratio_bound,
         )
         truncated = torch.where(found.applies, found.cut, truncated)
         capped = torch.where(found.applies, found.weights, capped)

@@ -29,7 +29,7 @@ from services.trainer.gradient.rows import CompletionRows, RowSlice, TokenGroup,
 from services.trainer.gradient.share import micro_batches_of
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives.aggregation import Normaliser, token_weights
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.sums import LossSums
 from services.trainer.objectives.token_loss import TokenLoss, token_loss
 from services.trainer.parallel.protocol import ALONE, Parallel
@@ -53,7 +53,7 @@ class UpdateConfig:
     `separate_head(model, budget_tokens)`; None: all at once.
     """
 
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ConfiguredObjective = field(default_factory=ConfiguredObjective)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
     temperature: float = 1.0
     count_uninformative: bool = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.config import ConfiguredObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Normaliser:
         return Normaliser(self.sequences + other.sequences, self.tokens + other.tokens)
 
 
-def token_weights(config: ObjectiveConfig, keep: Tensor, normaliser: Normaliser) -> Tensor:
+def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
     """Weights (N, T) float64 so that `(weights * token_loss).sum()`, added over all micro-batches,
     is the loss.
 
@@ -42,10 +42,10 @@ def token_weights(config: ObjectiveConfig, keep: Tensor, normaliser: Normaliser)
     over micro-batches.
     """
     present = keep.to(torch.float64)
-    if config.aggregated_by == "token_mean":
+    if configured.aggregated_by == "token_mean":
         return present / max(normaliser.tokens, 1)
     sequences = max(normaliser.sequences, 1)
-    if config.aggregated_by == "fixed_length":
-        assert config.max_completion_tokens is not None
-        return present / (sequences * config.max_completion_tokens)
+    if configured.aggregated_by == "fixed_length":
+        assert configured.max_completion_tokens is not None
+        return present / (sequences * configured.max_completion_tokens)
     return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.trainer.objectives.config import ObjectiveConfig
+    from shared.config.objective_section import ObjectiveSection
+
+LOG_RATIO_BOUND = 20.0
+"""Log ratios, of a token or of a whole answer, are clamped to +- this before exp: e^20 is far
+beyond any clip, and finite.
+"""
 
 Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
 GroupAdvantages = Callable[[Sequence[float]], list[float]]
@@ -26,18 +31,16 @@ class LossTerms:
     """What a loss is computed from. N sequences of T completion tokens; padding holds 0, and only
     `logprobs` has a gradient.
 
-    constants: the objective's, with `constants.options` an added one's own
-    (`trainer.objective_options`). logprobs: (N, T) of the policy that is trained. proximal: (N, T)
-    of the policy when the batch came. log_ratio: (N, T) their difference, within +-
-    `constants.log_ratio_bound`. advantage: (N, 1). mask: (N, T) bool, True on completion tokens.
-    present:
-    `mask` without the tokens that are dropped. behaviour: (N, T) of the policy that sampled,
-    `proximal` where that is not known; None unless the objective `uses_behaviour`. log_expectation:
-    (N,) log of the group's expected likelihood, NaN where nothing is known; None unless the
-    objective `uses_group_likelihood`.
+    settings: the objective's part of `[trainer]`; `settings.objective_options` are an added one's
+    own. logprobs: (N, T) of the policy that is trained. proximal: (N, T) of the policy when the
+    batch came. log_ratio: (N, T) their difference, within +- `LOG_RATIO_BOUND`. advantage: (N, 1).
+    mask: (N, T) bool, True on completion tokens. present: `mask` without the tokens that are
+    dropped. behaviour: (N, T) of the policy that sampled, `proximal` where that is not known; None
+    unless the objective `uses_behaviour`. log_expectation: (N,) log of the group's expected
+    likelihood, NaN where nothing is known; None unless the objective `uses_group_likelihood`.
     """
 
-    constants: ObjectiveConfig
+    settings: ObjectiveSection
     logprobs: Tensor
     proximal: Tensor
     log_ratio: Tensor
@@ -52,8 +55,8 @@ class LossTerms:
         not present.
         """
         assert self.behaviour is not None
-        bound = self.constants.log_ratio_bound
-        return (self.logprobs - self.behaviour).clamp(-bound, bound).masked_fill(~self.present, 0.0)
+        log_ratio = (self.logprobs - self.behaviour).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return log_ratio.masked_fill(~self.present, 0.0)
 
 
 class Loss(NamedTuple):
@@ -92,7 +95,7 @@ class Objective:
     uses_behaviour: bool = False
     uses_group_likelihood: bool = False
     counts_uninformative: bool = False
-    keeps: Callable[[Tensor, ObjectiveConfig], Tensor] | None = None
+    keeps: Callable[[Tensor, ObjectiveSection], Tensor] | None = None
     settings: tuple[str, ...] = ()
 
     @property

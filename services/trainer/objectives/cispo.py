@@ -10,9 +10,9 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 
 
 def _loss(terms: LossTerms) -> Loss:
-    constants, ratio = terms.constants, terms.log_ratio.exp()
-    weight = ratio.detach().clamp(constants.is_min, constants.is_max)
-    clamped = (ratio < constants.is_min) | (ratio > constants.is_max)
+    settings, ratio = terms.settings, terms.log_ratio.exp()
+    weight = ratio.detach().clamp(settings.cispo_min, settings.cispo_max)
+    clamped = (ratio < settings.cispo_min) | (ratio > settings.cispo_max)
     return Loss(-weight * terms.advantage * terms.logprobs, ratio, clamped)
 
 

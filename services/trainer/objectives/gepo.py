@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from services.trainer.objectives.base import Loss, LossTerms, Objective
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, Objective
 from services.trainer.objectives.surrogate import clipped
 
 
@@ -37,8 +37,7 @@ def _loss(terms: LossTerms) -> Loss:
         if terms.log_expectation is None
         else means.detach().where(terms.log_expectation.isnan(), terms.log_expectation)
     )
-    bound = terms.constants.log_ratio_bound
-    log_ratio = (means - known).unsqueeze(1).clamp(-bound, bound)
+    log_ratio = (means - known).unsqueeze(1).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return clipped(terms, log_ratio.expand_as(terms.log_ratio).exp())
 
 

@@ -15,7 +15,7 @@ from services.trainer.objectives.surrogate import clipped_loss
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.trainer.objectives.config import ObjectiveConfig
+    from shared.config.objective_section import ObjectiveSection
 
 
 def m2_keep(differences: Tensor, threshold: float) -> Tensor:
@@ -41,8 +41,8 @@ def m2_keep(differences: Tensor, threshold: float) -> Tensor:
     return keep
 
 
-def _keeps(differences: Tensor, constants: ObjectiveConfig) -> Tensor:
-    return m2_keep(differences, constants.m2_threshold)
+def _keeps(differences: Tensor, settings: ObjectiveSection) -> Tensor:
+    return m2_keep(differences, settings.m2_threshold)
 
 
 OBJECTIVE = Objective(

@@ -12,7 +12,7 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 
 def _loss(terms: LossTerms) -> Loss:
     sums = terms.from_behaviour().sum(dim=1, keepdim=True)
-    loss = (terms.constants.oapl_scale * sums - terms.advantage).square().expand_as(terms.logprobs)
+    loss = (terms.settings.oapl_scale * sums - terms.advantage).square().expand_as(terms.logprobs)
     return Loss(loss, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))
 
 

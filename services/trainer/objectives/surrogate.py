@@ -21,13 +21,13 @@ def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
     """With any `ratio` (N, T); where A < 0 at most `dual_clip` times |A| is lost (arXiv
     1912.09729).
     """
-    constants, advantage = terms.constants, terms.advantage
-    low, high = 1.0 - constants.clip_low, 1.0 + constants.clip_high
+    settings, advantage = terms.settings, terms.advantage
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
     loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
     cut = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
-    if constants.dual_clip is not None:
-        loss = loss.minimum(-constants.dual_clip * advantage).where(advantage < 0, loss)
-        cut = cut | ((ratio > constants.dual_clip) & (advantage < 0))
+    if settings.dual_clip:
+        loss = loss.minimum(-settings.dual_clip * advantage).where(advantage < 0, loss)
+        cut = cut | ((ratio > settings.dual_clip) & (advantage < 0))
     return Loss(loss, ratio, cut)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.trainer.objectives.base import LossTerms
-from services.trainer.objectives.config import ObjectiveConfig
+from services.trainer.objectives.base import LOG_RATIO_BOUND, LossTerms
+from services.trainer.objectives.config import ConfiguredObjective
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TokenLoss:
 
 
 def token_loss(
-    config: ObjectiveConfig,
+    configured: ConfiguredObjective,
     *,
     logprobs: Tensor,
     proximal_logprobs: Tensor,
@@ -40,7 +40,7 @@ def token_loss(
     behaviour_logprobs: Tensor | None = None,
     log_denominators: Tensor | None = None,
 ) -> TokenLoss:
-    """Loss per token of `config.name`, times the importance weight, plus `kl_coefficient` times k3
+    """Loss per token of `configured`, times the importance weight, plus `kl_coefficient` times k3
     to the reference.
 
     logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only
@@ -51,25 +51,26 @@ def token_loss(
     gepo; None or NaN: the sequence's own, so that its ratio is 1. Raises ValueError when a
     divergence is asked for without a reference.
     """
-    if config.needs_reference and reference_logprobs is None:
+    settings = configured.settings
+    if configured.needs_reference and reference_logprobs is None:
         raise ValueError(
-            f"kl_coefficient is {config.kl_coefficient} but no reference logprobs were given: set it to 0 or give them"
+            f"kl_coefficient is {settings.kl_coefficient} but no reference logprobs were given: set it to 0 or give them"
         )
     logprobs = logprobs.masked_fill(~mask, 0.0)
     proximal = proximal_logprobs.detach().masked_fill(~mask, 0.0)
     advantage = advantages.detach().to(logprobs.dtype).unsqueeze(1)
 
-    objective = config.objective
+    objective = configured.objective
     present = mask if keep is None else mask & keep
     behaviour = None
     if objective.uses_behaviour:
         behaviour = proximal if behaviour_logprobs is None else behaviour_logprobs.detach().masked_fill(~mask, 0.0)
     loss, ratio, clipped = objective.loss(
         LossTerms(
-            constants=config,
+            settings=settings,
             logprobs=logprobs,
             proximal=proximal,
-            log_ratio=(logprobs - proximal).clamp(-config.log_ratio_bound, config.log_ratio_bound),
+            log_ratio=(logprobs - proximal).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND),
             advantage=advantage,
             mask=mask,
             present=present,
@@ -81,9 +82,9 @@ def token_loss(
         loss = loss * importance_weights.detach().masked_fill(~mask, 0.0)
     reference_kl = torch.zeros_like(logprobs)
     if reference_logprobs is not None:
-        reference_kl = k3_divergence(logprobs, reference_logprobs.detach().masked_fill(~mask, 0.0), config.log_ratio_bound)
-        if config.needs_reference:
-            loss = loss + config.kl_coefficient * reference_kl
+        reference_kl = k3_divergence(logprobs, reference_logprobs.detach().masked_fill(~mask, 0.0))
+        if configured.needs_reference:
+            loss = loss + settings.kl_coefficient * reference_kl
     return TokenLoss(
         loss=loss.masked_fill(~present, 0.0),
         ratio=ratio.detach().masked_fill(~mask, 0.0),
@@ -92,11 +93,11 @@ def token_loss(
     )
 
 
-def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, log_ratio_bound: float = 20.0) -> Tensor:
+def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """`exp(d) - d - 1` with `d = reference - policy`: a non-negative, unbiased sample of KL(policy
     || reference).
 
     Unbiased where the tokens were sampled from the policy (http://joschu.net/blog/kl-approx.html).
     """
-    difference = (reference_logprobs - logprobs).clamp(-log_ratio_bound, log_ratio_bound)
+    difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return difference.exp() - difference - 1.0

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 
-from services.trainer.objectives.base import Loss, LossTerms, Objective
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, Objective
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
 """Of the sequence's ratio, as in its authors' implementation."""
 
 
 def _loss(terms: LossTerms) -> Loss:
-    constants, advantage = terms.constants, terms.advantage
-    log_weight = terms.from_behaviour().detach().sum(dim=1, keepdim=True).clamp(LEAST_LOG_WEIGHT, constants.log_ratio_bound)
+    settings, advantage = terms.settings, terms.advantage
+    log_weight = terms.from_behaviour().detach().sum(dim=1, keepdim=True).clamp(LEAST_LOG_WEIGHT, LOG_RATIO_BOUND)
     gains = advantage >= 0
     power, rate = (
-        log_weight.new_full(gains.shape, constants.vespo_positive[place]).where(gains, constants.vespo_negative[place])
+        log_weight.new_full(gains.shape, settings.vespo_positive[place]).where(gains, settings.vespo_negative[place])
         for place in (0, 1)
     )
     weight = (rate + power * log_weight - rate * log_weight.exp()).exp()
