@@ -8,13 +8,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from services.generator import ledger as rules
 from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import DrawLease, TaskLedger
 from shared.contracts.subjects import LEDGER_KEY, node_bucket
+from shared.runtime.logs import Log
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError
 
 
@@ -70,7 +70,7 @@ class DrawLedger:
         return taken
 
     @asynccontextmanager
-    async def renewed(self, lease: DrawLease, log: Any) -> AsyncIterator[None]:
+    async def renewed(self, lease: DrawLease, log: Log) -> AsyncIterator[None]:
         """Hold a range for as long as somebody works on it, in thirds of its lease."""
 
         async def renew() -> None:

@@ -188,7 +188,7 @@ class Assembly:
         usable = available(fresh, force.external, cap)
         waited_s = self._short_for(len(fresh) < force.external, now)
 
-        trained = position.batch_number if position is not None else 0
+        trained = position.policy_version if position is not None else 0
         if number > trained + rules.prefetch or (position is not None and position.finished):
             return Wait(WaitFor.TRAINER, trained, number - rules.prefetch)
         if len(own) < force.local:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from services.sampler.bandit import Evaluation
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
+from shared.runtime.logs import Log
 from shared.transport.base import Transport
 
 
 class Heard:
     """The newest position and evaluation; `news` is set when the trainer has moved."""
 
-    def __init__(self, node_id: str, node: Transport, log: Any) -> None:
+    def __init__(self, node_id: str, node: Transport, log: Log) -> None:
         self._bucket, self._node, self._log = node_bucket(node_id), node, log
         self.position: TrainerPosition | None = None
         self.evaluation: Evaluation | None = None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from services.sampler.assembly import BatchPlan
 from services.sampler.fitting import fitted
 from services.sampler.memory import SamplerMemory
 from shared.contracts.codec import encode
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.rollout_id import rollout_id_of
+from shared.runtime.logs import Log
 from shared.transport.base import TooLarge
 
 
 class LogRoom:
     """The bytes of groups that the stream `stream` takes in one batch."""
 
-    def __init__(self, stream: str, log: Any) -> None:
+    def __init__(self, stream: str, log: Log) -> None:
         self._stream, self._log = stream, log
         self._bytes: int | None = None
         """None until the log refused a batch."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from services.sampler.assembly import Wait, WaitFor
 from services.sampler.pool import PoolEntry
 from services.sampler.steering import InForce
 from shared.contracts.rollout_id import rollout_id_of
 from shared.contracts.sampler_state import SteeringState
+from shared.runtime.logs import Log
 
 _REMEDIES = {
     WaitFor.LOCAL: "are the generator and verifier of this node alive? see `swarm status`",
@@ -19,7 +19,7 @@ _REMEDIES = {
 }
 
 
-def tell_of_gone(log: Any, replayable: Sequence[PoolEntry]) -> None:
+def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
     """Groups that were chosen to be replayed and are no longer in the stream."""
     for entry in replayable:
         log.info(
@@ -30,7 +30,7 @@ def tell_of_gone(log: Any, replayable: Sequence[PoolEntry]) -> None:
         )
 
 
-def complain(log: Any, waiting: Wait, next_batch: int, waited_s: float) -> None:
+def complain(log: Log, waiting: Wait, next_batch: int, waited_s: float) -> None:
     """No batch could be built for `waited_s` seconds: what is missing, and what to look at."""
     log.warning(
         "no_batch",
@@ -43,7 +43,7 @@ def complain(log: Any, waiting: Wait, next_batch: int, waited_s: float) -> None:
     )
 
 
-def tell_of_move(log: Any, was: InForce, becomes: InForce, state: SteeringState) -> None:
+def tell_of_move(log: Log, was: InForce, becomes: InForce, state: SteeringState) -> None:
     """Batches are made of something else from now on; `state` says why."""
     moved = state.sharing is not None and was.external != becomes.external
     log.info(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Any
 
 from services.verifier.border import Border, Candidate
 from services.verifier.claims import ClaimedChunks
@@ -29,6 +28,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.runtime import run_until_stopped
+from shared.runtime.logs import Log
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.transport.base import BadReference, NotConnected, StoredMessage, Transport, TransportError
 
@@ -63,7 +63,7 @@ class Intake:
         pool: ScorerPool,
         own: OwnModel,
         figures: Figures,
-        log: Any,
+        log: Log,
     ) -> None:
         self._config = config
         self._id = config.node.id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from services.verifier.border import Border, Candidate, without_token_ids
 from services.verifier.claims import SMALL_BYTES
@@ -16,6 +15,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import Transport, TransportError
 
@@ -26,7 +26,7 @@ RETRY_S = 1.0
 class ForeignStore:
     """Stores foreign groups in the node's stream of scored groups."""
 
-    def __init__(self, config: NodeConfig, node: Transport, border: Border, own: OwnModel, figures: Figures, log: Any) -> None:
+    def __init__(self, config: NodeConfig, node: Transport, border: Border, own: OwnModel, figures: Figures, log: Log) -> None:
         self._config = config
         self._id = config.node.id
         self._node = node

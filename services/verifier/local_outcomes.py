@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from services.verifier.figures import Figures
 from shared.contracts import subjects
@@ -11,6 +10,7 @@ from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.dead_letters import attempt_id, bury
+from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import PubAck, StoredMessage, Transport
 
@@ -20,7 +20,7 @@ class LocalOutcomes:
     nothing twice.
     """
 
-    def __init__(self, node_id: str, node: Transport, figures: Figures, log: Any) -> None:
+    def __init__(self, node_id: str, node: Transport, figures: Figures, log: Log) -> None:
         self._id, self._node, self._figures, self._log = node_id, node, figures, log
 
     async def give_up(self, message: StoredMessage, group: RolloutGroup, payload: bytes, cause: str) -> None:

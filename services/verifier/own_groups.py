@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from services.verifier.figures import Figures
 from services.verifier.local_outcomes import LocalOutcomes
@@ -24,6 +23,7 @@ from shared.contracts.codec import content_id, decode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Delivery, Transport, TransportError
 
@@ -44,7 +44,7 @@ class LocalScorer:
         outbox: Outbox,
         own: OwnModel,
         figures: Figures,
-        log: Any,
+        log: Log,
         note_own: Callable[[RolloutGroup], None] = lambda _: None,
     ) -> None:
         """`note_own` is told of each scored group, so that who sends it back as his own is

@@ -4,12 +4,11 @@ he can do something about.
 
 from __future__ import annotations
 
-from typing import Any
-
 from services.verifier.figures import Figures
 from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.refusals import Refusal, Refused
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.runtime.logs import Log
 from shared.transport.base import StoredMessage
 
 TOLD_OF = 64
@@ -19,7 +18,7 @@ TOLD_OF = 64
 class RefusedMessages:
     """One verifier replica's."""
 
-    def __init__(self, figures: Figures, log: Any, started_at: float) -> None:
+    def __init__(self, figures: Figures, log: Log, started_at: float) -> None:
         """`started_at`: Unix time; what an earlier run left in the stream needs no remedy."""
         self._figures = figures
         self._log = log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from services.verifier.own_model import OwnModel
 from services.verifier.swarm_link import SwarmLink
@@ -14,6 +13,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.wire import MessageError
+from shared.runtime.logs import Log
 from shared.transport.base import Transport, TransportError
 from shared.version import VERSION
 
@@ -25,7 +25,7 @@ RETRY_S = 1.0
 class Reports:
     """Writes the node's directory entry and forwards its held-out scores."""
 
-    def __init__(self, config: NodeConfig, public_key: str, node: Transport, link: SwarmLink, own: OwnModel, log: Any) -> None:
+    def __init__(self, config: NodeConfig, public_key: str, node: Transport, link: SwarmLink, own: OwnModel, log: Log) -> None:
         self._config = config
         self._id = config.node.id
         self._public_key = public_key

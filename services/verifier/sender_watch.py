@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from services.verifier.border import Border
 from services.verifier.figures import Figures
@@ -20,6 +19,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.senders import BANS_KEY, MAX_SENDERS, SENDERS_PREFIX, BanList, SendersReport, SenderStanding
 from shared.contracts.wire import MessageError
 from shared.identity.roster import RosterError
+from shared.runtime.logs import Log
 from shared.transport.base import Transport, TransportError
 
 PERIOD_S = 1.0
@@ -37,7 +37,7 @@ class SenderWatch:
         border: Border,
         trust: Trust,
         figures: Figures,
-        log: Any,
+        log: Log,
     ) -> None:
         self._id = node_id
         self._report_key = SENDERS_PREFIX + replica

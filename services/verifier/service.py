@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from services.verifier.border import Border, BorderRules
 from services.verifier.figures import Figures
@@ -25,6 +24,7 @@ from shared.contracts.streams import verifier_consumer
 from shared.identity.keys import KeyFileError, load, load_or_create
 from shared.identity.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
 from shared.tasks.file_source import config_with_rows
 from shared.tasks.held_out import HeldOut, held_out_tasks
@@ -111,7 +111,7 @@ class VerifierService:
             await pool.close()
             await link.close()
 
-    def _say_protections(self, pool: ScorerPool, figures: Figures, log: Any) -> None:
+    def _say_protections(self, pool: ScorerPool, figures: Figures, log: Log) -> None:
         figures.scoring.protections(pool.missing)
         for protection, cause in sorted(pool.missing.items()):
             log.warning("sandbox_protection_missing", protection=protection, cause=cause)

@@ -10,7 +10,6 @@ with a log line: everybody is a newcomer again, which costs nobody anything whil
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from services.verifier.refusals import Found
 from services.verifier.reputation import Event, Reputation
@@ -19,6 +18,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, AbsurdText, ReputationState, TrainerFindings
 from shared.contracts.wire import MessageError
+from shared.runtime.logs import Log
 from shared.transport.base import Conflict, Transport, TransportError
 
 
@@ -48,7 +48,7 @@ class FindingsReader:
 class SharedReputation:
     """One replica's part in it."""
 
-    def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Any) -> None:
+    def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Log) -> None:
         self._node_id = node_id
         self._bucket = subjects.node_bucket(node_id)
         self._node = node

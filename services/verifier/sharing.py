@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from services.verifier.figures import Figures
 from services.verifier.sharing_rules import is_shared, message_id, sign
@@ -19,6 +19,7 @@ from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey
+from shared.runtime.logs import Log
 from shared.transport.base import TooLarge, TransportError
 
 MAX_GROUPS = 512
@@ -50,7 +51,7 @@ class Outbox:
         key: SigningKey,
         link: SwarmLink,
         figures: Figures,
-        log: Any,
+        log: Log,
         swarm_id: str = DEFAULT_SWARM_ID,
     ) -> None:
         self._config = config

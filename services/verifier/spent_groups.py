@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from services.verifier.figures import Figures
 from services.verifier.local_outcomes import LocalOutcomes
@@ -16,6 +15,7 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.wire import MessageError
 from shared.dead_letters import spent_seq
+from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 
 NOTICES_PERIOD_S = 2.0
@@ -26,7 +26,7 @@ SWEPT = 16
 class SpentGroups:
     """Puts away what has used up its deliveries."""
 
-    def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Any) -> None:
+    def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
         self._config, self._id, self._node = config, config.node.id, node
         self._scored, self._figures, self._log = scored, figures, log
         self._seen_since: dict[int, float] = {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from services.verifier.figures import Figures
 from shared.config import NodeConfig
 from shared.contracts.streams import prepare_swarm_streams
+from shared.runtime.logs import Log
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Transport, TransportError
 
@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 5.0
 class SwarmLink:
     """Holds the transport once there is one. Once connected, the transport reconnects by itself."""
 
-    def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Any) -> None:
+    def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
         """`transport` is what the runtime connected at the start, or None."""
         self._config = config
         self._transport = transport

@@ -13,15 +13,19 @@ from collections.abc import Awaitable
 from random import Random
 from typing import TypeVar
 
-import msgpack
+import structlog
 
 from services.verifier.figures import Figures
 from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
 from shared.config import NodeConfig
 from shared.contracts import subjects
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import IntakeCursor
+from shared.contracts.wire import MessageError
 from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 BURST_S = 2.0
 MAX_READ = 64
@@ -63,7 +67,10 @@ class SwarmReader:
             return [], False
         try:
             await self._node.kv.update(
-                subjects.node_bucket(self._id), subjects.INTAKE_KEY, msgpack.packb(plan.next_cursor), last_revision=revision
+                subjects.node_bucket(self._id),
+                subjects.INTAKE_KEY,
+                encode(IntakeCursor(position=plan.next_cursor)),
+                last_revision=revision,
             )
         except Conflict:
             return [], True
@@ -95,8 +102,11 @@ class SwarmReader:
         entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
         if entry is None:
             return 0, 0
-        cursor = msgpack.unpackb(entry.value)
-        return (cursor if isinstance(cursor, int) and cursor >= 0 else 0), entry.revision
+        try:
+            return decode(entry.value, IntakeCursor).position, entry.revision
+        except MessageError as error:
+            log.warning("intake_cursor_unreadable", reason=str(error), consequence="the stream is read from its beginning")
+            return 0, entry.revision
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
         if plan.mode == "draw":

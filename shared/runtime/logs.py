@@ -19,11 +19,16 @@ import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeAlias
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from shared.text import visible, visible_json, visible_lines
+
+Log: TypeAlias = FilteringBoundLogger
+"""What a part is given to write its events to: `log.warning("event", key=value, ...)`, bound to
+node and role."""
 
 _MAX_LOG_BYTES = 50 * 2**20
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -27,7 +27,7 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
-from shared.runtime.logs import configure_logging
+from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
@@ -47,7 +47,7 @@ class ServiceContext:
     """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is
     alone.
     """
-    log: Any
+    log: Log
     registry: CollectorRegistry
     status: StatusBoard
     stopping: asyncio.Event
@@ -106,7 +106,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Any) -> None:
+async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -182,7 +182,7 @@ async def _open_node_plane(config: NodeConfig, role: str) -> Transport:
     return transport
 
 
-async def _connect_swarm_plane(config: NodeConfig, log: Any) -> Transport | None:
+async def _connect_swarm_plane(config: NodeConfig, log: Log) -> Transport | None:
     try:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
         await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)

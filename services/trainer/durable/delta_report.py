@@ -4,9 +4,8 @@ line when it is much.
 
 from __future__ import annotations
 
-from typing import Any
-
 from shared.model.adapter_merge import DeltaRounding
+from shared.runtime.logs import Log
 from shared.runtime.metrics import LateGauge
 
 MUCH = 0.1
@@ -25,7 +24,7 @@ class DeltaReport:
     it is lost for many steps.
     """
 
-    def __init__(self, gauge: LateGauge, log: Any) -> None:
+    def __init__(self, gauge: LateGauge, log: Log) -> None:
         self._gauge, self._log = gauge, log
         self._warned = False
 

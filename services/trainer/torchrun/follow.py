@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 import torch
@@ -26,7 +26,7 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import Batch
 from shared.model.weights import WeightsError
 from shared.runtime import EXIT_CONFIG, FatalError
-from shared.runtime.logs import configure_logging
+from shared.runtime.logs import Log, configure_logging
 from shared.seeds import number_from
 
 
@@ -41,7 +41,7 @@ def main() -> NoReturn:
         sys.exit(EXIT_CONFIG)
     # What is said at info is said by process 0, once.
     configure_logging(level="warning", log_format=config.log.format)
-    log: Any = structlog.get_logger("trainer").bind(node=config.node.id, role="trainer", process=os.environ.get("RANK"))
+    log: Log = structlog.get_logger("trainer").bind(node=config.node.id, role="trainer", process=os.environ.get("RANK"))
     code = 1
     try:
         follow(Place.of(os.environ), config)
