@@ -132,9 +132,7 @@ class SimNode:
 
     def batch(self, round_number: int, now_s: float) -> Batch | None:
         """The next batch, or None when there is nothing to train on."""
-        position = TrainerPosition(
-            batch_number=self.version, step=self.version, policy_version=self.version, consumed_local=self._memory.consumed_local
-        )
+        position = TrainerPosition(policy_version=self.version, consumed_local=self._memory.consumed_local)
         plan = self._assembly.decide(
             self._memory.local,
             self._memory.external,

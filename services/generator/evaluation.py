@@ -19,7 +19,7 @@ from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import EvalReport, TrainerPosition
+from shared.contracts.control import EvalReport, EvalTurn, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
@@ -112,21 +112,25 @@ class Evaluator:
 
     async def _last_turn(self) -> int | None:
         """The version that was evaluated last, or is being evaluated by another replica."""
-        turn = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
-        if turn is None:
+        entry = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
+        if entry is None:
             return None
-        version, replica = turn.value.decode().split()
-        if self._resuming and replica == self._context.replica:
+        try:
+            turn = decode(entry.value, EvalTurn)
+        except MessageError as error:
+            self._context.log.warning("evaluation_turn_unreadable", reason=str(error), consequence="it is taken anew")
+            return await self._last_report()
+        if self._resuming and turn.replica == self._context.replica:
             # This replica's own turn from before a restart, which may have ended without a result.
             return await self._last_report()
-        return int(version)
+        return turn.policy_version
 
     async def _take_turn(self, version: int) -> bool:
         """Compare-and-set; False when another replica was faster."""
-        turn = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
-        mine = f"{version} {self._context.replica}".encode()
+        entry = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
+        mine = encode(EvalTurn(policy_version=version, replica=self._context.replica))
         try:
-            await self._context.node.kv.update(self._bucket, EVAL_TURN_KEY, mine, last_revision=turn.revision if turn else 0)
+            await self._context.node.kv.update(self._bucket, EVAL_TURN_KEY, mine, last_revision=entry.revision if entry else 0)
         except Conflict:
             return False
         self._resuming = False

@@ -268,8 +268,6 @@ def _record(
     bounded = Counter(intake.authors[number][0] for number in most_scaled)
     return StepRecord(
         step=batch.number,
-        policy_version=batch.number,
-        batch_number=batch.number,
         time=time.time(),
         updated=updates[0].moved,
         updates=sum(update.moved for update in updates),

@@ -40,7 +40,7 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One trainer step.
+    """One trainer step, on batch `step`; the policy it makes is version `step`.
 
     `updated` is False when no group had an advantage (or a gradient was not finite): the step
     counts, the weights stay. `reward_local` is this node's mean reward of its local groups'
@@ -68,8 +68,6 @@ class StepRecord:
     """
 
     step: int
-    policy_version: int
-    batch_number: int
     time: float
     updated: bool
     updates: int
@@ -190,7 +188,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that TensorBoard shows."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "batch_number", "time"} or (isinstance(value, dict) and name != "phase_seconds"):
+        if name in {"step", "time"} or (isinstance(value, dict) and name != "phase_seconds"):
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

@@ -21,7 +21,7 @@ from services.trainer.durable.checkpoint import CheckpointError
 from services.trainer.durable.keeper import CheckpointKeeper
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
-from services.trainer.objectives.config import objective_config
+from services.trainer.objectives.config import configured_objective
 from services.trainer.records import MetricsLog, StepRecord
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
@@ -51,7 +51,7 @@ class TrainerService:
 
     def __init__(self, config: NodeConfig, learn: Callable[[NodeConfig], Learner] = Learner) -> None:
         try:
-            objective_config(config)
+            configured_objective(config)
         except (ValueError, TypeError) as error:
             raise FatalError(str(error)) from None
         self._config, self._learn = config, learn
@@ -246,7 +246,6 @@ class _Training:
             "step",
             **batch_fields(batch),
             step=record.step,
-            policy_version=record.policy_version,
             stream_seq=position.stream_seq,
             loss=round(record.loss, 6),
             reward_local=record.reward_local,

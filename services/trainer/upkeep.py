@@ -175,8 +175,6 @@ class Upkeep:
 
     async def _announce(self, finished: bool = False) -> None:
         position = TrainerPosition(
-            batch_number=self.position.batch_number,
-            step=self.position.batch_number,
             policy_version=self.position.batch_number,
             consumed_local=self.position.consumed_local,
             finished=finished,

@@ -57,9 +57,8 @@ class PolicyPointer(Message, frozen=True, kw_only=True):
     sha256: Sha256
     size_bytes: Count
     uri: Annotated[str, Meta(max_length=2048)]
-    batch_number: Count
     consumed_local: Count
-    """Local groups in all batches up to `batch_number` (`SamplerState.consumed_local` of that
+    """Local groups in all batches up to the version's (`SamplerState.consumed_local` of that
     batch).
     """
     created_at: UnixTime
@@ -87,15 +86,10 @@ class PolicyRefusal(Message, frozen=True, kw_only=True):
 
 class TrainerPosition(Message, frozen=True, kw_only=True):
     """How far the trainer is in its log of batches; the sampler builds the next batch when this
-    comes near.
-
-    A trainer takes one step a batch and publishes one version a step: the first three numbers are
-    the same.
+    comes near. `policy_version` batches are trained on.
     """
 
     schema: SchemaVersion = 1
-    batch_number: Count
-    step: Count
     policy_version: Count
     consumed_local: Count
     finished: bool = False
@@ -134,6 +128,45 @@ class EvalReport(Message, frozen=True, kw_only=True):
     mean_reward: Reward
     per_task: dict[DatasetName, TaskScore]
     seconds: Seconds
+
+
+class EvalTurn(Message, frozen=True, kw_only=True):
+    """Whose turn it is, of a node's generators, to evaluate which version: the newest that was
+    taken.
+    """
+
+    schema: SchemaVersion = 1
+    policy_version: Count
+    replica: PlainText
+
+
+class IntakeCursor(Message, frozen=True, kw_only=True):
+    """How far a node's verifiers are in the swarm's stream: everything up to `position` was looked
+    at or passed over.
+    """
+
+    schema: SchemaVersion = 1
+    position: Count
+
+
+class PolicyChunks(Message, frozen=True, kw_only=True):
+    """Where a policy lies in the stream of its node: its chunks are among `first..last`."""
+
+    version: Count
+    first: Count
+    last: Count
+
+    @property
+    def positions(self) -> range:
+        """All positions from the first chunk to the last; other policies' may lie between."""
+        return range(self.first, self.last + 1)
+
+
+class PolicyCatalogue(Message, frozen=True, kw_only=True):
+    """All policies in the stream of a node."""
+
+    schema: SchemaVersion = 1
+    policies: list[PolicyChunks]
 
 
 class NodeRecord(Message, frozen=True, kw_only=True):

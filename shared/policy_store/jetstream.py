@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-import msgspec
-
 from shared.cancelling import cancel_and_wait
-from shared.contracts.control import PolicyFile, PolicyPointer
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import PolicyCatalogue, PolicyChunks, PolicyFile, PolicyPointer
 from shared.contracts.streams import look_for_streams
 from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
+from shared.contracts.wire import MessageError
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
 from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
@@ -43,18 +43,6 @@ _ANCHOR_EVERY = 16
 _PUBLICATION = "Swarm-Policy"
 _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """One policy in the catalogue: its chunks lie among the positions `first..last`."""
-
-    version: int
-    first: int
-    last: int
-
-    @property
-    def positions(self) -> range:
-        return range(self.first, self.last + 1)
 
 
 async def prepare_policies_stream(transport: Transport, node: str, *, create: bool, replicas: int = 1) -> None:
@@ -96,7 +84,7 @@ class JetStreamStore:
         try:
             await self._ensure_stream()
             size_bytes, sha256, positions = await self._send(weights_file, publication)
-            entries = [*await self._entries(), _Entry(version, min(positions), max(positions))]
+            entries = [*await self._entries(), PolicyChunks(version=version, first=min(positions), last=max(positions))]
             await self._write_catalogue(entries)
         except OSError as error:
             raise PolicyStoreError(f"{label}: not published: {error}: was {weights_file} deleted while being published?") from error
@@ -186,20 +174,23 @@ class JetStreamStore:
         )
         return ack.seq
 
-    async def _entries(self) -> list[_Entry]:
+    async def _entries(self) -> list[PolicyChunks]:
         newest = await self._transport.last(self._stream, self._catalogue)
         if newest is None:
             return []
         try:
-            return msgspec.msgpack.decode(await self._transport.payload(newest), type=list[_Entry])
-        except msgspec.MsgspecError as error:
+            return decode(await self._transport.payload(newest), PolicyCatalogue).policies
+        except MessageError as error:
             raise PolicyStoreError(
                 f"catalogue in {self._stream} is unreadable ({error}): delete the stream, it is made anew"
             ) from None
 
-    async def _write_catalogue(self, entries: list[_Entry]) -> int:
+    async def _write_catalogue(self, entries: list[PolicyChunks]) -> int:
         ack = await self._transport.publish(
-            self._catalogue, msgspec.msgpack.encode(entries), stream=self._stream, message_id=f"catalogue-{secrets.token_hex(8)}"
+            self._catalogue,
+            encode(PolicyCatalogue(policies=entries)),
+            stream=self._stream,
+            message_id=f"catalogue-{secrets.token_hex(8)}",
         )
         return ack.seq
 

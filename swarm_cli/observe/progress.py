@@ -98,7 +98,8 @@ def steps_done(views: Sequence[NodeView], steps: int) -> bool:
     """Whether every node's trainer has taken `steps` steps and published the policy of the last
     one.
     """
-    return bool(views) and all(view.position is not None and min(view.position.step, view.version) >= steps for view in views)
+    taken = [min(view.position.policy_version, view.version) if view.position is not None else 0 for view in views]
+    return bool(taken) and min(taken) >= steps
 
 
 def evaluations_done(views: Sequence[NodeView], steps: int) -> bool:

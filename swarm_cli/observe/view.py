@@ -31,7 +31,7 @@ class NodeView:
     @property
     def step(self) -> int:
         """Optimizer steps taken, as far as the trainer has written down."""
-        written = self.position.step if self.position else 0
+        written = self.position.policy_version if self.position else 0
         return max(written, int(self.figure("trainer", "step")))
 
     @property

@@ -200,7 +200,6 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
             uri=stored.uri,
             sha256=stored.sha256,
             size_bytes=stored.size_bytes,
-            batch_number=2,
             consumed_local=8,
             created_at=1.0,
         )

@@ -74,7 +74,6 @@ def pointer(stored: StoredPolicy, version: int) -> PolicyPointer:
         sha256=stored.sha256,
         size_bytes=stored.size_bytes,
         uri=stored.uri,
-        batch_number=version,
         consumed_local=0,
         created_at=1.0,
         anchor=stored.anchor,

@@ -95,7 +95,7 @@ class Node:
         await self.publish(*draws, node="beta", origin="external", **settings)
 
     async def train_to(self, number: int) -> None:
-        position = TrainerPosition(batch_number=number, step=number, policy_version=number, consumed_local=0)
+        position = TrainerPosition(policy_version=number, consumed_local=0)
         await self.transport.kv.put(node_bucket(self.id), TRAINER_KEY, encode(position))
 
     async def evaluate(self, version: int, **datasets: float) -> None:

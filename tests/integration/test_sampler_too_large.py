@@ -99,7 +99,7 @@ def a_plan(local: list[int], external: list[int], again: Sequence[int] = ()) -> 
     old = [pool_entry(first + seq, scored_group(1000 + seq)) for seq in range(len(again))]
     config = configured("alpha", local=len(local), external=len(external), replay=len(again))
     plan = Assembly(rules_of(config)).decide(
-        entries, others, 1, TrainerPosition(batch_number=0, step=0, policy_version=0, consumed_local=0), 1000.0, replayable=old
+        entries, others, 1, TrainerPosition(policy_version=0, consumed_local=0), 1000.0, replayable=old
     )
     assert isinstance(plan, BatchPlan)
     return plan, dict(enumerate((*local, *external, *again), start=1))

@@ -106,8 +106,8 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
 
     position = await trainer_position(transport)
     pointer = await policy_pointer(transport)
-    assert position is not None and (position.step, position.policy_version, position.consumed_local) == (4, 4, 8)
-    assert pointer is not None and (pointer.version, pointer.batch_number, pointer.consumed_local) == (4, 4, 8)
+    assert position is not None and (position.policy_version, position.consumed_local) == (4, 8)
+    assert pointer is not None and (pointer.version, pointer.consumed_local) == (4, 8)
     assert checkpoints(config).steps() == [3, 4]
     assert life.value("swarm_trainer_steps_total") == 4
     assert life.value("swarm_policy_version") == 4
@@ -381,9 +381,7 @@ async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_
 ) -> None:
     config = node_config(model, tmp_path)
     await set_up(transport, some_batches(tokenizer, 2))
-    lost = PolicyPointer(
-        version=5, sha256="0" * 64, size_bytes=1, uri="file:///x", batch_number=5, consumed_local=10, created_at=1.0
-    )
+    lost = PolicyPointer(version=5, sha256="0" * 64, size_bytes=1, uri="file:///x", consumed_local=10, created_at=1.0)
     await transport.kv.put(node_bucket(NODE), POLICY_KEY, encode(lost))
     life = Life(config, transport)
 

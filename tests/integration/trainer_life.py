@@ -224,7 +224,7 @@ class Life:
     async def until_step(self, step: int) -> None:
         async def there() -> bool:
             found = await trainer_position(self.transport)
-            return found is not None and found.step >= step
+            return found is not None and found.policy_version >= step
 
         await self.until(there)
 

@@ -46,10 +46,8 @@ def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_externa
     )
 
 
-def position(batch_number: int, finished: bool = False) -> TrainerPosition:
-    return TrainerPosition(
-        batch_number=batch_number, step=batch_number, policy_version=batch_number, consumed_local=0, finished=finished
-    )
+def position(trained: int, finished: bool = False) -> TrainerPosition:
+    return TrainerPosition(policy_version=trained, consumed_local=0, finished=finished)
 
 
 class History:

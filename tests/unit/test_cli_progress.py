@@ -28,13 +28,11 @@ def status(role: str, *, replica: str = "r1", age_s: float = 1.0, state: str = "
 
 
 def position(step: int) -> TrainerPosition:
-    return TrainerPosition(batch_number=step, step=step, policy_version=step, consumed_local=0)
+    return TrainerPosition(policy_version=step, consumed_local=0)
 
 
 def pointer(version: int) -> PolicyPointer:
-    return PolicyPointer(
-        version=version, sha256="0" * 64, size_bytes=1, uri="file:///p", batch_number=version, consumed_local=0, created_at=NOW
-    )
+    return PolicyPointer(version=version, sha256="0" * 64, size_bytes=1, uri="file:///p", consumed_local=0, created_at=NOW)
 
 
 def report(version: int, pass_rate: float = 0.5) -> EvalReport:

@@ -77,10 +77,8 @@ def node(
         "trainer": TRAINING,
     }
     statuses = tuple(status(role, name, age_s=50.0 if role == silent else 1.0, **figures[role]) for role in ROLES)
-    position = TrainerPosition(batch_number=step, step=step, policy_version=step, consumed_local=0)
-    pointer = PolicyPointer(
-        version=step, sha256="0" * 64, size_bytes=1, uri="file:///p", batch_number=step, consumed_local=0, created_at=NOW
-    )
+    position = TrainerPosition(policy_version=step, consumed_local=0)
+    pointer = PolicyPointer(version=step, sha256="0" * 64, size_bytes=1, uri="file:///p", consumed_local=0, created_at=NOW)
     upper = name.upper()
     streams = (fill(f"NODE_{upper}_ROLLOUTS", rollouts), fill(f"NODE_{upper}_SCORED", 10_000), fill(f"NODE_{upper}_DEAD", dead))
     return NodeSnapshot(NodeView(name, statuses, position, pointer), streams, True)

@@ -63,7 +63,7 @@ def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
         max_share_per_node=0.5,
         newcomer_share=0.25,
     )
-    position = TrainerPosition(batch_number=0, step=0, policy_version=0, consumed_local=0)
+    position = TrainerPosition(policy_version=0, consumed_local=0)
     decided = Assembly(rules).decide([], entries, 1, position, 1000.0)
     assert isinstance(decided, BatchPlan)
     return decided

@@ -15,6 +15,7 @@ from services.trainer.state import TrainedPosition
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
+from shared.contracts.wire import MessageError
 from shared.policy_store import PolicyStore, StoredPolicy
 from shared.transport.base import Transport
 
@@ -68,11 +69,19 @@ class Publisher:
         """What the newest publication was, and its bytes."""
 
     async def read_pointer(self) -> None:
-        """Learn which policy is out there. Raises MessageError when the pointer is of another
-        schema version.
+        """Learn which policy is out there. None is when the pointer is damaged or of an earlier
+        form: the trainer publishes its own anew.
+
+        Raises:
+            MessageError: the pointer is of a later schema version.
         """
         entry = await self._transport.kv.get(self._bucket, POLICY_KEY)
-        self.pointer = decode(entry.value, PolicyPointer) if entry is not None else None
+        try:
+            self.pointer = decode(entry.value, PolicyPointer) if entry is not None else None
+        except MessageError as error:
+            if error.reason == "schema_version":
+                raise
+            self.pointer = None
 
     async def publish(self, write: Callable[[Path], Awaitable[None]], position: TrainedPosition) -> bool:
         """Publish the policy that `write` puts into a file. Returns whether the pointer changed.
@@ -92,7 +101,6 @@ class Publisher:
             sha256=stored.sha256,
             size_bytes=stored.size_bytes,
             uri=stored.uri,
-            batch_number=position.batch_number,
             consumed_local=position.consumed_local,
             created_at=time.time(),
             anchor=stored.anchor,
