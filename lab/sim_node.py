@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -26,8 +26,9 @@ from services.sampler.bandit import Evaluation
 from services.sampler.composition import compose, taken_of
 from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import SamplerMemory
-from services.sampler.settings import limits_of, rules_of, steering_rules_of
+from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import InForce, after_batch, in_force, reconciled
+from services.sampler.strategies import configured_strategy
 from services.trainer.selection.capability import Window
 from services.trainer.settings import intake_rules
 from shared.contracts.codec import content_id, encode
@@ -72,11 +73,11 @@ class SimNode:
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
         self.intake_rules = intake_rules(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
         # Rounds go in step: when a batch is due, whoever could have sent something has sent it.
-        rules = replace(rules_of(config), shortage_wait_s=0.0)
+        settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})
         self._steering_rules = steering_rules_of(config)
         self._steering: SteeringState = reconciled(self._steering_rules, SteeringState(), 1)
-        self._assembly = Assembly(rules)
-        self._memory = SamplerMemory(limits_of(config), rules.strategy.keeps)
+        self._assembly = Assembly(settings, node=config.node.id, seed=config.node.seed)
+        self._memory = SamplerMemory(limits_of(config), configured_strategy(settings).keeps)
         self._payloads: dict[int, ScoredGroup] = {}
         self._seq = 0
         self._next_draw = 0

@@ -15,17 +15,15 @@ A batch waits for three things in turn: the trainer to come near, I local groups
 * **Newcomers**: senders that have not earned a whole share yet have a part of the foreign groups
   together, or what the established ones leave (`newcomers`).
 * **Replay**: local groups of earlier batches come on top of I and J (`replay`). Nothing waits for
-  them, and they alone make no
-batch. * **Cap**: of one node's groups at most a share is taken (`strategies.node_cap`) as soon as
-other nodes have been heard of
-  within `max_external_age_s`. What the cap alone holds back is not waited for, or one node's flood
-  would make the trainer wait for the slowest of the others: the batch has fewer foreign groups, and
-  local ones instead where the policy is `fill_local`.
+  them, and they alone make no batch.
+* **Cap**: of one node's groups at most a share is taken (`draws.node_cap`) as soon as other nodes
+  have been heard of within `max_external_age_s`. What the cap alone holds back is not waited for,
+  or one node's flood would make the trainer wait for the slowest of the others: the batch has fewer
+  foreign groups, and local ones instead where the policy is `fill_local`.
 
 Where I and J move (`steering`), a batch takes local groups that no later batch may take before
-external ones, beyond I if it must:
-when I has just become smaller, the generator has groups out that the next batches would not have
-had room for in time.
+external ones, beyond I if it must: when I has just become smaller, the generator has groups out
+that the next batches would not have had room for in time.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer
 trains. A node whose swarm has gone silent thus waits once, not at every step; as soon as the pool
@@ -48,7 +46,8 @@ from services.sampler.newcomers import draw_with_newcomers, newcomers_most, newc
 from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
 from services.sampler.steering import InForce
-from services.sampler.strategies import Strategy
+from services.sampler.strategies import configured_strategy
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Preference
 from shared.seeds import number_from
@@ -63,41 +62,6 @@ class WaitFor(IntEnum):
     LOCAL = 1
     EXTERNAL = 2
     TRAINER = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a batch is made of. `local` is I, `external` is J, where nothing moves them.
-
-    oversample: how many times J foreign groups a batch has for a strategy that leaves the choice to
-    the trainer. replay: local groups of earlier batches that a batch has once more, at most.
-    """
-
-    local: int
-    external: int
-    shortage: Literal["wait", "fill_local", "short"]
-    shortage_wait_s: float
-    max_external_age_s: float
-    prefetch: int
-    strategy: Strategy
-    node_seed: int
-    node_id: str
-    max_share_per_node: float = 1.0
-    newcomer_share: float = 1.0
-    max_staleness: int = 1
-    oversample: float = 1.0
-    replay: int = 0
-
-    @property
-    def unmoved(self) -> InForce:
-        """I, J and the strategy as configured."""
-        return InForce(
-            local=self.local,
-            external=self.external,
-            most_local=self.local,
-            strategy=self.strategy,
-            explained=self.strategy.name,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +110,16 @@ class BatchPlan:
 class Assembly:
     """Decides, and remembers one thing: since when the external pool has been short."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, settings: SamplerSection, *, node: str, seed: int) -> None:
+        """node, seed: `node.id` and `node.seed`, which the draws of a batch depend on.
+
+        Raises:
+            UnknownNameError, BrokenEntryError: the strategy cannot be had
+                (`shared.registry.Registry.load`).
+        """
+        self.settings = settings
+        self._node, self._seed = node, seed
+        self._strategy = configured_strategy(settings)
         self._short_since: float | None = None
 
     def decide(
@@ -178,29 +150,29 @@ class Assembly:
             replayable: Local entries of earlier batches that this one may have again
                 (`SamplerMemory.replayable`).
         """
-        rules = self.rules
+        settings = self.settings
         own = sorted(local, key=local_order)
-        force = self._in_force(in_force or rules.unmoved, own, number)
+        force = self._in_force(in_force or self._unmoved(), own, number)
         everything = list(external)
-        fresh = [entry for entry in everything if entry.age_s(now) <= rules.max_external_age_s]
-        nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= rules.max_external_age_s}
-        cap = node_cap(force.external, rules.max_share_per_node, len(nodes))
+        fresh = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
+        nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= settings.max_external_age_s}
+        cap = node_cap(force.external, settings.max_share_per_node, len(nodes))
         usable = available(fresh, force.external, cap)
         waited_s = self._short_for(len(fresh) < force.external, now)
 
         trained = position.policy_version if position is not None else 0
-        if number > trained + rules.prefetch or (position is not None and position.finished):
-            return Wait(WaitFor.TRAINER, trained, number - rules.prefetch)
+        if number > trained + settings.prefetch or (position is not None and position.finished):
+            return Wait(WaitFor.TRAINER, trained, number - settings.prefetch)
         if len(own) < force.local:
             return Wait(WaitFor.LOCAL, len(own), force.local)
         missing = max(0, force.external - usable)
-        if len(fresh) < force.external and (rules.shortage == "wait" or waited_s < rules.shortage_wait_s):
+        if len(fresh) < force.external and (settings.shortage == "wait" or waited_s < settings.shortage_wait_s):
             return Wait(WaitFor.EXTERNAL, len(fresh), force.external)
-        filled = own[: force.local + missing] if rules.shortage == "fill_local" else own[: force.local]
+        filled = own[: force.local + missing] if settings.shortage == "fill_local" else own[: force.local]
         if not filled and not fresh:
             return Wait(WaitFor.EXTERNAL, 0, force.external)
 
-        seed = batch_seed(rules.node_seed, rules.node_id, number)
+        seed = batch_seed(self._seed, self._node, number)
         chosen, preference = self._draw(fresh, force, cap, random.Random(seed), knowledge)
         kept = set(map(id, fresh))
         again = list(replayable)
@@ -212,13 +184,24 @@ class Assembly:
             seed=seed,
             pool_local=len(own),
             pool_external=len(fresh),
-            shortage="none" if not missing else "short" if rules.shortage == "wait" else rules.shortage,
+            shortage="none" if not missing else "short" if settings.shortage == "wait" else settings.shortage,
             node_cap=cap,
             in_force=force,
             weights=_relative_weights(fresh, chosen, force, knowledge),
             preference=preference,
-            replayed=tuple(replayed(again, rules.replay, seed)),
+            replayed=tuple(replayed(again, settings.replay, seed)),
             pool_replay=len(again),
+        )
+
+    def _unmoved(self) -> InForce:
+        """I, J and the strategy as configured."""
+        local = self.settings.local
+        return InForce(
+            local=local,
+            external=self.settings.external,
+            most_local=local,
+            strategy=self._strategy,
+            explained=self._strategy.name,
         )
 
     def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
@@ -227,7 +210,7 @@ class Assembly:
         """
         if force.most_local == force.local:
             return force
-        last_chance = sum(entry.staleness(number + 1) > self.rules.max_staleness for entry in own)
+        last_chance = sum(entry.staleness(number + 1) > self.settings.max_staleness for entry in own)
         local = min(max(force.local, last_chance), force.most_local)
         return replace(force, local=local, external=force.external - (local - force.local))
 
@@ -238,15 +221,15 @@ class Assembly:
         if not wanted:
             return [], None
         if strategy.prefers is None:
-            return draw_with_newcomers(strategy, fresh, wanted, cap, self.rules.newcomer_share, rng, knowledge), None
-        drawn = candidates(len(fresh), wanted, self.rules.oversample)
+            return draw_with_newcomers(strategy, fresh, wanted, cap, self.settings.newcomer_share, rng, knowledge), None
+        drawn = candidates(len(fresh), wanted, self.settings.oversample)
         # A cap in the same proportion leaves among the candidates as many as the trainer may keep.
         wider = cap * drawn // wanted
-        chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.rules.newcomer_share, rng, knowledge)
+        chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.settings.newcomer_share, rng, knowledge)
         new = newcomers_of(fresh)
         established = [entry for entry in chosen if entry.node not in new]
         newcomers = sorted({entry.node for entry in chosen} & new)
-        most = newcomers_most(established, wanted, cap, self.rules.newcomer_share) if newcomers else None
+        most = newcomers_most(established, wanted, cap, self.settings.newcomer_share) if newcomers else None
         return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap, newcomers=newcomers, newcomers_most=most)
 
     def _short_for(self, short: bool, now: float) -> float:

@@ -21,8 +21,9 @@ from services.sampler.knowledge import knowledge_of
 from services.sampler.log_room import LogRoom
 from services.sampler.logs import BatchLog, ScoredLog
 from services.sampler.memory import SamplerMemory, state_for_new_stream
-from services.sampler.settings import limits_of, rules_of, steering_rules_of
+from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
+from services.sampler.strategies import configured_strategy
 from services.sampler.told import complain, tell_of_gone, tell_of_move
 from shared.config import NodeConfig
 from shared.contracts.codec import encode
@@ -66,19 +67,19 @@ class SamplerService:
 
     def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
         try:
-            self._rules = rules_of(config)
+            self._strategy = configured_strategy(config.sampler)
             self._steering_rules = steering_rules_of(config)
         except ValueError as error:
             raise FatalError(str(error)) from None
         self._limits = limits_of(config)
-        self._node = config.node.id
+        self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
         self._clock = clock
-        self._steers = bool(self._steering_rules.arms) or self._steering_rules.sharing is not None
+        self._steers = bool(self._steering_rules.arms) or self._steering_rules.moves_j
 
     async def run(self, context: ServiceContext) -> None:
         """Build batches until `context.stopping` is set."""
         self._context = context
-        self._figures = Figures(context.registry, context.status, self._steering_rules.external)
+        self._figures = Figures(context.registry, context.status, self._settings.external)
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node)
         self._room = LogRoom(self._batches.stream, context.log)
@@ -126,7 +127,7 @@ class SamplerService:
             )
             state = state_for_new_stream(state, self._limits.in_flight_local)
         number = newest.batch.number + 1 if newest.batch is not None else 1
-        memory = SamplerMemory(self._limits, self._rules.strategy.keeps, state, number)
+        memory = SamplerMemory(self._limits, self._strategy.keeps, state, number)
         memory.skip_to(first_held)
         self._say_unreadable(await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
         self._context.log.info(
@@ -145,7 +146,7 @@ class SamplerService:
             self._context.log.error("scored_group_unreadable", reason=problem, consequence="dropped")
 
     async def _build_batches(self, loaded: _Loaded) -> None:
-        memory, assembly = loaded.memory, Assembly(self._rules)
+        memory, assembly = loaded.memory, Assembly(self._settings, node=self._node, seed=self._seed)
         purged_at = waiting_since = complained_at = time.monotonic()
         while True:
             self._heard.news.clear()
@@ -242,7 +243,7 @@ class SamplerService:
 
     async def _report(self, loaded: _Loaded) -> None:
         """Tell the generator what was consumed and what comes next: it may be waiting for that."""
-        memory, moves = loaded.memory, self._steering_rules.sharing is not None
+        memory, moves = loaded.memory, self._steering_rules.moves_j
         position = SamplerPosition(
             batch_number=memory.next_number - 1,
             consumed_local=memory.consumed_local,

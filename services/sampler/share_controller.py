@@ -17,8 +17,8 @@ Once in `period_batches` batches it looks at what the period showed and sets J f
   What this cannot see is sharing that makes a rise slower without ever making it a fall, and what
   happens between two evaluations.
 * **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when
-  less than half of J came, or the mean age was above half of `max_age_s`, the ceiling falls below
-  J, without a loss of patience.
+  less than half of J came, or the mean age was above three quarters of the limit, the ceiling
+  falls below J, without a loss of patience.
 
 J = min(need, ceiling). More local groups are always safe, so I rises at once; fewer are announced
 by one a period, and what the generator has out by then is used before anything else (`assembly`),
@@ -34,6 +34,7 @@ from msgspec.structs import replace
 
 from services.sampler.bandit import Evaluation
 from services.sampler.forgetting import after_evaluation
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.sampler_state import Level, OwnRecord, SharingState
 
 _SMOOTHING = 0.5
@@ -57,19 +58,6 @@ has waited half of it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharingRules:
-    """most_external: the largest J, and that of the first batches. period_batches: between two
-    looks.
-    """
-
-    most_external: int
-    period_batches: int
-    few_informative: float
-    enough_informative: float
-    max_age_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """What a batch had of others: groups wanted and taken, how long a typical sender's waited here,
     how many the pool has left.
@@ -81,21 +69,21 @@ class Taken:
     left: int
 
 
-def start(rules: SharingRules) -> SharingState:
-    """Before the first batch."""
-    return SharingState(external=rules.most_external, ceiling=rules.most_external, patience=_FIRST_PATIENCE, why="start")
+def start(settings: SamplerSection) -> SharingState:
+    """Before the first batch: J is the largest there may be, `sampler.external`."""
+    return SharingState(external=settings.external, ceiling=settings.external, patience=_FIRST_PATIENCE, why="start")
 
 
-def reconciled(state: SharingState, rules: SharingRules) -> SharingState:
+def reconciled(state: SharingState, settings: SamplerSection) -> SharingState:
     """The state under a configuration that may be another than the one it was made under."""
-    most = rules.most_external
+    most = settings.external
     if state.external <= most and state.ceiling <= most:
         return state
     return replace(state, external=min(state.external, most), ceiling=min(state.ceiling, most))
 
 
 def after_batch(
-    state: SharingState, rules: SharingRules, own: OwnRecord, batch: Taken, evaluation: Evaluation | None
+    state: SharingState, settings: SamplerSection, own: OwnRecord, batch: Taken, evaluation: Evaluation | None
 ) -> SharingState:
     """The state once a batch is drawn; its `external` is the next batch's J."""
     state = replace(
@@ -105,12 +93,12 @@ def after_batch(
         external_taken=state.external_taken + batch.taken,
         age_sum_s=state.age_sum_s + batch.taken * batch.waited_s,
     )
-    if state.batches < rules.period_batches or own.groups == state.groups:
+    if state.batches < settings.adapt_period or own.groups == state.groups:
         return state
     state, reward_fell = _look_at_reward(state, own)
     state, held_out_fell = _look_at_held_out(state, evaluation)
-    state = _with_ceiling(state, rules, batch.left, fell="own reward" if reward_fell else held_out_fell)
-    state = _with_need(state, rules, own)
+    state = _with_ceiling(state, settings, batch.left, fell="own reward" if reward_fell else held_out_fell)
+    state = _with_need(state, settings, own)
     return replace(
         state,
         batches=0,
@@ -162,26 +150,27 @@ def _level(before: Level | None, value: float, error: float) -> tuple[Level, boo
     return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 
 
-def _with_ceiling(state: SharingState, rules: SharingRules, left: int, *, fell: str | None) -> SharingState:
+def _with_ceiling(state: SharingState, settings: SamplerSection, left: int, *, fell: str | None) -> SharingState:
     external, taken = state.external, state.external_taken
     if fell is not None and taken:
         patience = min(2 * state.patience, _MOST_PATIENCE)
         return replace(state, ceiling=external // 2, patience=patience, calm=0, why=f"{fell} fell: J halved")
     if 2 * taken < state.external_wanted:
         return replace(state, ceiling=external // 2, calm=0, why="too few foreign groups came: J halved")
-    if taken and state.age_sum_s / taken > _OLD * rules.max_age_s:
+    if taken and state.age_sum_s / taken > _OLD * settings.max_external_age_s:
         return replace(state, ceiling=max(0, external - 1), calm=0, why="foreign groups are old: J lowered")
     calm = state.calm + 1
-    if calm >= state.patience and state.ceiling < rules.most_external and left > state.ceiling:
+    if calm >= state.patience and state.ceiling < settings.external and left > state.ceiling:
         return replace(state, ceiling=state.ceiling + 1, calm=0, why="calm: more foreign groups allowed")
     return replace(state, calm=min(calm, _MOST_PATIENCE), why="")
 
 
-def _with_need(state: SharingState, rules: SharingRules, own: OwnRecord) -> SharingState:
+def _with_need(state: SharingState, settings: SamplerSection, own: OwnRecord) -> SharingState:
     share = (own.informative - state.informative_groups) / (own.groups - state.groups)
     smoothed = share if state.informative is None else state.informative + _SMOOTHING * (share - state.informative)
-    lacking = (rules.enough_informative - smoothed) / (rules.enough_informative - rules.few_informative)
-    need = rules.most_external * min(1.0, max(0.0, lacking))
+    few, enough = settings.adapt_informative
+    lacking = (enough - smoothed) / (enough - few)
+    need = settings.external * min(1.0, max(0.0, lacking))
     external, why = state.external, state.why
     if need >= external + 1:
         external, why = external + 1, why or "few local groups have an advantage: J raised"

@@ -11,31 +11,33 @@ from dataclasses import dataclass
 
 from services.sampler import bandit, share_controller
 from services.sampler.bandit import Evaluation
-from services.sampler.share_controller import SharingRules, Taken
+from services.sampler.share_controller import Taken
 from services.sampler.strategies import Strategy, strategy_named
-from shared.config.sampler_section import BANDIT
+from shared.config.sampler_section import BANDIT, SamplerSection
 from shared.contracts.sampler_state import OwnRecord, SteeringState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SteeringRules:
-    """The fixed part. local, external: I and J of the configuration. arms: what the bandit mixes,
-    empty for any other strategy.
+    """What may move under a node's settings. seed: the node's, for the bandit's draws."""
 
-    sharing: None where I and J stay as they are. seed: the node's, for the bandit's draws.
-    """
-
-    local: int
-    external: int
-    strategy: str
-    arms: tuple[str, ...] = ()
-    sharing: SharingRules | None = None
+    settings: SamplerSection
     seed: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse names that nobody knows. Raises ValueError."""
-        for name in self.arms or (self.strategy,):
+        """Refuse strategies that cannot be had. Raises ValueError."""
+        for name in self.arms or (self.settings.strategy,):
             strategy_named(name)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The strategies that the bandit mixes; empty for any other strategy."""
+        return tuple(self.settings.bandit_arms) if self.settings.strategy == BANDIT else ()
+
+    @property
+    def moves_j(self) -> bool:
+        """Whether I and J move."""
+        return self.settings.adapt == "adaptive" and self.settings.external > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,10 @@ def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> S
         arms = bandit.start(rules.arms, rules.seed)
     else:
         arms = bandit.reconciled(arms, rules.arms, next_batch, rules.seed)
-    if rules.sharing is None:
+    if not rules.moves_j:
         moves = None
     else:
-        moves = share_controller.start(rules.sharing) if moves is None else share_controller.reconciled(moves, rules.sharing)
+        moves = share_controller.start(rules.settings) if moves is None else share_controller.reconciled(moves, rules.settings)
     return SteeringState(bandit=arms, sharing=moves)
 
 
@@ -73,14 +75,15 @@ def in_force(rules: SteeringRules, state: SteeringState) -> InForce:
     """What the next batch is made of. `state`: a `reconciled` one, or one that `after_batch`
     gave.
     """
-    name = rules.strategy if state.bandit is None else bandit.in_force(state.bandit)
+    settings = rules.settings
+    name = settings.strategy if state.bandit is None else bandit.in_force(state.bandit)
     explained = name if state.bandit is None else f"{BANDIT}: {name}"
-    total = rules.local + rules.external
-    external = rules.external if state.sharing is None else state.sharing.external
+    total = settings.local + settings.external
+    external = settings.external if state.sharing is None else state.sharing.external
     return InForce(
         local=total - external,
         external=external,
-        most_local=rules.local if state.sharing is None else total,
+        most_local=settings.local if state.sharing is None else total,
         strategy=strategy_named(name),
         explained=explained,
     )
@@ -108,6 +111,6 @@ def after_batch(
     arms, moves = state.bandit, state.sharing
     if arms is not None:
         arms = bandit.after_batch(arms, number, evaluation, rules.seed, shared=batch.taken > 0)
-    if moves is not None and rules.sharing is not None:
-        moves = share_controller.after_batch(moves, rules.sharing, own, batch, evaluation)
+    if moves is not None and rules.moves_j:
+        moves = share_controller.after_batch(moves, rules.settings, own, batch, evaluation)
     return SteeringState(bandit=arms, sharing=moves)

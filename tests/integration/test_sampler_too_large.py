@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.fitting import fitted
 from services.sampler.pool import pool_entry
-from services.sampler.settings import rules_of
 from shared.contracts.control import TrainerPosition
 from shared.contracts.streams import node_streams
 from shared.contracts.subjects import node_batches_stream
@@ -98,7 +97,7 @@ def a_plan(local: list[int], external: list[int], again: Sequence[int] = ()) -> 
     first = 1 + count + len(external)
     old = [pool_entry(first + seq, scored_group(1000 + seq)) for seq in range(len(again))]
     config = configured("alpha", local=len(local), external=len(external), replay=len(again))
-    plan = Assembly(rules_of(config)).decide(
+    plan = Assembly(config.sampler, node="alpha", seed=0).decide(
         entries, others, 1, TrainerPosition(policy_version=0, consumed_local=0), 1000.0, replayable=old
     )
     assert isinstance(plan, BatchPlan)

@@ -4,37 +4,42 @@ whenever one likes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from services.sampler.assembly import Assembly, BatchPlan, Rules, Wait
+from services.sampler.assembly import Assembly, BatchPlan, Wait
 from services.sampler.bandit import Evaluation
 from services.sampler.composition import compose, taken_of
 from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
 from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
-from services.sampler.strategies.uniform import STRATEGY as UNIFORM
+from services.sampler.strategies import configured_strategy
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.sampler_state import SamplerState
 
-RULES = Rules(
-    local=2,
-    external=2,
-    shortage="fill_local",
-    shortage_wait_s=5.0,
-    max_external_age_s=600.0,
-    prefetch=1,
-    strategy=UNIFORM,
-    node_seed=1,
-    node_id="alpha",
-)
+DEFAULTS = {
+    "local": 2,
+    "external": 2,
+    "strategy": "uniform",
+    "shortage": "fill_local",
+    "shortage_wait_s": 5.0,
+    "max_external_age_s": 600.0,
+    "prefetch": 1,
+    "max_share_per_node": 1.0,
+    "newcomer_share": 1.0,
+    "max_staleness": 1,
+    "oversample": 1.0,
+    "replay": 0,
+}
 
 
-def rules(**changes: object) -> Rules:
-    return replace(RULES, **changes)  # type: ignore[arg-type]
+def sampler(**changes: object) -> SamplerSection:
+    """A `[sampler]` section under which nothing but what a test names holds groups back."""
+    return SamplerSection(**{**DEFAULTS, **changes})  # type: ignore[arg-type]
 
 
-def limits(of: Rules, max_staleness: int = 1, pool_local: int = 64, pool_external: int = 64, replay_batches: int = 0) -> Limits:
+def limits(
+    of: SamplerSection, max_staleness: int = 1, pool_local: int = 64, pool_external: int = 64, replay_batches: int = 0
+) -> Limits:
     in_flight = (max_staleness + 1) * of.local
     return Limits(
         max_staleness=max_staleness,
@@ -51,9 +56,9 @@ def position(trained: int, finished: bool = False) -> TrainerPosition:
 
 
 class History:
-    def __init__(self, rules: Rules, limits: Limits, steering: SteeringRules | None = None) -> None:
-        self.rules, self.limits = rules, limits
-        self.steering_rules = steering or SteeringRules(local=rules.local, external=rules.external, strategy="uniform")
+    def __init__(self, settings: SamplerSection, limits: Limits, steering: SteeringRules | None = None) -> None:
+        self.settings, self.limits = settings, limits
+        self.steering_rules = steering or SteeringRules(settings.model_copy(update={"adapt": "off"}))
         self.moved = steering is not None
         self.evaluation: Evaluation | None = None
         self.stream: dict[int, ScoredGroup] = {}
@@ -66,8 +71,8 @@ class History:
     def crash(self) -> None:
         """Forget everything but the two logs, and start again."""
         state = self.batches[-1].state if self.batches else SamplerState()
-        self.memory = SamplerMemory(self.limits, self.rules.strategy.keeps, state, len(self.batches) + 1)
-        self.assembly = Assembly(self.rules)
+        self.memory = SamplerMemory(self.limits, configured_strategy(self.settings).keeps, state, len(self.batches) + 1)
+        self.assembly = Assembly(self.settings, node="alpha", seed=1)
         self.steering = reconciled(self.steering_rules, state.steering, len(self.batches) + 1)
         self.memory.skip_to(min(self.stream, default=self.last_seq + 1))
         self.read()

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from services.generator.ledger import consumed_with_moving_i, draws_allowed
 from services.sampler.assembly import BatchPlan
 from services.sampler.bandit import Evaluation
-from services.sampler.share_controller import SharingRules
 from services.sampler.steering import SteeringRules, in_force
 from shared.contracts.control import SamplerPosition, TaskLedger
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, rules
+from tests.unit.sampler_history import History, limits, sampler
 
 
 @dataclass(kw_only=True)
@@ -47,7 +46,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        chosen = rules(
+        chosen = sampler(
             local=self.local,
             external=self.external,
             shortage=self.shortage,
@@ -57,15 +56,11 @@ class World:
             replay=self.replay,
         )
         self.groups = self.local + self.external
-        sharing = SharingRules(
-            most_external=self.external,
-            period_batches=self.period,
-            few_informative=0.2,
-            enough_informative=0.6,
-            max_age_s=600.0,
+        moving = chosen.model_copy(
+            update={"adapt": "adaptive", "adapt_period": self.period, "adapt_informative": (0.2, 0.6), "max_external_age_s": 600.0}
         )
-        self.steering_rules = SteeringRules(local=self.local, external=self.external, strategy="uniform", sharing=sharing)
-        most = rules(local=self.groups, replay=self.replay)
+        self.steering_rules = SteeringRules(moving)
+        most = sampler(local=self.groups, replay=self.replay)
         bounds = limits(most, self.max_staleness, pool_local=1, pool_external=64, replay_batches=3)
         self.history = History(chosen, bounds, self.steering_rules)
         self.claimed = 0

@@ -4,11 +4,11 @@ import pytest
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, position, rules
+from tests.unit.sampler_history import History, limits, position, sampler
 
 
 def history(local: int = 0, external: int = 0, **changes: object) -> History:
-    chosen = rules(**changes)
+    chosen = sampler(**changes)
     made = History(chosen, limits(chosen))
     for draw in range(local):
         made.publish(scored_group(draw))
@@ -98,7 +98,7 @@ def test_after_a_pool_that_was_full_again_the_wait_starts_anew() -> None:
 @pytest.mark.parametrize("shortage", ["wait", "short", "fill_local"])
 def test_without_any_group_no_batch_is_made(shortage: str) -> None:
     made = history(shortage=shortage)
-    made.rules = made.assembly.rules = rules(local=0, shortage=shortage)
+    made.settings = made.assembly.settings = sampler(local=0, shortage=shortage)
     made.decide()
     made.now += 100
     assert made.decide() == Wait(WaitFor.EXTERNAL, 0, 2)
@@ -106,7 +106,7 @@ def test_without_any_group_no_batch_is_made(shortage: str) -> None:
 
 def test_i_zero_trains_on_external_groups_alone() -> None:
     made = history(external=2)
-    made.rules = made.assembly.rules = rules(local=0)
+    made.settings = made.assembly.settings = sampler(local=0)
     plan = made.decide()
     assert isinstance(plan, BatchPlan)
     assert (plan.local, len(plan.external), plan.shortage) == ((), 2, "none")
@@ -114,7 +114,7 @@ def test_i_zero_trains_on_external_groups_alone() -> None:
 
 def test_a_node_alone_never_waits_for_others() -> None:
     made = history(local=2)
-    made.rules = made.assembly.rules = rules(external=0, shortage="wait")
+    made.settings = made.assembly.settings = sampler(external=0, shortage="wait")
     plan = made.decide()
     assert isinstance(plan, BatchPlan)
     assert (len(plan.local), plan.external, plan.shortage) == (2, (), "none")

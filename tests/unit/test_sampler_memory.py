@@ -4,11 +4,11 @@ from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_fo
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.contracts.sampler_state import SamplerState
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, rules
+from tests.unit.sampler_history import History, limits, sampler
 
 
 def memory(**changes: int) -> SamplerMemory:
-    return SamplerMemory(limits(rules(), **changes), UNIFORM.keeps)
+    return SamplerMemory(limits(sampler(), **changes), UNIFORM.keeps)
 
 
 def test_a_local_group_that_could_not_be_scored_gives_its_place_back() -> None:
@@ -31,7 +31,7 @@ def test_a_group_published_twice_counts_once_even_after_it_was_used() -> None:
 
 
 def test_a_used_group_is_still_known_after_a_restart() -> None:
-    made = History(rules(external=0, local=1), limits(rules(external=0, local=1)))
+    made = History(sampler(external=0, local=1), limits(sampler(external=0, local=1)))
     group = scored_group(1)
     made.publish(group)
     made.step()
@@ -85,7 +85,7 @@ def test_positions_that_vanished_unseen_give_back_at_most_what_the_generator_may
 
 def test_positions_that_were_settled_before_they_vanished_are_not_lost() -> None:
     state = SamplerState(scored_seq=10, floor_seq=4, settled=[6, 7, 8, 9, 10], consumed_local=3, dropped_local=1)
-    known = SamplerMemory(limits(rules()), UNIFORM.keeps, state, 4)
+    known = SamplerMemory(limits(sampler()), UNIFORM.keeps, state, 4)
     known.skip_to(11)
     assert (known.dropped_local, known.drops[("local", "lost")]) == (2, 1)
     assert known.cursor == 10

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.assembly import Assembly, BatchPlan, Rules
+from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.draws import available, node_cap
 from services.sampler.knowledge import Knowledge
 from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.trainer.selection.preference import preferred_indices
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES
 from tests.unit.sampler_groups import scored_group
@@ -50,21 +51,18 @@ def test_as_many_are_drawn_as_without_the_rule_and_newcomers_have_their_part_or_
 
 
 def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
-    rules = Rules(
+    settings = SamplerSection(
         local=0,
         external=8,
         shortage="short",
         shortage_wait_s=0.0,
         max_external_age_s=1e6,
-        prefetch=1,
-        strategy=strategy_named(strategy),
-        node_seed=0,
-        node_id="alpha",
+        strategy=strategy,
         max_share_per_node=0.5,
         newcomer_share=0.25,
     )
     position = TrainerPosition(policy_version=0, consumed_local=0)
-    decided = Assembly(rules).decide([], entries, 1, position, 1000.0)
+    decided = Assembly(settings, node="alpha", seed=0).decide([], entries, 1, position, 1000.0)
     assert isinstance(decided, BatchPlan)
     return decided
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shared.contracts.codec import encode
 from shared.contracts.messages import ScoredGroup
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, rules
+from tests.unit.sampler_history import History, limits, sampler
 
 Event = tuple[str, int]
 
@@ -41,7 +41,6 @@ shapes = st.fixed_dictionaries(
         "shortage_wait_s": st.sampled_from([0.0, 5.0]),
         "prefetch": st.integers(1, 3),
         "max_share_per_node": st.sampled_from([0.3, 0.5, 1.0]),
-        "node_seed": st.integers(0, 5),
     }
 ).filter(lambda shape: shape["local"] + shape["external"] > 0)
 stalenesses = st.integers(0, 2)
@@ -83,7 +82,7 @@ def replay(history: History, happened: list[Event], after_each: Callable[[int], 
 def test_no_batch_is_too_large_no_group_is_used_twice_and_staleness_is_bounded(
     happened: list[Event], shape: dict[str, object], max_staleness: int, pool: int
 ) -> None:
-    chosen = rules(**shape)
+    chosen = sampler(**shape)
     history = History(chosen, limits(chosen, max_staleness, pool, pool))
     replay(history, happened)
     used = Counter(item.scored.group_id for batch in history.batches for item in batch.items)
@@ -111,7 +110,7 @@ def test_no_batch_is_too_large_no_group_is_used_twice_and_staleness_is_bounded(
 def test_every_local_group_is_waiting_consumed_or_counted_as_dropped(
     happened: list[Event], shape: dict[str, object], max_staleness: int, pool: int
 ) -> None:
-    chosen = rules(**shape)
+    chosen = sampler(**shape)
     history = History(chosen, limits(chosen, max_staleness, pool, pool))
     made: set[str] = set()
 
@@ -132,7 +131,7 @@ def test_crashes_at_any_point_change_no_batch(
 ) -> None:
     # No shortage wait: how long a sampler has waited is the one thing it forgets, and that changes
     # when, not what.
-    chosen = rules(**{**shape, "shortage_wait_s": 0.0})
+    chosen = sampler(**{**shape, "shortage_wait_s": 0.0})
     spared = History(chosen, limits(chosen, max_staleness, pool, pool))
     struck = History(chosen, limits(chosen, max_staleness, pool, pool))
     replay(spared, happened)
@@ -148,7 +147,7 @@ def test_crashes_at_any_point_change_no_batch(
 @settings(max_examples=60, deadline=None)
 @given(events, shapes, stalenesses)
 def test_the_same_inputs_give_the_same_encoded_batches(happened: list[Event], shape: dict[str, object], max_staleness: int) -> None:
-    chosen = rules(**shape)
+    chosen = sampler(**shape)
     first, second = (History(chosen, limits(chosen, max_staleness)) for _ in range(2))
     replay(first, happened)
     replay(second, happened)
@@ -173,7 +172,7 @@ def test_a_paced_generator_and_the_sampler_never_wait_for_each_other_for_ever(
     draws. Groups fail, and overtake.
     """
     rng = random.Random(seed)
-    chosen = rules(local=own, external=others, shortage=shortage, prefetch=prefetch)
+    chosen = sampler(local=own, external=others, shortage=shortage, prefetch=prefetch)
     history = History(chosen, limits(chosen, max_staleness, pool_local=1, pool_external=1))
     claimed, in_flight, steps_wanted = 0, [], 12
     for _ in range(4000):

@@ -18,14 +18,15 @@ from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_for_new_stream
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.replay import ReplayPool, replayed
-from services.sampler.settings import limits_of, rules_of
+from services.sampler.settings import limits_of
+from services.sampler.steering import InForce
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.sampler_state import SamplerState, TrainedGroups
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, position, rules
+from tests.unit.sampler_history import History, limits, position, sampler
 from tests.unit.sampler_paced import World
 from tests.unit.test_sampler_properties import Event, events, pools, replay, shapes, stalenesses
 
@@ -34,7 +35,7 @@ ages = st.integers(1, 4)
 
 
 def histories(shape: dict[str, object], max_staleness: int, pool: int, again: int, age: int, count: int = 1) -> list[History]:
-    chosen = rules(**{**shape, "replay": again})
+    chosen = sampler(**{**shape, "replay": again})
     return [History(chosen, limits(chosen, max_staleness, pool, pool, replay_batches=age)) for _ in range(count)]
 
 
@@ -43,7 +44,7 @@ def entry(seq: int, **changes: object) -> PoolEntry:
 
 
 def alone(replay_groups: int, replay_batches: int, local: int = 2) -> History:
-    chosen = rules(local=local, external=0, replay=replay_groups, prefetch=64)
+    chosen = sampler(local=local, external=0, replay=replay_groups, prefetch=64)
     return History(chosen, limits(chosen, max_staleness=100, replay_batches=replay_batches))
 
 
@@ -73,7 +74,7 @@ def test_nothing_waits_for_groups_to_replay_and_they_alone_make_no_batch() -> No
         history.publish(scored_group(draw))
     assert isinstance(history.step(), BatchPlan)
     assert not isinstance(history.step(), BatchPlan), "one new group where two are wanted"
-    nothing_new = rules(local=0, external=2, shortage="short", shortage_wait_s=0.0, replay=4)
+    nothing_new = sampler(local=0, external=2, shortage="short", shortage_wait_s=0.0, replay=4)
     assert not isinstance(
         History(nothing_new, limits(nothing_new, replay_batches=10)).assembly.decide([], [], 5, None, 0.0, replayable=[entry(1)]),
         BatchPlan,
@@ -218,7 +219,7 @@ def test_a_group_lost_while_replayable_is_counted_nowhere() -> None:
 
 
 def test_a_replayable_group_published_again_long_after_is_still_known() -> None:
-    chosen = rules(local=1, external=0, replay=1)
+    chosen = sampler(local=1, external=0, replay=1)
     known = SamplerMemory(limits(chosen, 50, replay_batches=5), UNIFORM.keeps)
     group = scored_group(1)
     known.observe(1, group)
@@ -278,7 +279,7 @@ def test_switched_off_or_with_fewer_batches_a_restarted_sampler_forgets_what_it_
         scored_seq=4, floor_seq=4, replayable=[TrainedGroups(batch=1, seqs=[1, 2]), TrainedGroups(batch=2, seqs=[3])]
     )
     for batches, expected in ((0, []), (1, [3]), (2, [1, 2, 3])):
-        chosen = rules(local=1, external=0, replay=2)
+        chosen = sampler(local=1, external=0, replay=2)
         known = SamplerMemory(limits(chosen, replay_batches=batches), UNIFORM.keeps, state, 3)
         for seq in range(1, 5):
             known.observe(seq, scored_group(seq))
@@ -293,8 +294,8 @@ def configured(**sampler: object) -> NodeConfig:
 
 def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
     config = configured(replay=4, replay_batches=7)
-    assert (rules_of(config).replay, limits_of(config).replay_batches) == (4, 7)
-    assert (rules_of(configured()).replay, limits_of(configured()).replay_batches) == (0, 0)
+    assert limits_of(config).replay_batches == 7
+    assert limits_of(configured()).replay_batches == 0
     assert configured(local=0, external=4, adapt="adaptive", replay=2).sampler.replay == 2, "I may become more than 0"
     for wrong, words in (
         ({"local": 0, "adapt": "off", "replay": 1}, "no local groups to replay"),
@@ -308,18 +309,18 @@ def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
 
 
 def test_moving_i_and_j_leaves_the_number_of_replayed_groups_as_configured() -> None:
-    chosen = rules(local=4, external=0, replay=3, shortage="short", shortage_wait_s=0.0, max_staleness=9)
+    chosen = sampler(local=4, external=0, replay=3, shortage="short", shortage_wait_s=0.0, max_staleness=9)
     old = [entry(seq) for seq in range(1, 9)]
     new = [entry(seq) for seq in range(9, 13)]
     for local in (1, 2, 4):
-        force = replace(chosen.unmoved, local=local, external=4 - local, most_local=4)
-        plan = Assembly(chosen).decide(new, [], 2, position(1), 1000.0, in_force=force, replayable=old)
+        force = InForce(local=local, external=4 - local, most_local=4, strategy=UNIFORM, explained="uniform")
+        plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, in_force=force, replayable=old)
         assert isinstance(plan, BatchPlan) and (len(plan.local), len(plan.replayed)) == (local, 3)
 
 
 def test_what_stands_at_a_replayable_position_of_a_stream_made_anew_is_not_replayed() -> None:
     state = SamplerState(scored_seq=4, floor_seq=4, replayable=[TrainedGroups(batch=1, seqs=[1, 2, 3, 4])])
-    chosen = rules(local=1, external=0, replay=2)
+    chosen = sampler(local=1, external=0, replay=2)
     known = SamplerMemory(limits(chosen, replay_batches=5), UNIFORM.keeps, state, 2)
     known.observe(1, scored_group(1, failure="timeout"))
     known.observe(2, scored_group(2, node="beta", origin="external"))

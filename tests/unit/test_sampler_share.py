@@ -17,7 +17,7 @@ from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, rules
+from tests.unit.sampler_history import History, limits, sampler
 
 
 def entries(of_node: list[int]) -> list[PoolEntry]:
@@ -29,7 +29,7 @@ def entries(of_node: list[int]) -> list[PoolEntry]:
 
 
 def history(groups: dict[str, int], **changes: object) -> History:
-    chosen = rules(**{"external": 4, "max_share_per_node": 0.5, **changes})
+    chosen = sampler(**{"external": 4, "max_share_per_node": 0.5, **changes})
     made = History(chosen, limits(chosen))
     draw = 0
     for node, count in groups.items():

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from services.sampler import share_controller
 from services.sampler.bandit import Evaluation
 from services.sampler.knowledge import observed
-from services.sampler.share_controller import SharingRules, Taken
+from services.sampler.share_controller import Taken
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import OwnRecord, SharingState
 from tests.unit.sampler_paced import World
 
-RULES = SharingRules(most_external=6, period_batches=4, few_informative=0.2, enough_informative=0.6, max_age_s=600.0)
+SETTINGS = SamplerSection(external=6, adapt_period=4, adapt_informative=(0.2, 0.6), max_external_age_s=600.0)
 ALL_CAME = Taken(wanted=6, taken=6, waited_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 
@@ -28,22 +29,22 @@ PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 class Node:
     """The controller under local groups and batches made by hand."""
 
-    def __init__(self, rules: SharingRules = RULES) -> None:
-        self.rules, self.state, self.own = rules, share_controller.start(rules), OwnRecord()
+    def __init__(self, settings: SamplerSection = SETTINGS) -> None:
+        self.settings, self.state, self.own = settings, share_controller.start(settings), OwnRecord()
         self.evaluation: Evaluation | None = None
 
     def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
         """One period with these local groups; returns the J that follows."""
         for rewards in groups:
             self.own = observed(self.own, "gcd", rewards)
-        for _ in range(self.rules.period_batches):
+        for _ in range(self.settings.adapt_period):
             batch = Taken(
                 wanted=self.state.external,
                 taken=min(batch.taken, self.state.external),
                 waited_s=batch.waited_s,
                 left=batch.left,
             )
-            self.state = share_controller.after_batch(self.state, self.rules, self.own, batch, self.evaluation)
+            self.state = share_controller.after_batch(self.state, self.settings, self.own, batch, self.evaluation)
         return self.state.external
 
     def evaluate(self, version: int, rate: float, n: int = 200, **datasets: float) -> None:
@@ -64,7 +65,7 @@ def test_own_groups_that_mostly_teach_end_sharing_and_own_groups_that_do_not_bri
     node = Node()
     assert [node.period(*few(15)) for _ in range(4)] == [3, 1, 0, 0]
     back = [node.period(*few(1)) for _ in range(10)]
-    assert back == sorted(back) and back[-1] == RULES.most_external == 6, "up by one a period, to its maximum"
+    assert back == sorted(back) and back[-1] == SETTINGS.external == 6, "up by one a period, to its maximum"
     assert all(after - before <= 1 for before, after in zip(back, back[1:], strict=False))
 
 
@@ -80,7 +81,7 @@ def test_a_period_that_has_not_ended_moves_nothing() -> None:
     node = Node()
     for _ in range(3):
         node.own = observed(node.own, "gcd", FAILS)
-        node.state = share_controller.after_batch(node.state, RULES, node.own, ALL_CAME, None)
+        node.state = share_controller.after_batch(node.state, SETTINGS, node.own, ALL_CAME, None)
     assert node.state.external == 6
 
 
@@ -159,16 +160,12 @@ def test_results_without_datasets_and_states_of_before_them_go_on_as_they_did() 
 
 
 def test_a_fall_without_sharing_is_not_blamed_on_it() -> None:
-    node = Node(SharingRules(**{**_fields(RULES), "most_external": 0}))
+    node = Node(SETTINGS.model_copy(update={"external": 0}))
     assert node.period(*[PASSES, MIXED, MIXED] * 6) == 0
     patience = node.state.patience
     for _ in range(2):
         assert node.period(*[FAILS, MIXED, MIXED] * 6) == 0
     assert node.state.patience == patience
-
-
-def _fields(rules: SharingRules) -> dict[str, Any]:
-    return {name: getattr(rules, name) for name in SharingRules.__slots__}
 
 
 def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_patience() -> None:
@@ -185,8 +182,8 @@ def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_
 
 
 def test_a_configuration_with_fewer_groups_is_kept_to_at_once() -> None:
-    big = share_controller.start(SharingRules(**{**_fields(RULES), "most_external": 24}))
-    assert share_controller.reconciled(big, RULES).external == 6
+    big = share_controller.start(SETTINGS.model_copy(update={"external": 24}))
+    assert share_controller.reconciled(big, SETTINGS).external == 6
 
 
 # A world is a seed and a few numbers: nothing is gained by hours of making it smaller.

@@ -11,16 +11,16 @@ import msgpack
 import pytest
 
 from services.sampler.assembly import BatchPlan
-from services.sampler.settings import limits_of, rules_of, steering_rules_of
+from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import SteeringRules, in_force, reconciled
-from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import SamplerPosition
 from shared.contracts.messages import Batch, Preference
 from shared.contracts.sampler_state import OwnRecord, SteeringState
 from tests.unit.sampler_groups import scored_group
-from tests.unit.sampler_history import History, limits, rules
+from tests.unit.sampler_history import History, limits, sampler
 
 
 def configured(**sampler: Any) -> NodeConfig:
@@ -28,7 +28,7 @@ def configured(**sampler: Any) -> NodeConfig:
 
 
 def history(strategy: str, nodes: tuple[str, ...], **changes: Any) -> History:
-    chosen = rules(strategy=strategy_named(strategy), **changes)
+    chosen = sampler(strategy=strategy, **changes)
     made = History(chosen, limits(chosen))
     for draw in range(3):
         made.publish(scored_group(draw, rewards=(0.0, 0.0, 1.0, 0.0)))
@@ -56,7 +56,7 @@ def test_a_weighted_draw_can_be_explained_from_the_batch() -> None:
 
 def test_what_the_own_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_an_older_version() -> None:
     def failing(crash_after: int | None) -> History:
-        chosen = rules(strategy=strategy_named("rescue"), external=1)
+        chosen = sampler(strategy="rescue", external=1)
         made = History(chosen, limits(chosen))
         for draw in range(12):
             # The first half fails with partial credit, which is no pass; then one passes, and four
@@ -112,7 +112,9 @@ def test_where_nothing_may_move_nothing_moves(sampler: dict[str, Any]) -> None:
     steering = steering_rules_of(config)
     state = reconciled(steering, SteeringState(), 1)
     assert state == SteeringState()
-    assert in_force(steering, state) == rules_of(config).unmoved
+    force, section = in_force(steering, state), config.sampler
+    assert (force.local, force.external, force.most_local) == (section.local, section.external, section.local)
+    assert force.strategy.name == force.explained == section.strategy
 
 
 def test_what_the_configuration_no_longer_asks_for_ends_and_what_it_newly_asks_for_starts() -> None:
@@ -151,4 +153,4 @@ def test_combinations_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="eval.tasks"):
         NodeConfig(tasks=[{"dataset": "gcd"}], sampler={"strategy": "bandit"}, eval={"tasks": 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no strategy is called 'best'"):
-        SteeringRules(local=1, external=1, strategy="bandit", arms=("best",))
+        SteeringRules(SamplerSection().model_copy(update={"strategy": "bandit", "bandit_arms": ["best"]}))

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.sampler.strategies.base import Strategy
+from shared.config.sampler_section import BANDIT, SamplerSection
 from shared.registry import STRATEGIES
 
-__all__ = ["Strategy", "strategy_named"]
+__all__ = ["Strategy", "configured_strategy", "strategy_named"]
 
 
 def strategy_named(name: str) -> Strategy:
@@ -23,3 +24,10 @@ def strategy_named(name: str) -> Strategy:
     if not isinstance(found, Strategy):
         raise ValueError(f"strategy {name} is a {type(found).__name__}: its entry point must name a Strategy")
     return found
+
+
+def configured_strategy(settings: SamplerSection) -> Strategy:
+    """The strategy that a configuration asks for; `uniform` for the bandit, which chooses one for
+    each batch. Raises ValueError as `strategy_named` does.
+    """
+    return strategy_named("uniform" if settings.strategy == BANDIT else settings.strategy)
