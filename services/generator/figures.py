@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.contracts.control import EvalReport
 from shared.contracts.messages import RolloutGroup
+from shared.contracts.status_figures import StatusFigure
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 
@@ -78,9 +79,9 @@ class Figures:
                 self._tokens.observe(completion.token_count)
                 tokens += completion.token_count
         self._call.observe(seconds)
-        self._status.add("groups_generated", len(groups))
-        self._status.add("tokens_generated", tokens)
-        self._status.set("tokens_per_s", tokens / max(seconds, 1e-9))
+        self._status.add(StatusFigure.GROUPS_GENERATED, len(groups))
+        self._status.add(StatusFigure.TOKENS_GENERATED, tokens)
+        self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))
 
     def draws_allowed(self, draws: int) -> None:
         """How many more draws admission would hand out."""
@@ -89,7 +90,7 @@ class Figures:
     def policy(self, version: int) -> None:
         """This policy answers now."""
         self._version.set(version)
-        self._status.set("policy_version", version)
+        self._status.set(StatusFigure.POLICY_VERSION, version)
 
     def policy_loaded(self, version: int, seconds: float) -> None:
         """A new policy answers."""
@@ -99,7 +100,7 @@ class Figures:
     def policy_load_failed(self) -> None:
         """A swap failed; the old policy goes on."""
         self._load_failures.inc()
-        self._status.add("policy_load_failures")
+        self._status.add(StatusFigure.POLICY_LOAD_FAILURES)
 
     def held_out_tasks(self, count: int) -> None:
         """Size of the held-out set."""
@@ -115,5 +116,5 @@ class Figures:
         self._evaluated_version.set(report.policy_version)
         if report.policy_version == 0:
             self.base_pass_ratio(report.pass_rate)
-        self._status.set("eval_pass_rate", report.pass_rate)
-        self._status.set("eval_version", report.policy_version)
+        self._status.set(StatusFigure.EVAL_PASS_RATE, report.pass_rate)
+        self._status.set(StatusFigure.EVAL_VERSION, report.policy_version)

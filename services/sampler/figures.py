@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.steering import InForce
+from shared.contracts.status_figures import StatusFigure
 from shared.contracts.wire import Origin
 from shared.registry import STRATEGIES
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
@@ -121,8 +122,8 @@ class Figures:
         """What the next batch is to be made of."""
         self._wanted.labels("local").set(in_force.local)
         self._wanted.labels("external").set(in_force.external)
-        self._status.set("wanted_local", in_force.local)
-        self._status.set("wanted_external", in_force.external)
+        self._status.set(StatusFigure.WANTED_LOCAL, in_force.local)
+        self._status.set(StatusFigure.WANTED_EXTERNAL, in_force.external)
         for name in STRATEGIES.names():
             self._strategy.labels(name).set(name == in_force.strategy.name)
 
@@ -135,13 +136,13 @@ class Figures:
         for (origin, reason), count in memory.drops.items():
             self._dropped.labels(origin, reason).inc(count)
             if origin == "external":
-                self._status.add("dropped_external", count)
+                self._status.add(StatusFigure.DROPPED_EXTERNAL, count)
         memory.drops.clear()
         self._pool.labels("local").set(len(memory.local))
         self._pool.labels("external").set(len(memory.external))
         self._replayable.set(len(memory.replayable))
-        self._status.set("batches", memory.next_number - 1)
-        self._status.set("pool_local", len(memory.local))
-        self._status.set("pool_external", len(memory.external))
-        self._status.set("dropped_local", memory.dropped_local)
-        self._status.set("waiting_for", waiting_for)
+        self._status.set(StatusFigure.BATCHES, memory.next_number - 1)
+        self._status.set(StatusFigure.POOL_LOCAL, len(memory.local))
+        self._status.set(StatusFigure.POOL_EXTERNAL, len(memory.external))
+        self._status.set(StatusFigure.DROPPED_LOCAL, memory.dropped_local)
+        self._status.set(StatusFigure.WAITING_FOR, waiting_for)

@@ -12,6 +12,7 @@ from services.trainer.gpu_memory import GpuMemory
 from services.trainer.records import PhaseSeconds, StepRecord
 from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
 from shared.contracts.control import PolicyPointer
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime import ServiceContext
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 
@@ -189,17 +190,17 @@ class TrainerGauges:
 
     def _show(self, record: StepRecord, context: ServiceContext) -> None:
         board, recent = context.status, list(self._recent)
-        board.set("step", record.step)
-        board.set("loss", record.loss)
-        board.set("grad_norm", record.grad_norm if record.grad_norm < 1e30 else 1e30)
+        board.set(StatusFigure.STEP, record.step)
+        board.set(StatusFigure.LOSS, record.loss)
+        board.set(StatusFigure.GRAD_NORM, record.grad_norm if record.grad_norm < 1e30 else 1e30)
         if record.reward_local is not None:
-            board.set("reward_local", record.reward_local)
+            board.set(StatusFigure.REWARD_LOCAL, record.reward_local)
         if record.reward_external is not None:
-            board.set("reward_external", record.reward_external)
-        board.set("staleness_mean", record.staleness_mean or 0.0)
-        board.set("staleness_max", record.staleness_max or 0)
-        board.set("step_seconds", record.phase_seconds.total)
+            board.set(StatusFigure.REWARD_EXTERNAL, record.reward_external)
+        board.set(StatusFigure.STALENESS_MEAN, record.staleness_mean or 0.0)
+        board.set(StatusFigure.STALENESS_MAX, record.staleness_max or 0)
+        board.set(StatusFigure.STEP_SECONDS, record.phase_seconds.total)
         total_s = max(1e-9, sum(p.total for p in recent))
         for phase in _PHASES:
-            board.set(f"{phase}_share", sum(getattr(p, phase) for p in recent) / total_s)
-        self.wait_ratio.set(board.get("wait_share"))
+            board.set(FigureFamily.SHARE.of(phase), sum(getattr(p, phase) for p in recent) / total_s)
+        self.wait_ratio.set(board.get(FigureFamily.SHARE.of("wait")))

@@ -30,6 +30,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
+from shared.contracts.status_figures import StatusFigure
 from shared.device_turns import TurnError, device_turns
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
@@ -140,7 +141,7 @@ class _Training:
         except OSError as error:
             raise FatalError(f"{self._config.node.run_dir} cannot be written ({error}): free space or set node.var_dir") from None
         await self._until_connected(self._look_around)
-        self._context.status.set("step", self._upkeep.position.batch_number)
+        self._context.status.set(StatusFigure.STEP, self._upkeep.position.batch_number)
         self._log.info(
             "training", step=self._upkeep.position.batch_number, resumed=checkpoint is not None, model=self._config.model.path
         )
@@ -257,7 +258,7 @@ class _Training:
     async def _rest(self) -> None:
         """All steps are taken: say so, see that everything is written, and wait for the end."""
         self._context.status.state("finished")
-        self._context.status.set("finished", 1)
+        self._context.status.set(StatusFigure.FINISHED, 1)
         self._gauges.finished.set(1)
         self._log.info("finished", steps=self._upkeep.position.batch_number)
         while not self._context.stopping.is_set():

@@ -18,6 +18,7 @@ from services.trainer.torch_thread import TorchThread
 from shared.config import NodeConfig
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.model.weights import write_tensors
@@ -119,7 +120,7 @@ class Upkeep:
     def failed(self, kind: str, remedy: str, error: Exception) -> None:
         """Something could not be written: counted and said."""
         self._gauges.write_failures.labels(kind).inc()
-        self._context.status.add(f"{kind}_write_failures")
+        self._context.status.add(FigureFamily.WRITE_FAILURES.of(kind))
         self._log.error("write_failed", kind=kind, reason=str(error), remedy=remedy)
 
     async def _publish(self, log_exhausted: bool) -> None:
@@ -168,7 +169,7 @@ class Upkeep:
         self._gauges.published_bytes.labels(sent_kind).inc(sent_bytes)
         self._log.info("policy_published", version=version, sent=sent_kind, sent_bytes=sent_bytes)
         self._delta_report.published(self._learner.delta_rounding, version=version, dtype=dtype_name(self._learner.published_dtype))
-        self._context.status.set("policy_version", version)
+        self._context.status.set(StatusFigure.POLICY_VERSION, version)
 
     async def _write_policy(self, file: Path) -> None:
         await self._torch.run(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.verifier.refusals import Refusal, Refused
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
@@ -65,7 +66,7 @@ class ScoringFigures:
         for origin in ("local", "external"):
             self._scored.labels(origin)
             self._rewards.labels(origin)
-            self._status.set(f"scored_{origin}", 0)
+            self._status.set(FigureFamily.SCORED.of(origin), 0)
             for result in _RESULTS:
                 self._jobs.labels(origin, result)
         self._protections = Gauge(
@@ -74,8 +75,8 @@ class ScoringFigures:
             ["protection"],
             registry=registry,
         )
-        for name in ("score_timeouts", "failed_local"):
-            status.set(name, 0)
+        for figure in (StatusFigure.SCORE_TIMEOUTS, StatusFigure.FAILED_LOCAL):
+            status.set(figure, 0)
 
     def scored_local(self, dataset: str, result: JobResult) -> None:
         """A local group has its rewards."""
@@ -92,7 +93,7 @@ class ScoringFigures:
     def failed_local(self) -> None:
         """A local group was given up on."""
         self._failed.inc()
-        self._status.add("failed_local")
+        self._status.add(StatusFigure.FAILED_LOCAL)
 
     def buried(self) -> None:
         """A local group became a dead letter."""
@@ -107,7 +108,7 @@ class ScoringFigures:
         """Keep count of replaced scorer processes, for ever."""
         while True:
             self._restarts.inc(pool.replaced - self._restarts_seen)
-            self._status.set("scorers_replaced", pool.replaced)
+            self._status.set(StatusFigure.SCORERS_REPLACED, pool.replaced)
             self._restarts_seen = pool.replaced
             await asyncio.sleep(WATCH_PERIOD_S)
 
@@ -115,7 +116,7 @@ class ScoringFigures:
         """Which protections the scorers go without."""
         for protection in PROTECTIONS:
             self._protections.labels(protection).set(protection not in missing)
-            self._status.set(f"sandbox_without_{protection}", protection in missing)
+            self._status.set(FigureFamily.SANDBOX_WITHOUT.of(protection), protection in missing)
 
     def _count_scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
         self._scored.labels(origin).inc()
@@ -123,7 +124,7 @@ class ScoringFigures:
         rewards = self._rewards.labels(origin)
         for reward in result.rewards:
             rewards.observe(reward)
-        self._status.add(f"scored_{origin}")
+        self._status.add(FigureFamily.SCORED.of(origin))
         self._count_jobs(origin, len(result.rewards), "scored", result)
 
     def _count_jobs(self, origin: Origin, completions: int, otherwise: str, result: JobResult) -> None:
@@ -132,7 +133,7 @@ class ScoringFigures:
         self._jobs.labels(origin, otherwise).inc(max(0, completions - result.timeouts))
         if result.timeouts:
             self._timeouts.inc(result.timeouts)
-            self._status.add("score_timeouts", result.timeouts)
+            self._status.add(StatusFigure.SCORE_TIMEOUTS, result.timeouts)
 
 
 class BorderFigures:
@@ -171,17 +172,23 @@ class BorderFigures:
             self._reads.labels(result)
         for reason in Refusal:
             self._refused.labels(reason.value)
-            self._status.set(f"refused_{reason.value}", 0)
+            self._status.set(FigureFamily.REFUSED.of(reason.value), 0)
         for why in ("quarantined", "banned", "other_tasks"):
             self._left_out.labels(why)
-        for name in ("shared", "accepted", "refused", "swarm_connected", "shares_dropped"):
-            status.set(name, 0)
+        for figure in (
+            StatusFigure.SHARED,
+            StatusFigure.ACCEPTED,
+            StatusFigure.REFUSED,
+            StatusFigure.SWARM_CONNECTED,
+            StatusFigure.SHARES_DROPPED,
+        ):
+            status.set(figure, 0)
 
     def accepted(self, dataset: str, result: JobResult) -> None:
         """A foreign group has this node's rewards and is in the pool's stream."""
         self._scoring.scored_foreign(dataset, result)
         self._accepted.inc()
-        self._status.add("accepted")
+        self._status.add(StatusFigure.ACCEPTED)
 
     def read(self, result: str) -> None:
         """The swarm's stream was read: ok, gap, timeout or error."""
@@ -196,48 +203,48 @@ class BorderFigures:
                 sender = OTHER_SENDER
             self._senders.add(sender)
         self._by_sender.labels(sender).inc()
-        self._status.add("refused")
-        self._status.add(f"refused_{refused.reason.value}")
+        self._status.add(StatusFigure.REFUSED)
+        self._status.add(FigureFamily.REFUSED.of(refused.reason.value))
 
     def shared(self, seconds: float, size_bytes: int) -> None:
         """A local group is stored on the swarm plane."""
         self.publish.stored(seconds, size_bytes)
-        self._status.add("shared")
+        self._status.add(StatusFigure.SHARED)
 
     def share_dropped(self) -> None:
         """A local group will not reach the swarm."""
         self.publish.failed("dropped")
-        self._status.add("shares_dropped")
+        self._status.add(StatusFigure.SHARES_DROPPED)
 
     def outbox(self, groups: int) -> None:
         """Local groups waiting for the swarm plane."""
         self._outbox.set(groups)
-        self._status.set("outbox", groups)
+        self._status.set(StatusFigure.OUTBOX, groups)
 
     def connected(self, connected: bool) -> None:
         """Whether the swarm plane can be reached."""
-        self._status.set("swarm_connected", connected)
+        self._status.set(StatusFigure.SWARM_CONNECTED, connected)
 
     def backlog(self, messages: int) -> None:
         """Foreign messages not looked at yet."""
         self._backlog.set(messages)
-        self._status.set("intake_backlog", messages)
+        self._status.set(StatusFigure.INTAKE_BACKLOG, messages)
 
     def waiting(self, messages: int) -> None:
         """Foreign messages waiting for their sender's turn."""
         self._waiting.set(messages)
-        self._status.set("intake_waiting", messages)
+        self._status.set(StatusFigure.INTAKE_WAITING, messages)
 
     def left_out(self, quarantined: int, banned: int) -> None:
         """Senders that are not listened to."""
         for why, count in (("quarantined", quarantined), ("banned", banned)):
             self._left_out.labels(why).set(count)
-            self._status.set(f"senders_{why}", count)
+            self._status.set(FigureFamily.SENDERS.of(why), count)
 
     def other_tasks(self, senders: int) -> None:
         """Senders of whom only tasks came that this node does not take in."""
         self._left_out.labels("other_tasks").set(senders)
-        self._status.set("senders_other_tasks", senders)
+        self._status.set(FigureFamily.SENDERS.of("other_tasks"), senders)
 
 
 class Figures:

@@ -187,7 +187,7 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
     `status.<role>.<replica>`.
 
     `figures` holds the counters and gauges that `swarm status` and the progress view show; their
-    names are listed in `shared.runtime.status`.
+    names are in `shared.contracts.status_figures`.
     """
 
     schema: SchemaVersion = 1

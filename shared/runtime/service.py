@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.cancelling import cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
+from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
@@ -136,7 +137,7 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         if role == "verifier" and config.nats.swarm_url is not None:
             swarm = await _connect_swarm_plane(config, log)
         status = StatusBoard(config.node.id, role, config.node.replica)
-        status.set("http_port", health.port)
+        status.set(StatusFigure.HTTP_PORT, health.port)
         context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)

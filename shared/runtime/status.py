@@ -12,6 +12,7 @@ from typing import cast
 
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
+from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
 from shared.transport.base import Transport, TransportError
@@ -35,9 +36,7 @@ def is_alive(status: ServiceStatus, now: float) -> bool:
 
 
 class StatusBoard:
-    """Named figures of one process. Figures are plain numbers; names are listed in
-    `docs/operations.md`.
-    """
+    """Named figures of one process (`shared.contracts.status_figures`); each is a number."""
 
     def __init__(self, node: str, role: str, replica: str) -> None:
         self._node = node
@@ -47,13 +46,13 @@ class StatusBoard:
         self._figures: dict[str, float] = {}
         self._started_at = time.time()
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: StatusFigure | FamilyFigure, value: float) -> None:
         """Set a figure."""
-        self._figures[name] = float(value)
+        self._figures[str(name)] = float(value)
 
-    def add(self, name: str, amount: float = 1.0) -> None:
+    def add(self, name: StatusFigure | FamilyFigure, amount: float = 1.0) -> None:
         """Count something."""
-        self._figures[name] = self._figures.get(name, 0.0) + amount
+        self._figures[str(name)] = self._figures.get(name, 0.0) + amount
 
     def state(self, text: str) -> None:
         """One or two words on what the process does now."""

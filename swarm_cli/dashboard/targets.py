@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.contracts.control import ServiceStatus
+from shared.contracts.status_figures import StatusFigure
 from shared.runtime.status import SILENT_S, STOPPED
 from swarm_cli.observe.view import NodeView
 
@@ -35,7 +36,7 @@ def target_groups(views: Sequence[NodeView], now: float, here: str | None = None
     by_address: dict[str, ServiceStatus] = {}
     statuses = (status for view in views for status in view.statuses)
     for status in sorted(statuses, key=lambda status: status.updated_at):
-        listens = 0 < status.figures.get("http_port", 0) <= 65_535 and _HOST.fullmatch(status.host)
+        listens = 0 < status.figures.get(StatusFigure.HTTP_PORT, 0) <= 65_535 and _HOST.fullmatch(status.host)
         if listens and status.state != STOPPED and now - status.updated_at <= FORGET_S:
             by_address[address(status, here)] = status
     return [
@@ -48,7 +49,7 @@ def address(status: ServiceStatus, here: str) -> str:
     it listens on.
     """
     host = "127.0.0.1" if status.host == here else status.host
-    return f"{f'[{host}]' if ':' in host else host}:{int(status.figures['http_port'])}"
+    return f"{f'[{host}]' if ':' in host else host}:{int(status.figures[StatusFigure.HTTP_PORT])}"
 
 
 def write_targets(groups: list[dict[str, Any]], target: Path) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation
@@ -63,11 +64,9 @@ class Row:
         newest, base = newest_evaluation(view, self.evaluations), base_evaluation(self.evaluations)
         return (
             f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{view.version:>8}{_number(self.steps_per_minute, 10, 1)}"
-            f"{_number(view.newest('trainer', 'reward_local'), 8, 3)}{_number(newest.pass_rate if newest else None, 9, 3)}"
-            f"{_number(base.pass_rate if base else None, 8, 3)}"
-            f"{view.total('generator', 'groups_generated'):>8.0f}{view.total('verifier', 'shared'):>8.0f}"
-            f"{view.total('verifier', 'accepted'):>7.0f}{view.total('verifier', 'refused'):>8.0f}"
-            f"{_number(self.staleness, 7, 2)}  {visible(state(view, now), STATE_CHARACTERS)}"
+            f"{_number(view.newest('trainer', StatusFigure.REWARD_LOCAL), 8, 3)}"
+            f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 8, 3)}"
+            f"{_groups(view)}{_number(self.staleness, 7, 2)}  {visible(state(view, now), STATE_CHARACTERS)}"
         )
 
 
@@ -116,10 +115,16 @@ def summary(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"{visible(row.view.node):<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
             f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
-            f"{row.view.total('generator', 'groups_generated'):>8.0f}{row.view.total('verifier', 'shared'):>8.0f}"
-            f"{row.view.total('verifier', 'accepted'):>7.0f}{row.view.total('verifier', 'refused'):>8.0f}"
+            f"{_groups(row.view)}"
         )
     return lines
+
+
+def _groups(view: NodeView) -> str:
+    """Groups made, shared, taken in and refused."""
+    made, shared = view.total("generator", StatusFigure.GROUPS_GENERATED), view.total("verifier", StatusFigure.SHARED)
+    taken, refused = view.total("verifier", StatusFigure.ACCEPTED), view.total("verifier", StatusFigure.REFUSED)
+    return f"{made:>8.0f}{shared:>8.0f}{taken:>7.0f}{refused:>8.0f}"
 
 
 def _clock(seconds: float) -> str:

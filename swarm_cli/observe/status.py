@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.config import NodeConfig
+from shared.contracts.status_figures import FigureFamily
 from shared.roles import ROLES
 from shared.text import visible_json
 from shared.transport.base import ConsumerState
@@ -18,8 +19,6 @@ from swarm_cli.config_commands import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
-
-_WITHOUT = "sandbox_without_"
 
 
 def status(
@@ -143,7 +142,8 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
 
 def _missing_protections(node: NodeSnapshot) -> list[str]:
     figures = {name for status in node.view.roles("verifier") for name, value in status.figures.items() if value}
-    return sorted(name.removeprefix(_WITHOUT).replace("_", " ") for name in figures if name.startswith(_WITHOUT))
+    missing = (FigureFamily.SANDBOX_WITHOUT.what(name) for name in figures)
+    return sorted(name.replace("_", " ") for name in missing if name is not None)
 
 
 def _lag_cells(consumer: ConsumerState | None) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, ServiceStatus
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.roles import ROLES
 from shared.transport.base import StreamSpec
@@ -161,10 +162,10 @@ def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
     counts: dict[str, float] = {}
     for status in statuses:
         for name, value in status.figures.items():
-            if name.startswith("refused_"):
-                counts[name.removeprefix("refused_")] = counts.get(name.removeprefix("refused_"), 0) + value
-    reason = max(counts, key=lambda name: counts[name], default=None)
-    return reason if reason and counts[reason] > 0 else None
+            if (reason := FigureFamily.REFUSED.what(name)) is not None:
+                counts[reason] = counts.get(reason, 0) + value
+    most = max(counts, key=lambda name: counts[name], default=None)
+    return most if most and counts[most] > 0 else None
 
 
 def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
@@ -179,26 +180,26 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         step=view.step,
         steps_per_minute=_rate(view, rate, now),
         version=view.version,
-        generating_version=_count(view.newest("generator", "policy_version")),
+        generating_version=_count(view.newest("generator", StatusFigure.POLICY_VERSION)),
         held_out=held_out,
-        reward_local=view.newest("trainer", "reward_local"),
-        reward_external=view.newest("trainer", "reward_external"),
-        staleness_mean=view.newest("trainer", "staleness_mean"),
-        staleness_max=view.newest("trainer", "staleness_max"),
-        made=int(view.total("generator", "groups_generated")),
-        shared=int(view.total("verifier", "shared")),
-        taken=int(view.total("verifier", "accepted")),
-        refused=int(view.total("verifier", "refused")),
+        reward_local=view.newest("trainer", StatusFigure.REWARD_LOCAL),
+        reward_external=view.newest("trainer", StatusFigure.REWARD_EXTERNAL),
+        staleness_mean=view.newest("trainer", StatusFigure.STALENESS_MEAN),
+        staleness_max=view.newest("trainer", StatusFigure.STALENESS_MAX),
+        made=int(view.total("generator", StatusFigure.GROUPS_GENERATED)),
+        shared=int(view.total("verifier", StatusFigure.SHARED)),
+        taken=int(view.total("verifier", StatusFigure.ACCEPTED)),
+        refused=int(view.total("verifier", StatusFigure.REFUSED)),
         top_reason=top_refusal(view.roles("verifier")),
         to_score=queue.state.messages if queue else None,
-        pool_local=_count(view.newest("sampler", "pool_local")),
-        pool_external=_count(view.newest("sampler", "pool_external")),
-        wanted_local=_count(view.newest("sampler", "wanted_local")),
-        wanted_external=_count(view.newest("sampler", "wanted_external")),
+        pool_local=_count(view.newest("sampler", StatusFigure.POOL_LOCAL)),
+        pool_external=_count(view.newest("sampler", StatusFigure.POOL_EXTERNAL)),
+        wanted_local=_count(view.newest("sampler", StatusFigure.WANTED_LOCAL)),
+        wanted_external=_count(view.newest("sampler", StatusFigure.WANTED_EXTERNAL)),
         intake=_intake(view),
-        outbox=_count(view.newest("verifier", "outbox")),
+        outbox=_count(view.newest("verifier", StatusFigure.OUTBOX)),
         dead=dead.state.messages if dead else 0,
-        scorer_kills=int(view.total("verifier", "scorers_replaced")),
+        scorer_kills=int(view.total("verifier", StatusFigure.SCORERS_REPLACED)),
         phase_shares=_phase_shares(view),
         processes=tuple(process_lines(view, now)),
         missing=tuple(role for role in ROLES if not view.alive(role, now)),
@@ -227,17 +228,17 @@ def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
     """
     if not view.alive("trainer", now):
         return None
-    step_s = view.figure("trainer", "step_seconds")
+    step_s = view.figure("trainer", StatusFigure.STEP_SECONDS)
     return seen if seen is not None else 60.0 / step_s if step_s > 0 else None
 
 
 def _phase_shares(view: NodeView) -> dict[str, float]:
-    shares = {phase: view.newest("trainer", f"{phase}_share") for phase in PHASES}
+    shares = {phase: view.newest("trainer", FigureFamily.SHARE.of(phase)) for phase in PHASES}
     return {phase: min(1.0, max(0.0, share)) for phase, share in shares.items() if share is not None}
 
 
 def _intake(view: NodeView) -> int | None:
-    unread, waiting = view.newest("verifier", "intake_backlog"), view.newest("verifier", "intake_waiting")
+    unread, waiting = view.newest("verifier", StatusFigure.INTAKE_BACKLOG), view.newest("verifier", StatusFigure.INTAKE_WAITING)
     return None if unread is None and waiting is None else int((unread or 0) + (waiting or 0))
 
 

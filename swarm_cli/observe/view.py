@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.wire import MessageError
 from shared.runtime.status import is_alive
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
@@ -32,7 +33,7 @@ class NodeView:
     def step(self) -> int:
         """Optimizer steps taken, as far as the trainer has written down."""
         written = self.position.policy_version if self.position else 0
-        return max(written, int(self.figure("trainer", "step")))
+        return max(written, int(self.figure("trainer", StatusFigure.STEP)))
 
     @property
     def version(self) -> int:
@@ -49,17 +50,17 @@ class NodeView:
         """Statuses of the replicas that are there."""
         return [status for status in self.roles(role) if is_alive(status, now)]
 
-    def total(self, role: str, figure: str) -> float:
+    def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Sum of a counter over all replicas that ever wrote, so that a restart does not set it
         back.
         """
         return sum(status.figures.get(figure, 0.0) for status in self.roles(role))
 
-    def figure(self, role: str, figure: str) -> float:
+    def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Newest value of a gauge, 0 when nobody has written it."""
         return self.newest(role, figure) or 0.0
 
-    def newest(self, role: str, figure: str) -> float | None:
+    def newest(self, role: str, figure: StatusFigure | FamilyFigure) -> float | None:
         """Newest value of a gauge, None when nobody has written it."""
         return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
 

@@ -1,0 +1,92 @@
+"""The figures of a process's status (`ServiceStatus.figures`): what `swarm status`, `swarm top` and
+the progress view read. Prometheus has more, under names of its own (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+FamilyFigure = NewType("FamilyFigure", str)
+"""A figure of a family, from `FigureFamily.of`."""
+
+
+class StatusFigure(StrEnum):
+    """A figure that has a name of its own. Counters begin again at 0 with the process."""
+
+    # Of every process.
+    HTTP_PORT = "http_port"
+
+    # The generator's.
+    GROUPS_GENERATED = "groups_generated"
+    TOKENS_GENERATED = "tokens_generated"
+    TOKENS_PER_S = "tokens_per_s"
+    POLICY_LOAD_FAILURES = "policy_load_failures"
+    EVAL_PASS_RATE = "eval_pass_rate"
+    EVAL_VERSION = "eval_version"
+    POLICY_VERSION = "policy_version"
+    """Which policy answers; the trainer's: which one is published."""
+
+    # The verifier's.
+    SCORE_TIMEOUTS = "score_timeouts"
+    FAILED_LOCAL = "failed_local"
+    SCORERS_REPLACED = "scorers_replaced"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    SHARED = "shared"
+    SHARES_DROPPED = "shares_dropped"
+    OUTBOX = "outbox"
+    SWARM_CONNECTED = "swarm_connected"
+    INTAKE_BACKLOG = "intake_backlog"
+    INTAKE_WAITING = "intake_waiting"
+
+    # The sampler's.
+    BATCHES = "batches"
+    POOL_LOCAL = "pool_local"
+    POOL_EXTERNAL = "pool_external"
+    WANTED_LOCAL = "wanted_local"
+    WANTED_EXTERNAL = "wanted_external"
+    DROPPED_LOCAL = "dropped_local"
+    DROPPED_EXTERNAL = "dropped_external"
+    WAITING_FOR = "waiting_for"
+
+    # The trainer's.
+    STEP = "step"
+    LOSS = "loss"
+    GRAD_NORM = "grad_norm"
+    REWARD_LOCAL = "reward_local"
+    REWARD_EXTERNAL = "reward_external"
+    STALENESS_MEAN = "staleness_mean"
+    STALENESS_MAX = "staleness_max"
+    STEP_SECONDS = "step_seconds"
+    FINISHED = "finished"
+
+
+class FigureFamily(StrEnum):
+    """Figures of one kind, one for each reason, phase or whatever else tells them apart; `{}`
+    stands for it.
+    """
+
+    SCORED = "scored_{}"
+    """Groups with rewards, by origin."""
+    REFUSED = "refused_{}"
+    """Foreign messages, by the reason of the refusal."""
+    SENDERS = "senders_{}"
+    """Senders of whom nothing is taken in, by why."""
+    SANDBOX_WITHOUT = "sandbox_without_{}"
+    """1 where the scorers go without a protection, by its name."""
+    SHARE = "{}_share"
+    """The part of the last steps' time that a phase took."""
+    WRITE_FAILURES = "{}_write_failures"
+    """Writes that failed, by what could not be written."""
+
+    def of(self, what: str) -> FamilyFigure:
+        """The figure of `what`."""
+        return FamilyFigure(self.value.format(what))
+
+    def what(self, figure: str) -> str | None:
+        """What `figure` is of; None when it is no figure of this family."""
+        before, after = self.value.split("{}")
+        if not figure.startswith(before) or not figure.endswith(after):
+            return None
+        return figure[len(before) : len(figure) - len(after)] or None
