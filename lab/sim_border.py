@@ -17,7 +17,8 @@ import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.findings import absurd_text
-from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
+from services.verifier.border import Border, Candidate, without_token_ids
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
 from services.verifier.foreign_rewards import foreign_rewards
@@ -114,20 +115,8 @@ class SimBorder:
         self._tokenizer_hash = tokenizer_hash(desk.tokenizer)
         self._partial_credit = verifier.foreign_partial_credit
         self._border = Border(
-            BorderRules(
-                node=config.node.id,
-                swarm_id=config.nats.swarm_id,
-                # All members are known here, as with a roster.
-                accept="dataset" if verifier.accept == "auto" else verifier.accept,
-                own_tasks={(task.dataset, task.canonical_config) for task in config.tasks},
-                max_age_s=verifier.max_age_s,
-                max_clock_skew_s=verifier.max_clock_skew_s,
-                max_bytes=verifier.max_foreign_bytes,
-                max_completions=config.max_foreign_completions,
-                max_answer_chars=verifier.max_answer_chars,
-                max_tokens=config.max_foreign_tokens,
-                established_after=verifier.newcomer_groups,
-            ),
+            # All members are known here, as with a roster.
+            BorderRules.of(config, "dataset" if verifier.accept == "auto" else verifier.accept),
             trust,
             ReplayMemory(verifier.replay_memory),
             desk.held_out,

@@ -64,12 +64,7 @@ class SimNode:
         config = planned.config
         self.name, self.role, self.config, self.local = planned.name, planned.role, config, planned.local
         self.desk, self.key, self.border = desk, key, border
-        self.params = SamplingParams(
-            temperature=config.generator.temperature,
-            top_p=config.generator.top_p,
-            top_k=config.generator.top_k,
-            max_new_tokens=config.generator.max_new_tokens,
-        )
+        self.params = SamplingParams.of(config.generator)
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
         self.intake_rules = intake_rules(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
         # Rounds go in step: when a batch is due, whoever could have sent something has sent it.

@@ -64,7 +64,7 @@ class GeneratorService:
         self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
         max_length = model_max_length(config.model)
         self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
-        self._params = SamplingParams(generator.temperature, generator.top_p, generator.top_k, generator.max_new_tokens)
+        self._params = SamplingParams.of(generator)
         self._engine = _engine_of(config, max_length)
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 

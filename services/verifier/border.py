@@ -13,13 +13,14 @@ Only what a valid signature covers is blamed on anyone, and only on the key that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from services.verifier.bans import Bans
+from services.verifier.border_rules import BorderRules, Problem
 from services.verifier.completion_checks import completion_problem, token_ids_problem
 from services.verifier.copies import CopyMemory, Likeness, Print
 from services.verifier.refusals import BLAME, Refusal, Refused
@@ -29,18 +30,16 @@ from services.verifier.scoring_cost import ScoringCost
 from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared.contracts import subjects
-from shared.contracts.codec import MAX_TOKENS, content_id, decode
+from shared.contracts.codec import content_id, decode
 from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
+from shared.contracts.wire import MessageError
 from shared.identity import keys
-from shared.tasks.file_rows import held, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 
 __all__ = ["Border", "BorderRules", "Candidate", "Examination", "Refusal", "Refused", "without_token_ids", "without_tokens"]
 
 T = TypeVar("T")
-_Problem = tuple[Refusal, str]
 
 JUDGED_BODIES = 100_000
 """Refused bodies remembered with their signer, so that one sent again by somebody else is neither
@@ -67,51 +66,6 @@ value is the verdict.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BorderRules:
-    """What this node takes in, and what of that needs no memory; the fields are those of the
-    configuration's `verifier` section.
-    """
-
-    node: str
-    accept: Literal["same", "dataset", "any"]
-    own_tasks: Collection[tuple[str, str]]
-    """(dataset, canonical config) of the node's own sources."""
-    max_age_s: float
-    max_clock_skew_s: float
-    max_bytes: int
-    max_completions: int
-    max_answer_chars: int
-    max_tokens: int = MAX_TOKENS
-    established_after: int = 32
-    swarm_id: str = DEFAULT_SWARM_ID
-    """`nats.swarm_id`: groups signed for another swarm stay outside."""
-
-    def age_problem(self, group: RolloutGroup, now_s: float) -> _Problem | None:
-        """What is wrong with when the group says it was made."""
-        age_s = now_s - group.created_at
-        if age_s > self.max_age_s:
-            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
-        if age_s < -self.max_clock_skew_s:
-            return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
-        return None
-
-    def task_problem(self, group: RolloutGroup) -> _Problem | None:
-        """What is wrong with the task it says it answers."""
-        ref = group.task.ref
-        allowed = (
-            (self.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
-            or (self.accept == "dataset" and ref.dataset in {dataset for dataset, _ in self.own_tasks})
-            or (ref.dataset, ref.config) in self.own_tasks
-        )
-        if not allowed:
-            return (
-                Refusal.TASK_NOT_ALLOWED,
-                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self.accept})",
-            )
-        return None
-
-
 class Border:
     """The checks and their memories: which key a name belongs to, which groups were seen, what each
     key's groups were worth.
@@ -132,7 +86,11 @@ class Border:
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
-        """The first checks, before the payload is fetched: a ban of the name, and the size."""
+        """The first checks, which need no payload: a ban of the name, and the size.
+
+        They are made when the message is heard of; when its turn comes, as the name may have been
+        banned since; and with the payload, as the size was a claim until then.
+        """
         sender = subjects.rollouts_author(subject)
         ban = self.bans.of_name(sender, now_s)
         if ban is not None:
@@ -178,7 +136,7 @@ class Border:
         if not isinstance(opened, _Opened):
             return Refused(opened[0], sender, opened[1])
         envelope, body_id = opened.envelope, opened.body_id
-        made: Print | _Problem | None = None
+        made: Print | Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
         if problem is None:
             group = yield from _apart(lambda: _group(envelope.body, self._rules.max_completions))
@@ -278,25 +236,25 @@ class Border:
         quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
 
-    def _key_problem(self, public_key: str, now_s: float) -> _Problem | None:
+    def _key_problem(self, public_key: str, now_s: float) -> Problem | None:
         ban = self.bans.of_key(public_key, now_s)
         if ban is not None:
             return Refusal.BANNED, ban.reason
         remaining_s = self.reputation.remaining_s(public_key, now_s)
         return (Refusal.QUARANTINED, f"for {remaining_s:.0f} s more") if remaining_s > 0 else None
 
-    def _author_problem(self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup, now_s: float) -> _Problem | None:
+    def _author_problem(self, sender: str | None, envelope: SignedRollouts, group: RolloutGroup, now_s: float) -> Problem | None:
         if not sender == envelope.node == group.node or sender == self._rules.node:
             return Refusal.AUTHOR, f"subject says {sender}, envelope {envelope.node}, body {group.node}"
         if not self._trust.may_use(envelope.node, envelope.public_key, now_s):
             return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
 
-    def _replay_problem(self, public_key: str, group_id: str) -> _Problem | None:
+    def _replay_problem(self, public_key: str, group_id: str) -> Problem | None:
         seen = self._replay.contains(group_id) or self._judged.contains(_judged_id(public_key, group_id))
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
-    def _print_or_problem(self, group: RolloutGroup) -> Print | _Problem:
+    def _print_or_problem(self, group: RolloutGroup) -> Print | Problem:
         """The group's print, if its texts and tokens are let in. Reads what no event changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
@@ -322,7 +280,7 @@ def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:
     return result
 
 
-def _opened(payload: bytes, swarm_id: str) -> _Opened | _Problem:
+def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
     try:
         envelope = decode(payload, SignedRollouts)
     except MessageError as error:
@@ -334,7 +292,7 @@ def _opened(payload: bytes, swarm_id: str) -> _Opened | _Problem:
     return _Opened(envelope, content_id(envelope.body))
 
 
-def _group(body: bytes, max_completions: int) -> RolloutGroup | _Problem:
+def _group(body: bytes, max_completions: int) -> RolloutGroup | Problem:
     try:
         return with_first_completions(decode(body, RolloutGroup), max_completions)
     except MessageError as error:

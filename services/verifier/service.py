@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.verifier.border import Border, BorderRules
+from services.verifier.border import Border
+from services.verifier.border_rules import BorderRules
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import Intake
 from services.verifier.local_outcomes import LocalOutcomes
@@ -82,7 +83,8 @@ class VerifierService:
             self._say_protections(pool, figures, log)
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
-            border = Border(self._rules(), self._trust, self._replay, self._held_out)
+            rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
+            border = Border(rules, self._trust, self._replay, self._held_out)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
@@ -126,22 +128,6 @@ class VerifierService:
             except TransportError as error:
                 context.log.debug("queues_not_read", reason=str(error))
             await asyncio.sleep(QUEUES_PERIOD_S)
-
-    def _rules(self) -> BorderRules:
-        verifier = self._config.verifier
-        return BorderRules(
-            node=self._config.node.id,
-            swarm_id=self._config.nats.swarm_id,
-            accept=verifier.accepted_tasks,
-            own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in self._config.tasks),
-            max_age_s=verifier.max_age_s,
-            max_clock_skew_s=verifier.max_clock_skew_s,
-            max_bytes=verifier.max_foreign_bytes,
-            max_completions=self._config.max_foreign_completions,
-            max_answer_chars=verifier.max_answer_chars,
-            max_tokens=self._config.max_foreign_tokens,
-            established_after=verifier.newcomer_groups,
-        )
 
 
 def _replay_capacity(config: NodeConfig) -> int:

@@ -26,6 +26,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.roles import Role
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import Log, configure_logging
@@ -40,7 +41,7 @@ class ServiceContext:
     """What a service is given to work with."""
 
     config: NodeConfig
-    role: str
+    role: Role
     replica: str
     node: Transport
     """Node plane: connected, the node's streams exist."""
@@ -72,7 +73,7 @@ class Service(Protocol):
         ...
 
 
-def main(role: str, build: Callable[[NodeConfig], Service]) -> NoReturn:
+def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
     """Run one service as a process of its own: `python -m services.<role> [--config FILE]`."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"The {role} of one swarm node.")
     parser.add_argument("--config", type=Path, help="the node's TOML file (default: the file named by SWARM_CONFIG)")
@@ -107,7 +108,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
+async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -163,7 +164,7 @@ async def _live(role: str, config: NodeConfig, build: Callable[[NodeConfig], Ser
         health.close()
 
 
-async def _connect_node_plane(config: NodeConfig, role: str, stopping: asyncio.Event) -> Transport | None:
+async def _connect_node_plane(config: NodeConfig, role: Role, stopping: asyncio.Event) -> Transport | None:
     attempt = asyncio.create_task(_open_node_plane(config, role))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({attempt, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +178,7 @@ async def _connect_node_plane(config: NodeConfig, role: str, stopping: asyncio.E
         raise FatalError(str(error)) from None
 
 
-async def _open_node_plane(config: NodeConfig, role: str) -> Transport:
+async def _open_node_plane(config: NodeConfig, role: Role) -> Transport:
     transport = await connect_node_plane(config, role)
     await prepare_node_streams(transport, config.node.id, create=config.nats.create_streams, replicas=config.nats.replicas)
     return transport

@@ -8,7 +8,6 @@ import asyncio
 import os
 import socket
 import time
-from typing import cast
 
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
@@ -38,9 +37,9 @@ def is_alive(status: ServiceStatus, now: float) -> bool:
 class StatusBoard:
     """Named figures of one process (`shared.contracts.status_figures`); each is a number."""
 
-    def __init__(self, node: str, role: str, replica: str) -> None:
+    def __init__(self, node: str, role: Role, replica: str) -> None:
         self._node = node
-        self._role = cast(Role, role)
+        self._role = role
         self._replica = replica
         self._state = "starting"
         self._figures: dict[str, float] = {}

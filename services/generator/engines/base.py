@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shared.config.sections import GeneratorSection
+
 MIN_TEMPERATURE = 0.01
 """vLLM raises any smaller temperature but 0 to this one; refusing them keeps the engines alike."""
 
@@ -42,6 +44,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 256
+
+    @classmethod
+    def of(cls, generator: GeneratorSection) -> SamplingParams:
+        """As the configuration says for what is trained on."""
+        return cls(generator.temperature, generator.top_p, generator.top_k, generator.max_new_tokens)
 
     def __post_init__(self) -> None:
         """Refuse what no engine could sample from."""

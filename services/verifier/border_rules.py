@@ -1,0 +1,83 @@
+"""What a node takes in, as far as it depends on its configuration and the group alone: the border's
+checks that need no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from services.verifier.refusals import Refusal
+from shared.config import NodeConfig
+from shared.contracts.codec import MAX_TOKENS
+from shared.contracts.messages import RolloutGroup
+from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.tasks.file_rows import held, is_file_name
+
+Accept = Literal["same", "dataset", "any"]
+Problem = tuple[Refusal, str]
+"""Why a message stays outside, and what exactly was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BorderRules:
+    """The fixed part of what a node takes in; the names are those of `[verifier]`."""
+
+    node: str
+    accept: Accept
+    own_tasks: Collection[tuple[str, str]]
+    """(dataset, canonical config) of the node's own sources."""
+    max_age_s: float
+    max_clock_skew_s: float
+    max_bytes: int
+    max_completions: int
+    max_answer_chars: int
+    max_tokens: int = MAX_TOKENS
+    established_after: int = 32
+    swarm_id: str = DEFAULT_SWARM_ID
+    """`nats.swarm_id`: groups signed for another swarm stay outside."""
+
+    @classmethod
+    def of(cls, config: NodeConfig, accept: Accept) -> BorderRules:
+        """A node's. accept: `verifier.accepted_tasks`, or what `auto` comes to where there is no
+        roster but all members are known.
+        """
+        verifier = config.verifier
+        return cls(
+            node=config.node.id,
+            swarm_id=config.nats.swarm_id,
+            accept=accept,
+            own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in config.tasks),
+            max_age_s=verifier.max_age_s,
+            max_clock_skew_s=verifier.max_clock_skew_s,
+            max_bytes=verifier.max_foreign_bytes,
+            max_completions=config.max_foreign_completions,
+            max_answer_chars=verifier.max_answer_chars,
+            max_tokens=config.max_foreign_tokens,
+            established_after=verifier.newcomer_groups,
+        )
+
+    def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
+        """What is wrong with when the group says it was made."""
+        age_s = now_s - group.created_at
+        if age_s > self.max_age_s:
+            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
+        if age_s < -self.max_clock_skew_s:
+            return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
+        return None
+
+    def task_problem(self, group: RolloutGroup) -> Problem | None:
+        """What is wrong with the task it says it answers."""
+        ref = group.task.ref
+        allowed = (
+            (self.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
+            or (self.accept == "dataset" and any(ref.dataset == dataset for dataset, _ in self.own_tasks))
+            or (ref.dataset, ref.config) in self.own_tasks
+        )
+        if not allowed:
+            return (
+                Refusal.TASK_NOT_ALLOWED,
+                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self.accept})",
+            )
+        return None
