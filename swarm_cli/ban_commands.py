@@ -20,7 +20,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import Conflict, Transport
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
 

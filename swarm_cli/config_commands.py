@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import BaseModel
 
-from shared.config import NodeConfig, load_config
+from shared.config import NodeConfig
 from shared.config.basic import BASIC
-from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.chosen_config import ConfigOption, check_objective, load_chosen, sources
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
-from swarm_cli.local.shipped import DEMO_CONFIG, shown
 from swarm_cli.toml_view import config_toml
 from swarm_cli.without_effect import settings_without_effect
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
-
-
-def load_chosen(config: Path | None) -> NodeConfig:
-    """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
-    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
 
 
 @config_app.command()
@@ -66,12 +57,6 @@ def _keys(section: type[BaseModel]) -> Iterator[str]:
             yield name
 
 
-def sources(config: Path | None) -> str:
-    """Where the values of `load_chosen` come from."""
-    file = config or os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG)
-    return " over ".join([*filter(None, [", ".join(setting_variables(os.environ))]), str(file), "the defaults"])
-
-
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
     """Check the values, make one task of each source, and look for the model. Notes say which
@@ -87,18 +72,6 @@ def check(config: ConfigOption = None) -> None:
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
     typer.echo(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}")
-
-
-def check_objective(config: NodeConfig) -> None:
-    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports
-    no torch of its own.
-    """
-    from services.trainer.objectives.config import configured_objective
-
-    try:
-        configured_objective(config)
-    except (ValueError, TypeError) as error:
-        raise CommandError(f"the configuration cannot be used:\n{error}", EXIT_CONFIG) from None
 
 
 def task_problems(config: NodeConfig) -> list[str]:

@@ -16,7 +16,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import cell, say, terminal
 from swarm_cli.errors import CommandError, checked_node
 

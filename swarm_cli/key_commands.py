@@ -10,7 +10,7 @@ import typer
 from shared.identity.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.text import visible
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.finding import Finding, Setting
-from swarm_cli.local.shipped import DEMO_CONFIG, shown
+from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _SECONDS, _SHORT_STEPS = 300.0, 2
 _END_S = 60.0

@@ -17,7 +17,7 @@ from monitoring.render import rule_file
 from shared.config import NodeConfig
 from shared.runtime.tasks import sleep_unless_stopped
 from shared.transport.base import NotConnected
-from swarm_cli.config_commands import load_chosen
+from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import note
 from swarm_cli.dashboard.prometheus import PREFIX, SCRAPE_S, Prometheus, find_prometheus
 from swarm_cli.dashboard.server import PageServer, page_panels

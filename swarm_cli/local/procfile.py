@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.roles import ROLES
-from swarm_cli.local.shipped import DEMO_CONFIG, NATS_CONFIG, shown
+from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG, shown
 
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400

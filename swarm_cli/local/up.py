@@ -13,7 +13,7 @@ from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.runtime.errors import EXIT_CONFIG
-from swarm_cli.config_commands import check_objective
+from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import ensure_toy_policy
@@ -27,8 +27,8 @@ from swarm_cli.local.procfile import (
     process_lines,
     render_procfile,
 )
-from swarm_cli.local.shipped import DEMO_CONFIG, shown
 from swarm_cli.observe.plot import where_runs_are
+from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535
 

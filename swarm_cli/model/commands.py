@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.config.trainer_section import MOST_RANK
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy

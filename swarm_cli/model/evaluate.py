@@ -22,7 +22,7 @@ from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem

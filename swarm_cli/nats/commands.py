@@ -24,7 +24,7 @@ from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import TransportError
 from shared.transport.nats.options import Options
-from swarm_cli.config_commands import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account

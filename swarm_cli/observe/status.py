@@ -15,7 +15,7 @@ from shared.contracts.status_figures import FigureFamily
 from shared.roles import ROLES
 from shared.text import visible_json
 from shared.transport.base import ConsumerState
-from swarm_cli.config_commands import load_chosen
+from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot

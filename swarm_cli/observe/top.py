@@ -20,7 +20,7 @@ from rich.live import Live
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
-from swarm_cli.config_commands import load_chosen
+from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog

@@ -25,7 +25,7 @@ from shared.contracts.subjects import node_scored_stream
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
 from shared.transport.connect import connect
-from swarm_cli.local.shipped import DEMO_CONFIG
+from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.nats_server import NatsServer
 

@@ -25,7 +25,7 @@ from shared.transport.base import AccessDenied, ConsumerSpec, NotConnected, Rete
 from shared.transport.connect import connect
 from shared.transport.deadline import Deadline
 from shared.transport.nats import direct
-from swarm_cli.local.shipped import NATS_CONFIG
+from swarm_cli.shipped import NATS_CONFIG
 from tests.nats_server import NatsServer, find_binary, free_port
 
 QUEUE = StreamSpec(name="QUEUE", subjects=("queue",), retention=Retention.WORK_QUEUE)

@@ -15,7 +15,7 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import Panel, substituted
-from swarm_cli.local.shipped import DEMO_CONFIG
+from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.monitoring.nats_exporter import NatsExporter
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here

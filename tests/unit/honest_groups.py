@@ -25,7 +25,7 @@ from shared.model.loading import load_causal_lm, load_tokenizer
 from shared.model.prompts import answer_text
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
-from swarm_cli.local.shipped import DEMO_CONFIG
+from swarm_cli.shipped import DEMO_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "models" / "base"

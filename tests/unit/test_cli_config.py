@@ -21,7 +21,7 @@ from shared.config.basic import BASIC
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import is_hub_name, model_problem
 from swarm_cli.local.ports import check_ports
-from swarm_cli.local.shipped import DEMO_CONFIG
+from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.task_sources import task_sources
 from swarm_cli.toml_view import config_toml
 

@@ -20,7 +20,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
-from swarm_cli.local.shipped import DEMO_CONFIG
+from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.trainer_life import batch_of
 
 BASE = Path(__file__).parents[2] / "models" / "base"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent / "defaults"
+_FOLDER = Path(__file__).parent / "local" / "defaults"
 DEMO_CONFIG = _FOLDER / "demo.toml"
 """What every command uses when neither `--config` nor `SWARM_CONFIG` names another configuration.
 """

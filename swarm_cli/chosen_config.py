@@ -1,0 +1,42 @@
+"""The configuration that a command works with: the file it was given, or SWARM_CONFIG's, or the
+demo's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.errors import CommandError
+from swarm_cli.shipped import DEMO_CONFIG, shown
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
+
+
+def load_chosen(config: Path | None) -> NodeConfig:
+    """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
+    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
+
+
+def sources(config: Path | None) -> str:
+    """Where the values of `load_chosen` come from."""
+    file = config or os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG)
+    return " over ".join([*filter(None, [", ".join(setting_variables(os.environ))]), str(file), "the defaults"])
+
+
+def check_objective(config: NodeConfig) -> None:
+    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports
+    no torch of its own.
+    """
+    from services.trainer.objectives.config import configured_objective
+
+    try:
+        configured_objective(config)
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"the configuration cannot be used:\n{error}", EXIT_CONFIG) from None
