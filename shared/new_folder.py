@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,8 +43,11 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
     under a name that begins with a dot. Files are on the disk before the name is given.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    # Named first and made within the block, so that a signal that comes as soon as it is there takes
+    # it away too. Nobody else hits upon the name.
+    staging = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
     try:
+        staging.mkdir(mode=0o700)
         yield staging
         _finish(staging)
         if replacing and folder.exists():

@@ -17,7 +17,7 @@ from swarm_cli.observe.view import NodeView
 
 def shown(missing: set[str]) -> str:
     board, registry = StatusBoard("alpha", "verifier", "0"), CollectorRegistry()
-    Figures(registry, board).protections(missing)
+    Figures(registry, board).scoring.protections(missing)
     for protection in PROTECTIONS:
         had = registry.get_sample_value("swarm_sandbox_protections", {"protection": protection})
         assert had == float(protection not in missing)
