@@ -43,8 +43,8 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
     under a name that begins with a dot. Files are on the disk before the name is given.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Named first and made within the block, so that a signal that comes as soon as it is there takes
-    # it away too. Nobody else hits upon the name.
+    # Named first and made within the block: a signal that comes as soon as it is there takes it
+    # away too. Nobody else hits upon the name.
     staging = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
     try:
         staging.mkdir(mode=0o700)
