@@ -1,8 +1,8 @@
 """What a policy answers when its answer is begun for it: `3 + 4 =`. How much of a gain is the form
 of an answer alone?
 
-    python -m lab.given_form MODEL --config config/smollm2.toml > given.json then python -m
-    lab.answers base.json given.json
+    python -m lab.given_form MODEL --config config/smollm2.toml > given.json
+    python -m lab.answers base.json given.json
 
 A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what
 3 + 4 is. The base policy that is given the first four signs shows what the first is worth. The

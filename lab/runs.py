@@ -1,9 +1,10 @@
 """Which runs an experiment has, where their records are, and which are still to be made.
 
-    DIR/manifest.json spec, software, machine (no paths, no names) DIR/<arm>/settings.json the arm's
-    settings with all defaults filled in, as its runs had them
-    DIR/<arm>/seed-<seed>/records.jsonl.gz raw records DIR/<arm>/seed-<seed>/done.json there when
-    the run is complete: rounds, seconds, commit, digests
+    DIR/manifest.json                       spec, software, machine (no paths, no names)
+    DIR/<arm>/settings.json                 the arm's, with defaults filled in, as its runs had them
+    DIR/<arm>/seed-<seed>/records.jsonl.gz  raw records
+    DIR/<arm>/seed-<seed>/done.json         there when the run is complete: rounds, seconds, commit,
+                                            digests
 
 A run that was interrupted leaves a folder without done.json and is made again from its start: with
 the same result, because a run depends on its spec and seed alone, and within minutes.

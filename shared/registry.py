@@ -1,15 +1,19 @@
 """What can be chosen by name and added from outside: built-in choices, and those that installed
 packages bring as entry points.
 
-| registry | entry-point group | setting | an entry is | |---|---|---|---| | `OBJECTIVES` |
-`swarm.objectives` | `trainer.objective` | an `Objective` (services/trainer/objectives/base.py) | |
-`STRATEGIES` | `swarm.strategies` | `sampler.strategy` | a `Strategy`
-(services/sampler/strategies/base.py) | | `ENGINES` | `swarm.engines` | `generator.engine` | a
-function from `EngineSettings` to an `Engine` | | `VERIFIERS` | `swarm.verifiers` | `verifier` in
-`[[tasks]]` | a function from a task to the scorer of its answers | | `TASK_SOURCES` |
-`swarm.task_sources` | `dataset` in `[[tasks]]` | a function from (settings, seed) to a sequence of
-entries | | `POLICY_STORES` | `swarm.policy_stores` | scheme of `policy_store.uri` | a function from
-`StorePlace` to a `PolicyStore` |
+Each registry with its entry-point group, the setting that names an entry, and what an entry is:
+
+* `OBJECTIVES`, `swarm.objectives`, `trainer.objective`: an `Objective`
+  (services/trainer/objectives/base.py).
+* `STRATEGIES`, `swarm.strategies`, `sampler.strategy`: a `Strategy`
+  (services/sampler/strategies/base.py).
+* `ENGINES`, `swarm.engines`, `generator.engine`: a function from `EngineSettings` to an `Engine`.
+* `VERIFIERS`, `swarm.verifiers`, `verifier` in `[[tasks]]`: a function from a task to the scorer of
+  its answers.
+* `TASK_SOURCES`, `swarm.task_sources`, `dataset` in `[[tasks]]`: a function from (settings, seed)
+  to a sequence of entries.
+* `POLICY_STORES`, `swarm.policy_stores`, the scheme of `policy_store.uri`: a function from
+  `StorePlace` to a `PolicyStore`.
 
 Names are checked without importing anything, so that the configuration can be read in a process
 that must not load torch. What is built in is named by its place, as text, for the same reason. An

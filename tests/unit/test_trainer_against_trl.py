@@ -6,13 +6,18 @@ and reward functions: it hands the method random logprobs instead of running a m
 settings that the method reads. Everything between logprobs and loss is TRL's: ratio, clipping,
 importance weights, divergence, aggregation.
 
-| compared (loss and gradient with respect to logprobs) | TRL's settings | |---|---| | grpo |
-loss_type grpo; also with delta (our dual_clip), beta (our kl_coefficient), vLLM importance ratios |
-| dr_grpo | loss_type dr_grpo | | dapo | loss_type dapo, and loss_type bnpo, which is the same where
-the batch is one micro-batch | | gspo | importance_sampling_level sequence with loss_type grpo | |
-cispo | loss_type cispo; TRL has no lower bound, so is_min 0 | | reinforce | not compared: TRL's
-RLOO trainer sums over the sequence, a different objective | | group-normalised advantages | not
-compared here: TRL computes them inside generation |
+Loss and its gradient with respect to logprobs are compared, under TRL's settings:
+
+* grpo: loss_type grpo; also with delta (our dual_clip), beta (our kl_coefficient) and vLLM's
+  importance ratios.
+* dr_grpo: loss_type dr_grpo.
+* dapo: loss_type dapo, and loss_type bnpo, which is the same where the batch is one micro-batch.
+* gspo: importance_sampling_level sequence with loss_type grpo.
+* cispo: loss_type cispo; TRL has no lower bound, so cispo_min is 0.
+* vespo: loss_type vespo.
+
+Not compared: reinforce, as TRL's RLOO trainer sums over the sequence, another objective; and
+group-normalised advantages, which TRL computes inside generation.
 """
 
 from __future__ import annotations
