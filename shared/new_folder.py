@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shared.unwinding import stop_if_asked
+
 
 def refuse_filled(folder: Path, purpose: str) -> None:
     """Find out before the work whether `appearing_whole` can give its result this name; `purpose`
@@ -49,6 +51,7 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
     try:
         staging.mkdir(mode=0o700)
         yield staging
+        stop_if_asked()
         _finish(staging)
         if replacing and folder.exists():
             shutil.rmtree(folder)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.config.trainer_section import MOST_RANK
+from shared.unwinding import unwinding_on_signals
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
 from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, find_run
-from swarm_cli.unwinding import unwinding_on_sigterm
 
 if TYPE_CHECKING:
     from services.trainer.durable.export import Exported
@@ -40,7 +40,7 @@ def init(
     config: ConfigOption = None,
 ) -> None:
     """Build the toy base policy for the configuration's tasks, unless it is there already."""
-    with unwinding_on_sigterm():
+    with unwinding_on_signals():
         folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
     note("built (or found as asked for); point model.path at it")
     typer.echo(str(folder))
@@ -66,7 +66,7 @@ def import_(
     """
     from swarm_cli.model.importing import import_model
 
-    with unwinding_on_sigterm():
+    with unwinding_on_signals():
         folder = import_model(source, out, revision=revision, dtype=dtype and dtype.value)
     typer.echo(str(folder))
 
@@ -113,7 +113,7 @@ def export(
     if adapter and dtype:
         raise CommandError("--adapter writes the adapters in float32, as they were trained: leave out --dtype")
     folder = node_folder(find_run(run, var_dir), node)
-    with unwinding_on_sigterm():
+    with unwinding_on_signals():
         exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
     if exported.rounding is not None:
         lost = max(0.0, exported.rounding.lost_ratio)

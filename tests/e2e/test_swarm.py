@@ -211,7 +211,7 @@ def test_one_rollout_id_leads_through_the_logs_of_all_four_services_and_of_anoth
         first, second, last = own[rollout_id], scored[rollout_id], trained[rollout_id]
         assert first["node"] == second["node"] == last["node"] == node.node
         assert first["task"] == second["task"] and first["task"] in last["tasks"]
-        assert first["policy_version"] == second["policy_version"] < last["policy_version"]
+        assert first["policy_version"] == second["policy_version"] < last["step"], "a step makes the version of its number"
         assert first["stream_seq"] >= 1 and second["stream_seq"] >= 1 and last["stream_seq"] == last["batch"]
     shared = {line["shared_rollout_id"] for other in swarm.nodes for line in other.events("verifier", "rollouts_shared")}
     assert shared & accepted.keys() & trained.keys(), "another node's group can be followed into this one's trainer"

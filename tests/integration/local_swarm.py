@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.nats_server import free_port
 
@@ -59,8 +62,33 @@ class Swarm:
         )
 
 
+_PORTS_OF_A_SWARM = 40
+_held: list[TextIO] = []
+
+
 def free_port_range() -> int:
-    """A port whose thirty successors are likely free too: the system hands out ports one by one,
-    and from a range above these.
+    """A port that is free with its 39 successors, and that no other test is given while this
+    process lives: the file that stands for them is locked.
     """
-    return 10_000 + 40 * (free_port() % 500)
+    folder = Path(tempfile.gettempdir()) / "swarm-test-ports"
+    folder.mkdir(exist_ok=True)
+    first = free_port()
+    for block in range(500):
+        port = 10_000 + _PORTS_OF_A_SWARM * ((first + block) % 500)
+        lock = (folder / str(port)).open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for number in range(port, port + _PORTS_OF_A_SWARM):
+                _refuse_taken(number)
+        except OSError:
+            lock.close()
+            continue
+        _held.append(lock)
+        return port
+    raise RuntimeError(f"no {_PORTS_OF_A_SWARM} ports in a row are free between 10000 and 30000")
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))

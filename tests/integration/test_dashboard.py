@@ -31,7 +31,8 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.streams import ensure_node_streams
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.transport.connect import connect
-from tests.nats_server import NatsServer, free_port
+from tests.integration.local_swarm import free_port_range
+from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -87,18 +88,6 @@ def start(port: int, url: str, folder: Path) -> subprocess.Popen[str]:
     arguments = ["--port", str(port), "--node-url", url, "--folder", str(folder)]
     command = [sys.executable, "-m", "swarm_cli", "dashboard", *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def two_free_ports() -> int:
-    while True:
-        port = 11_000 + 2 * (free_port() % 5000)
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def get(url: str) -> Any:
@@ -168,7 +157,7 @@ def assert_pages_are_passed_on_to_this_machine_alone(port: int) -> None:
 def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_nothing_else(
     server: NatsServer, processes: dict[tuple[str, str], int], tmp_path: Path
 ) -> None:
-    port = two_free_ports()
+    port = free_port_range()
     process = start(port, server.url, tmp_path / "watch")
 
     def all_up() -> bool:
@@ -202,7 +191,7 @@ def test_it_scrapes_every_process_serves_the_page_and_ends_what_it_started_and_n
 
 
 def test_it_waits_for_a_swarm_that_is_not_there_and_names_a_taken_port(tmp_path: Path) -> None:
-    port = two_free_ports()
+    port = free_port_range()
     process = start(port, "nats://127.0.0.1:9", tmp_path / "watch")
     wait_until(lambda: bool(get(f"http://127.0.0.1:{port}/panels.json")), process, "the page is there")
     second = start(port, "nats://127.0.0.1:9", tmp_path / "second")

@@ -19,6 +19,43 @@ pytestmark = pytest.mark.slow  # starts the program
 
 ROOT = Path(__file__).parents[2]
 
+STOPPED_IN_VAIN = """
+import os, signal, sys, time
+from pathlib import Path
+from shared.new_folder import appearing_whole
+from shared.unwinding import unwinding_on_signals
+
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[2]))
+        time.sleep(1)  # the signal's exception is raised here, where Python drops it
+
+with unwinding_on_signals(), appearing_whole(Path(sys.argv[1])) as staging:
+    (staging / "begun").touch()
+    swallows = Swallows()
+    del swallows
+    print("went on", flush=True)
+    if "again" in sys.argv:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("still there", flush=True)
+    try:
+        pass
+    finally:
+        print("to the end", flush=True)
+"""
+TWICE_WHILE_TAKING_BACK = """
+import os, signal, sys
+from shared.unwinding import unwinding_on_signals
+
+with unwinding_on_signals():
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    finally:
+        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("taken back", flush=True)
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_import_that_is_stopped_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
@@ -33,3 +70,31 @@ def test_an_import_that_is_stopped_leaves_nothing_behind(tmp_path: Path, number:
     assert running.returncode == 128 + number, said
     assert "Traceback" not in said
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize("again", [(), ("again",)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_whose_exception_python_drops_stops_the_work_all_the_same(
+    tmp_path: Path, number: signal.Signals, again: tuple[str, ...]
+) -> None:
+    done = _python(STOPPED_IN_VAIN, str(tmp_path / "out"), str(int(number)), *again)
+
+    assert "went on" in done.stdout, "the exception was dropped"
+    assert ("to the end" in done.stdout) == (not again) and "still there" not in done.stdout
+    assert done.returncode == (143 if again or number == signal.SIGTERM else -signal.SIGINT), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_interrupt_what_takes_the_work_back(number: signal.Signals) -> None:
+    done = _python(TWICE_WHILE_TAKING_BACK, str(int(number)))
+
+    assert done.stdout == "taken back\n"
+    assert done.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+
+
+def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
