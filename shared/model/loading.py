@@ -181,16 +181,16 @@ def _check_source(model: ModelSection) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelLoadError(
-                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or build the toy "
-                "policy there with `swarm model init`"
+                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or bring a "
+                f"model in with `swarm model import SOURCE {model_path}`"
             )
         return
     # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for
     # one.
     if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
         raise ModelLoadError(
-            f"model.path {model_path!r} is not a folder: build the toy policy with `swarm model init`, or set model.path to a "
-            "folder or hub name such as Qwen/Qwen2.5-0.5B-Instruct"
+            f"model.path {model_path!r} is not a folder: check the spelling, bring a model in with "
+            f"`swarm model import SOURCE {model_path}`, or build the toy policy in models/base with `swarm model init`"
         )
     problem = pin_problem(model_path, model.revision)
     if problem:
@@ -203,7 +203,7 @@ def _explain(model_path: str, part: str, error: Exception) -> str:
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     return (
         f"the {part} of model.path {model_path!r} cannot be loaded from that {where}{offline}: {lines[0][:300]}: check the "
-        "spelling, the files and the connection to the hub, or build the toy policy with `swarm model init`"
+        "spelling, the files and the connection to the hub"
     )
 
 

@@ -29,7 +29,12 @@ def model_problem(path: str, revision: str = "") -> str | None:
         return f"model.path {path}: the folder holds no config.json: give the folder that save_pretrained wrote"
     if is_hub_name(path):
         return pin_problem(path, revision)
-    return f"model.path {path}: no such folder: `swarm model init --out {path}` builds the toy policy there"
+    if folder == TOY_POLICY:
+        return f"model.path {path}: no such folder: `swarm model init --out {path}` builds the toy policy there"
+    return (
+        f"model.path {path}: no such folder: check the spelling, or bring a model in with `swarm model import SOURCE {path}` "
+        "(that of config/smollm2.toml: `make run MODEL=smollm2`)"
+    )
 
 
 def is_hub_name(path: str) -> bool:

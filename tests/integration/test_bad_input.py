@@ -88,7 +88,7 @@ def test_a_taken_port_is_named_with_the_setting_that_moves_it(config: Path, take
 @pytest.mark.parametrize("role", ["generator", "trainer"])
 def test_a_missing_model_is_named_with_how_to_get_one(role: str, config: Path, nats_url: str) -> None:
     done = _run(role, config, SWARM_NODE__ID=f"missing-{role}", SWARM_NATS__NODE_URL=nats_url, SWARM_MODEL__PATH="models/none")
-    _refused(done, "models/none", "swarm model init")
+    _refused(done, "models/none", "swarm model import")
 
 
 @pytest.mark.parametrize("role", ["generator", "trainer"])

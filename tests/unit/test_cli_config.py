@@ -137,7 +137,7 @@ def test_a_wrong_dataset_name_and_a_missing_model_are_both_reported(tmp_path: Pa
     wrong.write_text('[model]\npath = "models/not-here"\n[[tasks]]\ndataset = "chain_summ"\n')
     checked = swarm("config", "check", "--config", str(wrong))
     assert checked.returncode == 78
-    assert "chain_sum" in checked.stderr and "swarm model init --out models/not-here" in checked.stderr
+    assert "chain_sum" in checked.stderr and "swarm model import SOURCE models/not-here" in checked.stderr
     assert "Traceback" not in checked.stderr
 
 
@@ -177,8 +177,16 @@ def test_a_folder_that_is_missing_is_not_mistaken_for_a_hub_name(tmp_path: Path)
     assert is_hub_name("Qwen/Qwen2.5-0.5B-Instruct")
     assert not is_hub_name("models/base")
     assert not is_hub_name(str(tmp_path / "gone"))
-    assert "swarm model init" in (model_problem(str(tmp_path / "gone")) or "")
     assert "config.json" in (model_problem(str(tmp_path)) or "")
+
+
+def test_the_toy_is_offered_in_its_own_place_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "`swarm model init --out models/base`" in (model_problem("models/base") or "")
+    for missing in ("var/models/smollm2", str(tmp_path / "gone"), "models/bse"):
+        said = model_problem(missing) or ""
+        assert f"`swarm model import SOURCE {missing}`" in said and "check the spelling" in said
+        assert "model init" not in said, "the toy would be trained in the place of the model that was meant"
 
 
 def test_task_sources_come_from_names_or_from_a_file(tmp_path: Path) -> None:
