@@ -134,6 +134,7 @@ async def test_a_task_cannot_wait_for_its_own_end() -> None:
         await cancel_and_wait(asyncio.current_task())
 
 
+@pytest.mark.slow
 async def test_loops_that_swallow_their_cancellation_do_not_outlive_the_service() -> None:
     stopping, swallowing = asyncio.Event(), [Swallowing(1), Swallowing(2)]
     service = await started(run_until_stopped(stopping, *(each.run() for each in swallowing)))

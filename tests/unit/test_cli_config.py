@@ -47,6 +47,7 @@ def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> No
     assert load_config(printed) == demo
 
 
+@pytest.mark.slow
 def test_config_show_says_what_each_value_means() -> None:
     shown = swarm("config", "show", "--all")
     assert shown.returncode == 0
@@ -55,6 +56,7 @@ def test_config_show_says_what_each_value_means() -> None:
     assert "One of wait, fill_local, short." in shown.stdout
 
 
+@pytest.mark.slow
 def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('[verifier]\nmax_age_s = 77\n[[tasks]]\ndataset = "gcd"\n')
@@ -76,6 +78,7 @@ def test_the_basic_settings_are_there() -> None:
         functools.reduce(getattr, name.split("."), defaults)
 
 
+@pytest.mark.slow
 def test_config_show_says_first_where_the_values_come_from(tmp_path: Path) -> None:
     assert swarm("config", "show").stdout.startswith("# swarm_cli/local/defaults/demo.toml over the defaults\n")
     file = tmp_path / "node.toml"
@@ -97,6 +100,7 @@ def test_config_show_names_the_default_of_each_value_that_differs_and_of_no_othe
     assert lines[lines.index("sequence_mask = [0.5, 2.0]") - 1].endswith("(default: not set)")
 
 
+@pytest.mark.slow
 def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_task(tmp_path: Path) -> None:
     shown = swarm("config", "show", "--defaults", SWARM_TRAINER__GRAD_CLIP="0.5")
     assert shown.returncode == 0 and shown.stdout.startswith("# the defaults\n") and "(default:" not in shown.stdout
@@ -106,6 +110,7 @@ def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_ta
     assert swarm("config", "show", "--defaults", "--config", str(DEMO_CONFIG)).returncode == 1
 
 
+@pytest.mark.slow
 def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and_one_sentence() -> None:
     checked = swarm("config", "check", SWARM_TRAINER__VESPO_POSITIVE="1.5,3.0")
     assert checked.returncode == 78
@@ -113,6 +118,7 @@ def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and
     assert checked.stderr.splitlines() == [said]
 
 
+@pytest.mark.slow
 def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[trainer]\nlearning_rat = 1e-3\n[[tasks]]\ndataset = "gcd"\n')
@@ -141,6 +147,7 @@ def test_a_wrong_dataset_name_and_a_missing_model_are_both_reported(tmp_path: Pa
     assert "Traceback" not in checked.stderr
 
 
+@pytest.mark.slow
 def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
     checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)

@@ -21,6 +21,7 @@ def test_a_test_that_hangs_fails_with_where_each_of_its_tasks_stands() -> None:
         run_coroutine_test(hang, 0.1)
 
 
+@pytest.mark.slow
 def test_a_test_that_goes_on_when_it_is_cancelled_ends_all_the_same() -> None:
     ended = []
 

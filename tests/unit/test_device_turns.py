@@ -40,6 +40,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "device.turns"
 
 
+@pytest.mark.slow
 async def test_two_who_always_want_it_take_turns(file: Path) -> None:
     seen: list[str] = []
 
@@ -58,6 +59,7 @@ async def test_two_who_always_want_it_take_turns(file: Path) -> None:
     assert max(len(list(row)) for _, row in itertools.groupby(turns[:-2])) <= 2, turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["abc", "abcde"])
 async def test_of_more_than_two_nobody_comes_again_before_all_others_have_come(file: Path, names: str) -> None:
     seen: list[str] = []

@@ -110,6 +110,7 @@ def test_a_gain_is_given_without_the_datasets_that_a_constant_passes(tmp_path: P
     assert np.mean(gain_of_question(everything)) == pytest.approx(0.65)
 
 
+@pytest.mark.slow
 def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["b"]))
     write_manifest(tmp_path, spec, "simulate")
@@ -165,6 +166,7 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
     assert f"screened, over {compare}: " in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_stated_twice_once(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["b", "b/a", "c"]))
     write_manifest(tmp_path, spec, "simulate")

@@ -116,6 +116,7 @@ def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
     assert "| b | 1 | 0.2500 | 2.00 | 3.00 |" in table
 
 
+@pytest.mark.slow
 def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path) -> None:
     write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
     for arm, levels, generated in (("8-0", (0.1, 0.2), 16), ("4-4", (0.15, 0.3), 8)):

@@ -36,6 +36,7 @@ def test_crashes_long_ago_are_forgotten() -> None:
     assert policy.after_exit(1, now_s=100.0) == 0.5
 
 
+@pytest.mark.slow
 def test_the_supervisor_starts_a_killed_child_again_and_passes_its_last_code_on(tmp_path: object) -> None:
     script = (
         "import os, pathlib, signal, sys\n"

@@ -211,6 +211,7 @@ changes = st.lists(st.tuples(st.sampled_from(["informative", "foreign", "rate"])
 
 @settings(max_examples=30, deadline=None, phases=_NO_SHRINKING)
 @given(worlds, changes)
+@pytest.mark.slow
 def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
     settings_: dict[str, Any], happens: list[tuple[str, float]]
 ) -> None:
@@ -237,6 +238,7 @@ def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
 
 @settings(max_examples=8, deadline=None, phases=_NO_SHRINKING)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(1, 2), st.integers(1, 6), st.floats(0.2, 1), st.floats(0.5, 1))
+@pytest.mark.slow
 def test_moving_i_throws_next_to_no_own_group_away(
     seed: int, max_staleness: int, prefetch: int, period: int, trains: float, foreign: float
 ) -> None:

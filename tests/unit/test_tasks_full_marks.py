@@ -105,7 +105,7 @@ Wrong = Callable[[Item], str]
         pytest.param("survo", {}, lambda item: f"{PAYLOAD} {right(item)}", id="survo"),
         pytest.param("knights_knaves", {}, lambda item: f"{PAYLOAD}. {right(item)}", id="knights_knaves"),
         pytest.param("pool_matrix", {}, lambda item: f"{right(item)} # {PAYLOAD}", id="pool_matrix"),
-        pytest.param("sokoban", {}, lambda item: f"{right(item)} {PAYLOAD}", id="sokoban"),
+        pytest.param("sokoban", {}, lambda item: f"{right(item)} {PAYLOAD}", id="sokoban", marks=pytest.mark.slow),
         pytest.param("quantum_lock", {}, lambda item: f"{right(item)} ({'xyz' * 20})", id="quantum_lock"),
         pytest.param("spell_backward", {}, lambda item: f"{right(item)} {PAYLOAD}", id="spell_backward"),
         pytest.param(

@@ -80,6 +80,7 @@ def integral_reward(dataset: str, integrand: str, reference: str, answer: str) -
         return 0.0
 
 
+@pytest.mark.slow
 def test_the_derivative_hides_no_term_of_an_antiderivative() -> None:
     made = list(hidden_terms(SAMPLES * len(INTEGRALS)))
     paid = {}
@@ -125,6 +126,7 @@ def other_forms(formula: Any) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_right_antiderivatives_are_paid_in_the_forms_that_sympy_gives_them() -> None:
     cases = [(integrand, right, ALSO_RIGHT.get(integrand, ())) for integrand, right in INTEGRALS.items()]
     for name in ("simple_integration", "intermediate_integration"):
