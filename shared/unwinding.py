@@ -58,9 +58,12 @@ def _unwind(number: int, _: object) -> None:
 
 
 def _being_handled(exception: BaseException) -> bool:
+    """Whether the code that was interrupted handles `exception`, or another that came up while it
+    was handled.
+    """
     handled, seen = sys.exc_info()[1], 0
     while handled is not None and seen < 100:
         if handled is exception:
             return True
-        handled, seen = sys.exc_info()[1], 0
+        handled, seen = handled.__context__, seen + 1
     return False

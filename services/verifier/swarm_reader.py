@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -110,7 +110,7 @@ class SwarmReader:
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
         if plan.mode == "draw":
-            drawn = await asyncio.gather(*(swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions))
+            drawn = await _answered([swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions])
             found = {message.seq: message for message in drawn if message is not None}
             return list((found | await self._newest_of_known(swarm)).values())
         messages: list[StoredMessage] = []
@@ -126,9 +126,26 @@ class SwarmReader:
 
     async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
         known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
-        newest = await asyncio.gather(*(swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known))
+        newest = await _answered([swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known])
         return {
             message.seq: message
             for subject, message in zip(known, newest, strict=True)
             if message is not None and message.seq > self._known_subjects[subject]
         }
+
+
+async def _answered(asked: Sequence[Awaitable[StoredMessage | None]]) -> list[StoredMessage | None]:
+    """The answers in order, None for a question that failed: it costs what it asked for, and not
+    the others their answers. The cursor has moved on by now.
+
+    Raises:
+        TransportError: not one was answered.
+    """
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    for error in failed:
+        if len(failed) == len(answers) or not isinstance(error, TransportError):
+            raise error
+    if failed:
+        log.warning("messages_not_read", failed=len(failed), asked=len(answers), error=str(failed[0]))
+    return [None if isinstance(answer, BaseException) else answer for answer in answers]

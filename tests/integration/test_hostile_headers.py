@@ -31,6 +31,9 @@ BLOCKS = {
     "one long line": b"NATS/1.0\r\nX: " + b"x" * LARGE + b"\r\n\r\n",
     "a status line of garbage": b"NATS/1.0 " + b"\xff" * LARGE + b"\r\n\r\n",
     "forged places": b"NATS/1.0\r\n" + b"Nats-Subject: log.b\r\nNats-Sequence: 1\r\n" * (LARGE // 42) + b"\r\n",
+    "the status of nobody there": b"NATS/1.0 503\r\n\r\n",
+    "the same as a header": b"NATS/1.0\r\nStatus: 503\r\nDescription: none\r\n\r\n",
+    "a status that ends a batch": b"NATS/1.0\r\nStatus: 204\r\nNats-Num-Pending: 0\r\n\r\n",
     "the reader's own mark": b"NATS/1.0\r\n%s: 999999999\r\n\r\n" % headers.OVERSIZED_HEADER.encode(),
 }
 
@@ -71,6 +74,8 @@ async def test_a_message_with_hostile_headers_keeps_its_place_and_its_sender_and
             (5, "log.a"),
         ]
         hostile = await transport.get("LOG", 3)
+        newest = await transport.last("LOG", "log.evil")
+        assert newest is not None and newest.seq == 4
         assert hostile is not None
         if len(block) > headers.MAX_HEADER_BYTES and not block.startswith(b"NATS/1.0 "):  # of a status the server keeps nothing
             assert (hostile.inline, hostile.size_bytes) == (None, UNKNOWN_SIZE)
@@ -100,4 +105,28 @@ async def test_large_headers_of_one_sender_cost_the_others_nothing_and_are_count
         await until(lambda: alpha.status.get("accepted") == 12, 15.0)
         await until(lambda: alpha.status.get("refused_too_large") == FLOOD, 30.0)
         print(f"all honest groups taken in {time.monotonic() - sent_at:.1f} s after the last was sent")
+        await honest.close()
+
+
+async def test_a_status_that_a_member_writes_keeps_no_draw_from_a_full_stream(nats_server: MakeServer, tmp_path: Path) -> None:
+    """300 small messages a second, where alpha looks at 16, so that it draws; each says 503."""
+    server = nats_server()
+    config = configured("alpha", server.url, tmp_path)
+    config = config.model_copy(update={"verifier": config.verifier.model_copy(update={"intake_groups_per_s": 2.0})})
+    key, sent = SigningKey(new_seed()), 60
+    async with verifier(config) as alpha:
+        honest = await connect(server.url, name="honest")
+        for index in range(3):
+            await share(honest, key, "beta", index)
+        await until(lambda: alpha.status.get("accepted") == 3, 15.0)
+        flood = asyncio.create_task(
+            published(server, subjects.rollouts("mallory"), BLOCKS["the same as a header"], times=20_000, pause_s=1 / 300)
+        )
+        for index in range(3, sent):
+            await share(honest, key, "beta", index)
+            await asyncio.sleep(0.25)
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+        print(f"{alpha.status.get('accepted')} of {sent} honest groups taken")
+        assert alpha.status.get("accepted") >= 6
         await honest.close()

@@ -56,6 +56,34 @@ with unwinding_on_signals():
         print("taken back", flush=True)
 """
 
+WHILE_ANOTHER_IS_HANDLED = """
+import os, signal, sys, time
+from shared.unwinding import unwinding_on_signals
+
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(1)
+
+def handles(number):
+    try:
+        os.stat("/nowhere")
+    except OSError:
+        os.kill(os.getpid(), number)
+
+with unwinding_on_signals():
+    if sys.argv[2] == "in vain":
+        swallows = Swallows()
+        del swallows
+        handles(signal.SIGTERM)
+        print("still there", flush=True)
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    finally:
+        handles(signal.SIGTERM)
+        print("taken back", flush=True)
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_import_that_is_stopped_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
@@ -91,6 +119,16 @@ def test_a_second_signal_does_not_interrupt_what_takes_the_work_back(number: sig
 
     assert done.stdout == "taken back\n"
     assert done.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_while_another_exception_is_handled_does_as_it_does_elsewhere(number: signal.Signals) -> None:
+    taking_back = _python(WHILE_ANOTHER_IS_HANDLED, str(int(number)), "taken back")
+    in_vain = _python(WHILE_ANOTHER_IS_HANDLED, str(int(number)), "in vain")
+
+    assert taking_back.stdout == "taken back\n", taking_back.stderr
+    assert taking_back.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert (in_vain.stdout, in_vain.returncode) == ("", 143), in_vain.stderr
 
 
 def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

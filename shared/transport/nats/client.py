@@ -16,10 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 class Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for four things in 2.16: its read loop ends for good when a foreign message's
-    status line is not UTF-8, it parses headers of any size, it goes on in the clear when a server,
-    or somebody between, says that it has no TLS, and closing can raise what belongs to a task of
-    its own."""
+    """nats-py, but for five things in 2.16: its read loop ends for good when a foreign message's
+    status line is not UTF-8, it parses headers of any size, it takes a publisher's `Status` for
+    the server's, it goes on in the clear when a server, or somebody between, says that it has no
+    TLS, and closing can raise what belongs to a task of its own."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -52,4 +52,7 @@ class Client(nats.NATS):  # type: ignore[misc]
         if not parsed:
             return headers.of_server(block) if headers.is_stored(block) else None
         parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
+        if headers.is_stored(block):  # the status is its publisher's then; `request` would take 503 for nobody there
+            for name in headers.STATUS:
+                parsed.pop(name, None)
         return parsed

@@ -14,6 +14,8 @@ MAX_HEADER_BYTES = 48 * 1024
 MAX_HEADER_LINES = 128
 OVERSIZED_HEADER = "Swarm-Oversized-Headers"
 """Marks a message whose publisher's headers were left out; the value is their size in bytes."""
+STATUS = ("Status", "Description")
+"""Where nats-py puts a status line, and where a publisher's headers of these names come too."""
 _TAIL_BYTES = 1024
 _FIRST_OF_SERVER = b"Nats-Subject: "
 
