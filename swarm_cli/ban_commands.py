@@ -37,6 +37,7 @@ def ban(
     sender: Annotated[str, typer.Argument(help="A node's name or public key. Without one: print bans and the worst senders.")] = "",
     duration: Annotated[str, typer.Option("--for", help="Such as 90s, 30m, 1h, 7d.  [default: for good]")] = "",
     reason: Annotated[str, typer.Option(help="For the logs.")] = "",
+    anew: Annotated[bool, typer.Option("--anew", help="Where the list cannot be read, begin another without its bans.")] = False,
     by: ByOption = "",
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
@@ -56,7 +57,7 @@ def ban(
     now_s = time.time()
     until_s = now_s + seconds(duration) if duration else None
     made = Ban(sender=sender, until=until_s, reason=reason[:500], made_at=now_s)
-    asyncio.run(_with(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _added(bans, made, now_s))))
+    asyncio.run(_with(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _added(bans, made, now_s), anew)))
 
 
 def unban(
@@ -124,9 +125,9 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
     return [visible(line) for line in lines] or ["nobody is banned, and nothing is held against anyone"]
 
 
-async def _change(plane: Transport, bucket: str, change: Callable[[BanList], BanList]) -> None:
+async def _change(plane: Transport, bucket: str, change: Callable[[BanList], BanList], anew: bool = False) -> None:
     for _ in range(TRIES):
-        bans, revision = await _read(plane, bucket)
+        bans, revision = await _read(plane, bucket, anew)
         try:
             await plane.kv.update(bucket, BANS_KEY, encode(change(bans)), last_revision=revision)
         except Conflict:
@@ -135,11 +136,17 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
     raise CommandError("others were changing the bans all the time: try again")
 
 
-async def _read(plane: Transport, bucket: str) -> tuple[BanList, int]:
+async def _read(plane: Transport, bucket: str, anew: bool = False) -> tuple[BanList, int]:
+    """The list and its revision. anew: one that cannot be read counts as empty."""
     entry = await plane.kv.get(bucket, BANS_KEY)
     if entry is None:
         return BanList(), 0
     try:
         return decode(entry.value, BanList), entry.revision
     except MessageError as error:
-        raise CommandError(f"the bans in {bucket} cannot be read ({error}): use the version that wrote them") from None
+        if anew:
+            return BanList(), entry.revision
+        raise CommandError(
+            f"the bans in {bucket} cannot be read ({error}), and its verifiers that started since take nothing in from others: "
+            "use the version that wrote them, or begin another list with `swarm ban NAME --anew`"
+        ) from None

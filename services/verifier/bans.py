@@ -18,6 +18,8 @@ class Bans:
         self._bans: dict[str, Ban] = {}
         self._by_key: dict[str, Ban] = {}
         self._keys: dict[str, frozenset[str | None]] = {}
+        self.unreadable = ""
+        """Why nobody knows who is banned: everybody is, until a list can be read."""
 
     def count(self, now_s: float) -> int:
         """How many bans are in force."""
@@ -25,6 +27,7 @@ class Bans:
 
     def replace(self, listed: BanList) -> None:
         """These bans and no others from now on."""
+        self.unreadable = ""
         self._bans = {ban.sender: ban for ban in listed.bans}
         self.refresh()
 

@@ -237,6 +237,8 @@ class Border:
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
 
     def _key_problem(self, public_key: str, now_s: float) -> Problem | None:
+        if self.bans.unreadable:
+            return Refusal.BANNED, self.bans.unreadable
         ban = self.bans.of_key(public_key, now_s)
         if ban is not None:
             return Refusal.BANNED, ban.reason

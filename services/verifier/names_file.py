@@ -8,6 +8,7 @@ a key counts. What is torn or is no such line is passed over.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -78,14 +79,17 @@ class NamesFile:
         return [_parsed(match, stat.st_mtime) for match in found]
 
     def append(self, line: NameLine) -> None:
-        """Add a line; call it under the lock."""
+        """Add a line; call it under the lock. Raises OSError when the disk does not take it."""
         # A line that another process could not finish must not swallow this one.
         text = ("\n" if self._torn else "") + _text(line)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, text.encode())
+            written = os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
+        self._torn = written < len(text)
+        if self._torn:
+            raise OSError(errno.ENOSPC, "part of a line was written", str(self._path))
 
     def rewrite(self, lines: Sequence[NameLine]) -> None:
         """Replace the file by these lines; call it under the lock."""

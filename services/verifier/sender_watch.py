@@ -24,6 +24,7 @@ from shared.transport.base import Transport, TransportError
 
 PERIOD_S = 1.0
 REPORT_PERIOD_S = 5.0
+COMPLAIN_EVERY_S = 60.0
 
 
 class SenderWatch:
@@ -48,6 +49,8 @@ class SenderWatch:
         self._figures = figures
         self._log = log
         self._revision = 0
+        self._read_bans = False
+        self._complained_at = 0.0
         self._reported: list[SenderStanding] = []
 
     async def run(self) -> None:
@@ -66,7 +69,7 @@ class SenderWatch:
 
     async def look(self) -> None:
         """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier
-        lists in force.
+        lists in force; where there is no earlier list of bans, nobody is let in.
 
         Raises:
             TransportError: the node plane does not answer.
@@ -78,13 +81,27 @@ class SenderWatch:
             try:
                 listed = decode(entry.value, BanList)
             except MessageError as error:
-                self._log.error("bans_unreadable", reason=str(error), consequence="the earlier bans stay in force")
+                if not self._read_bans:
+                    self._border.bans.unreadable = f"this node's list of bans cannot be read ({error})"
+                self._say_unreadable(str(error))
             else:
+                self._read_bans = True
                 self._border.bans.replace(listed)
                 self._log.info("bans", senders=[ban.sender for ban in listed.bans][:20])
+        if self._border.bans.unreadable and time.monotonic() - self._complained_at >= COMPLAIN_EVERY_S:
+            self._say_unreadable(self._border.bans.unreadable)
         self._border.bans.refresh()
         now_s = time.time()
         self._figures.border.left_out(self._border.reputation.quarantined(now_s), self._border.bans.count(now_s))
+
+    def _say_unreadable(self, reason: str) -> None:
+        self._complained_at = time.monotonic()
+        self._log.error(
+            "bans_unreadable",
+            reason=reason,
+            consequence="no foreign group is taken in" if self._border.bans.unreadable else "the earlier bans stay in force",
+            remedy="start the version that wrote the list, or write another: `swarm ban NAME --anew`",
+        )
 
     async def exchange(self) -> None:
         """Keep what is known of keys, and learn what other replicas, the trainer and an earlier

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from services.verifier.names_file import NameLine, NamesFile
 from shared.identity.roster import RosterEntry, read_roster
+
+log = structlog.get_logger(__name__)
 
 MAX_NAMES = 20_000
 """Names remembered at most; beyond that the ones that matter least give way, so that a newcomer
@@ -30,6 +34,7 @@ KEPT_GROUPS = 32
 """A name with as many accepted groups gives way only when no name with fewer is left."""
 
 _WRITTEN_EVERY_S = 3600.0
+_NEVER_S = -_WRITTEN_EVERY_S
 _FREED_AT_ONCE = 100
 
 
@@ -117,6 +122,7 @@ class KnownKeys:
 
     def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
         """`own` is this node's name and key: nobody else gets that name, and it never expires."""
+        self._path = path
         self._file = NamesFile(path)
         self._own = own
         self._idle_s = idle_s
@@ -148,8 +154,8 @@ class KnownKeys:
         """Note an accepted group of this key under this name. False when the name or the key
         belongs elsewhere.
 
-        Raises:
-            OSError: the file cannot be written.
+        A disk that takes nothing is logged: the name is known here all the same, and written down
+        with a later group.
         """
         if self.key_of(name) != public_key:
             return self._bind_new(name, public_key, now_s)
@@ -158,22 +164,41 @@ class KnownKeys:
             known.seen_s = max(known.seen_s, now_s)
             known.groups += 1
             if now_s - known.written_s >= _WRITTEN_EVERY_S or known.groups == KEPT_GROUPS:
-                known.written_s = now_s
-                with self._file.locked():
-                    self._file.append(self._line(name))
+                try:
+                    with self._file.locked():
+                        self._file.append(self._line(name))
+                    known.written_s = now_s
+                except OSError as error:
+                    known.written_s = _NEVER_S
+                    self._say_unwritten(error)
         return True
 
     def _bind_new(self, name: str, public_key: str, now_s: float) -> bool:
-        with self._file.locked():
-            self._take_over(self._file.read())
-            if not self.may_use(name, public_key, now_s):
-                return False
-            self._set(NameLine(name, public_key, now_s, 1))
-            self._file.append(self._line(name))
-            self._make_room()
-            if self._file.lines > 2 * MAX_NAMES:
-                self._file.rewrite([self._line(each) for each in self._names])
+        try:
+            with self._file.locked():
+                self._take_over(self._file.read())
+                if not self._take(name, public_key, now_s):
+                    return False
+                self._file.append(self._line(name))
+                self._names[name].written_s = now_s
+                if self._file.lines > 2 * MAX_NAMES:
+                    self._file.rewrite([self._line(each) for each in self._names])
+        except OSError as error:
+            self._say_unwritten(error)
+            return self.key_of(name) == public_key or self._take(name, public_key, now_s)
         return True
+
+    def _take(self, name: str, public_key: str, now_s: float) -> bool:
+        """Note a first group in memory alone. False when the name or the key belongs elsewhere."""
+        if not self.may_use(name, public_key, now_s):
+            return False
+        self._set(NameLine(name, public_key, now_s, 1))
+        self._names[name].written_s = _NEVER_S
+        self._make_room()
+        return True
+
+    def _say_unwritten(self, error: OSError) -> None:
+        log.error("name_not_written", file=str(self._path), reason=str(error), remedy="free some space")
 
     def _take_over(self, lines: list[NameLine]) -> None:
         for line in lines:

@@ -19,6 +19,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.senders import (
+    BANS_KEY,
     FINDINGS_KEY,
     REPUTATION_KEY,
     SENDERS_PREFIX,
@@ -34,6 +35,7 @@ from shared.identity.roster import RosterEntry, write_roster
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.ban_commands import ban, unban
+from swarm_cli.errors import CommandError
 from tests.integration.test_verifier_service import configured, group, scored, until, verifier
 from tests.nats_server import NatsServer
 
@@ -49,7 +51,7 @@ async def share(swarm: Transport, key: SigningKey, node: str, index: int, answer
     await swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
 
-async def in_thread(command: Callable[..., None], config: NodeConfig, *arguments: str, **options: str) -> None:
+async def in_thread(command: Callable[..., None], config: NodeConfig, *arguments: str, **options: str | bool) -> None:
     """A command of the CLI, which has an event loop of its own; `config` is written where it
     looks.
     """
@@ -88,6 +90,38 @@ async def test_a_ban_acts_within_seconds_on_name_and_key_outlives_a_restart_and_
         await share(alpha.swarm, key, "beta", 4)
         await until(lambda: alpha.status.get("accepted") == 1)
         assert sorted(each.group.draw for each in await scored(alpha.node, "alpha")) == [0, 4]
+
+
+async def test_a_list_of_bans_that_nobody_can_read_lets_nobody_in_until_another_is_written(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    config = configured("alpha", nats_server().url, tmp_path)
+    banned, other = SigningKey(new_seed()), SigningKey(new_seed())
+    bucket = subjects.node_bucket("alpha")
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await in_thread(ban, config, banned.public_key)
+        await until(lambda: alpha.status.get("senders_banned") == 1)
+        entry = await alpha.node.kv.get(bucket, BANS_KEY)
+        assert entry is not None
+        await alpha.node.kv.put(bucket, BANS_KEY, entry.value[:-3])
+        await asyncio.sleep(2.5)
+        await share(alpha.swarm, banned, "mallory", 0)
+        await share(alpha.swarm, other, "beta", 1)
+        await until(lambda: alpha.status.get("accepted") == 1)
+        assert alpha.status.get("refused_banned") == 1, "the earlier bans stay in force"
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        await share(alpha.swarm, banned, "mallory", 2)
+        await share(alpha.swarm, other, "beta", 3)
+        await until(lambda: alpha.status.get("refused_banned") == 2)
+        with pytest.raises(CommandError, match="--anew"):
+            await in_thread(ban, config)
+        await in_thread(ban, config, banned.public_key, anew=True)
+        await until(lambda: alpha.status.get("senders_banned") == 1)
+        await share(alpha.swarm, banned, "mallory", 4)
+        await share(alpha.swarm, other, "beta", 5)
+        await until(lambda: alpha.status.get("accepted") == 1 and alpha.status.get("refused_banned") == 3)
 
 
 async def test_a_roster_admits_only_the_listed_and_is_followed_while_running(nats_server: MakeServer, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ one sender with one key.
 
 from __future__ import annotations
 
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,43 @@ def test_full_lists_make_room_for_newcomers_and_keep_the_names_that_brought_most
     lines = (tmp_path / "known_keys.txt").read_text().splitlines()
     assert len(lines) <= 41, "the file is bounded"
     assert known_keys(tmp_path).key_of("honest") == "UHONEST"
+
+
+@contextmanager
+def full_disk(room_bytes: int = 0) -> Iterator[None]:
+    """No file grows beyond `room_bytes`: the system refuses the write, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_no_name_and_what_was_not_written_is_written_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate, file = border(tmp_path), tmp_path / "known_keys.txt"
+    with full_disk():
+        for draw in range(3):
+            taken_in(gate, subjects.rollouts("beta"), signed(group(draw=draw), KEY), NOW_S)
+    assert not file.exists() or not file.read_bytes()
+    assert gate._trust.key_of("beta") == KEY.public_key
+    assert capsys.readouterr().out.count("name_not_written") == 3
+    taken_in(gate, subjects.rollouts("beta"), signed(group(draw=3), KEY), NOW_S)
+    assert known_keys(tmp_path).key_of("beta") == KEY.public_key
+
+
+@pytest.mark.usefixtures("capsys")  # the log goes to no file that the limit bounds
+def test_a_line_of_which_a_full_disk_took_a_part_swallows_no_other(tmp_path: Path) -> None:
+    known, file = known_keys(tmp_path), tmp_path / "known_keys.txt"
+    assert known.bind("beta", "UB", NOW_S)
+    with full_disk(file.stat().st_size + 5):
+        assert known.bind("gamma", "UC", NOW_S)
+    assert file.read_bytes().endswith(b"\ngamma")
+    assert known.bind("delta", "UD", NOW_S) and known.bind("gamma", "UC", NOW_S)
+    again = known_keys(tmp_path)
+    assert [again.key_of(name) for name in ("beta", "gamma", "delta")] == ["UB", "UC", "UD"]
 
 
 @settings(max_examples=60, deadline=None)
