@@ -215,6 +215,8 @@ class Border:
         if found.kind == "repeated":
             detail = "the sender has sent this task before, with the same answers or twice"
             return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
+        if found.kind == "row":
+            return Refused(Refusal.REPEATED, sender, "the sender has sent this row of a file before, the same or often")
         detail = f"says what a group of {self._named(found)} said before"
         if not found.telling:
             return Refused(Refusal.COPIED, sender, detail)

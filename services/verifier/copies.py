@@ -10,7 +10,10 @@ text of its own says so, or when all its answers, most of them different, are eq
 send two groups of a task, and nothing twice.
 
 The same question under another reference is another task, in which honest nodes do meet where
-questions are few: only telling text is a copy there, and nobody is blamed.
+questions are few: only telling text is a copy there, and nobody is blamed. A row of a file is the
+same question under every seed, so that its references are without end and cost nothing to find:
+there one sender's groups are counted and compared whatever the reference. A node that trains on few
+rows comes back to each, so nobody is blamed for that either.
 
 Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or
 repeated is forgotten first. Each process has its own, which a restart empties: a copy comes in once
@@ -23,16 +26,22 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, Text, compare
 from shared.contracts.messages import RolloutGroup, Task
+from shared.tasks.file_rows import is_file_name
 
 __all__ = ["CopyMemory", "Likeness", "Print"]
 
 GROUPS_OF_A_TASK = 2
 """What one sender may send of a task. One is the rule; a node that died while sampling draws the
 task again.
+"""
+
+GROUPS_OF_A_ROW = 16
+"""What one sender may send of a row of a file within `REMEMBERED_S`, under whatever references; of
+these `GROUPS_OF_A_TASK` with the same answers.
 """
 
 REMEMBERED_S = 3600.0
@@ -49,11 +58,11 @@ _PER_QUESTION = 16
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """`kind`: of an earlier local group, or of another's. `telling`: to be blamed on the sender.
-    `of`: whose group came first.
+    """`kind`: of an earlier local group, of an earlier one of a row of a file under another
+    reference, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first.
     """
 
-    kind: Literal["repeated", "copied"]
+    kind: Literal["repeated", "row", "copied"]
     telling: bool
     of: str
 
@@ -77,6 +86,7 @@ class CopyMemory:
         self._printer = Printer(salt or secrets.token_bytes(16))
         self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
+        self._rows: dict[tuple[bytes, str], list[_Seen]] = {}
         self._groups = 0
         self._size_bytes = 0
 
@@ -87,7 +97,8 @@ class CopyMemory:
     def print_of(self, group: RolloutGroup) -> Print:
         """The group's print under this memory's salt."""
         task, question = self._ids(group.task)
-        return Print(task, question, self.texts_of([completion.text for completion in group.completions]))
+        texts = self.texts_of([completion.text for completion in group.completions])
+        return Print(task, question, texts, is_file_name(group.task.ref.dataset))
 
     def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
         """Prints of one group's answers, in order."""
@@ -106,7 +117,7 @@ class CopyMemory:
         """
         new = _Seen(public_key, seq, stored_at_s, now_s, made)
         found, copiers = self._same_task(new)
-        return found or self._same_question(new), [] if found else copiers
+        return found or self._same_question(new) or self._same_row(new), [] if found else copiers
 
     def _same_task(self, new: _Seen) -> tuple[Likeness | None, list[str]]:
         made, public_key, now_s = new.made, new.public_key, new.at_s
@@ -149,6 +160,13 @@ class CopyMemory:
                 return Likeness("copied", False, seen.public_key)
         return None
 
+    def _same_row(self, new: _Seen) -> Likeness | None:
+        sent = [seen for seen in self._rows.get(_row(new), ()) if new.at_s - seen.at_s <= REMEMBERED_S]
+        alike = sum(compare(new.made.texts, seen.made.texts) is not None for seen in sent)
+        if alike < GROUPS_OF_A_TASK and len(sent) < GROUPS_OF_A_ROW:
+            return None
+        return Likeness("row", False, new.public_key)
+
     def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
         """Note a group that was taken in, or that is this node's own."""
         groups = self._tasks.setdefault(made.task, [])
@@ -161,6 +179,10 @@ class CopyMemory:
             alike = self._questions.setdefault(made.question, [])
             alike.append(seen)
             del alike[:-_PER_QUESTION]
+        if made.of_row:
+            sent = self._rows.setdefault(_row(seen), [])
+            sent.append(seen)
+            del sent[:-GROUPS_OF_A_ROW]
         if len(groups) > _PER_TASK:
             self._forget(groups.pop(0))
         while self._groups > MAX_GROUPS or self._size_bytes > MAX_BYTES:
@@ -171,16 +193,29 @@ class CopyMemory:
     def _forget(self, seen: _Seen) -> None:
         self._groups -= 1
         self._size_bytes -= seen.made.size_bytes
-        alike = self._questions.get(seen.made.question, [])
-        if seen in alike:
-            alike.remove(seen)
-            if not alike:
-                del self._questions[seen.made.question]
+        _leave(self._questions, seen.made.question, seen)
+        _leave(self._rows, _row(seen), seen)
 
     def _ids(self, task: Task) -> tuple[bytes, bytes]:
         question = f"{task.ref.dataset}\x00{task.question}".encode("utf-8", "surrogatepass")
         item = f"{task.ref.seed + task.ref.index}\x00".encode()
         return self._printer.digest(item + question), self._printer.digest(question)
+
+
+K = TypeVar("K")
+
+
+def _leave(lists: dict[K, list[_Seen]], key: K, seen: _Seen) -> None:
+    """Take a group out of one of these lists, and the list with its last one."""
+    kept = lists.get(key, [])
+    if seen in kept:
+        kept.remove(seen)
+        if not kept:
+            del lists[key]
+
+
+def _row(seen: _Seen) -> tuple[bytes, str]:
+    return seen.made.question, seen.public_key
 
 
 def _precedes(new: _Seen, seen: _Seen) -> bool:
