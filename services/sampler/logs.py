@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
 from shared.contracts.codec import decode, encode
+from shared.contracts.limits import MIB
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.subjects import node_batches, node_batches_stream, node_scored_stream
 from shared.contracts.wire import MessageError
@@ -20,14 +21,30 @@ from shared.transport.base import NotConnected, StoredMessage, Transport, Transp
 _MESSAGES_PER_READ = 256
 _PAYLOADS_AT_ONCE = 16
 _LAGGING_S = 0.02
+KEPT_BYTES = 256 * MIB
+"""Of local groups that wait for a batch, kept besides the stream: 10 of 64 completions of 32k
+tokens, thousands of short ones.
+"""
 
 
 class ScoredLog:
-    """A node's scored groups, by position."""
+    """A node's scored groups, by position.
+
+    Local groups that wait for a batch are kept here as well: the stream is a window, foreign groups
+    fill it as fast as the verifier's budget lets them, and a batch may take long to train. What a
+    restarted sampler finds is the stream's alone.
+    """
 
     def __init__(self, transport: Transport, node: str) -> None:
         self.stream = node_scored_stream(node)
         self._transport = transport
+        self._kept: dict[int, bytes] = {}
+        self._kept_bytes = 0
+
+    def begin(self) -> None:
+        """Let go what was kept: the stream is read anew, and may have been made anew."""
+        self._kept.clear()
+        self._kept_bytes = 0
 
     async def read_to(self, last_seq: int, memory: SamplerMemory, timeout_s: float) -> list[str]:
         """Read on until `memory` knows position `last_seq`. Returns what could not be read.
@@ -54,18 +71,27 @@ class ScoredLog:
         """
         problems: list[str] = []
         for message in await self._transport.read(self.stream, memory.cursor + 1, _MESSAGES_PER_READ):
-            scored = await self._readable(message, problems)
+            payload, scored = await self._readable(message, problems)
             memory.observe(message.seq, scored)
+            if memory.local.holds_seq(message.seq) and self._kept_bytes + len(payload) <= KEPT_BYTES:
+                self._kept[message.seq] = payload
+                self._kept_bytes += len(payload)
+        for seq in [seq for seq in self._kept if not memory.local.holds_seq(seq)]:
+            self._kept_bytes -= len(self._kept.pop(seq))
         return problems
 
     async def payloads(self, entries: Iterable[PoolEntry]) -> dict[int, ScoredGroup | None]:
-        """The groups at the entries' positions; None for one that the stream no longer holds."""
+        """The groups at the entries' positions; None for one that neither the stream nor this
+        process holds any more.
+        """
         slots = asyncio.Semaphore(_PAYLOADS_AT_ONCE)
 
         async def one(seq: int) -> tuple[int, ScoredGroup | None]:
+            if (kept := self._kept.get(seq)) is not None:
+                return seq, decode(kept, ScoredGroup)
             async with slots:
                 message = await self._transport.get(self.stream, seq)
-                return seq, None if message is None else await self._readable(message, [])
+                return seq, None if message is None else (await self._readable(message, []))[1]
 
         return dict(await asyncio.gather(*(one(entry.seq) for entry in entries)))
 
@@ -80,15 +106,18 @@ class ScoredLog:
         """Forget positions up to `up_to_seq`."""
         await self._transport.purge(self.stream, up_to_seq)
 
-    async def _readable(self, message: StoredMessage, problems: list[str]) -> ScoredGroup | None:
-        """The group; None, and a problem, for what reading again would not mend."""
+    async def _readable(self, message: StoredMessage, problems: list[str]) -> tuple[bytes, ScoredGroup | None]:
+        """The payload and its group; no group, and a problem, for what reading again would not
+        mend.
+        """
         try:
-            return decode(await self._transport.payload(message), ScoredGroup)
+            payload = await self._transport.payload(message)
+            return payload, decode(payload, ScoredGroup)
         except NotConnected:
             raise
         except (MessageError, TransportError) as error:
             problems.append(f"position {message.seq}: {error}")
-            return None
+            return b"", None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class SamplerService:
             ) from None
         if self._steers:
             await self._heard.read_evaluation()
+        self._scored.begin()
         first_held, last_used = await self._scored.bounds()
         state = newest.batch.state if newest.batch is not None else SamplerState()
         if last_used < state.scored_seq:

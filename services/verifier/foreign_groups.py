@@ -15,7 +15,7 @@ from functools import partial
 from services.verifier.border import Border, Candidate
 from services.verifier.claims import ClaimedChunks
 from services.verifier.examiner import Examiner
-from services.verifier.fair_queue import MAX_WAITING, FairQueue, turns_of
+from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.figures import Figures
 from services.verifier.foreign_store import ForeignStore
 from services.verifier.own_model import OwnModel
@@ -35,6 +35,10 @@ from shared.transport.base import BadReference, NotConnected, StoredMessage, Tra
 RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
+REFUNDED_BYTES = 2**20
+"""A smaller message that is refused cheaply gets its turns back, and so does who may not have sent
+it.
+"""
 
 FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
 
@@ -232,7 +236,7 @@ class Intake:
                 return verdict
             verdict = Refused(Refusal.FLOOD, verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
-        if not read or (message.inline is not None and turns_of(message.size_bytes) == 1):
+        if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES):
             blameless = verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING
             self._waiting.refund(sender, blameless=blameless, size_bytes=message.size_bytes)
             self._news.set()

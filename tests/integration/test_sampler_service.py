@@ -286,7 +286,8 @@ async def test_an_unreadable_scored_group_is_dropped_and_the_rest_used(nats_url:
         assert batch.state.floor_seq == 3
 
 
-async def test_a_group_deleted_from_the_stream_before_its_use_is_replaced(nats_url: str) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_local_group_pushed_out_of_the_stream_is_lost_only_to_a_restarted_sampler(nats_url: str, restarted: bool) -> None:
     async with a_node(nats_url, external=0) as node:
         await node.publish(0, 1)
         node.start()
@@ -301,12 +302,16 @@ async def test_a_group_deleted_from_the_stream_before_its_use_is_replaced(nats_u
             return node.context.status.get("pool_local") == 1
 
         await until(pooled)
+        if restarted:
+            await node.kill()
         await node.transport.delete(node_scored_stream(node.id), 3)
-        await node.train_to(1)
+        if restarted:
+            node.start()
         await node.publish(3, 4, version=1)
+        await node.train_to(1)
         second = (await node.batches(2))[1]
-        assert [item.scored.group.draw for item in second.items] == [3, 4]
-        assert second.state.dropped_local == 1
+        assert [item.scored.group.draw for item in second.items] == ([3, 4] if restarted else [2, 3])
+        assert second.state.dropped_local == restarted
 
 
 async def test_groups_larger_than_a_message_pass_through(nats_url: str) -> None:
