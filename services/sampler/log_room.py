@@ -37,7 +37,8 @@ class LogRoom:
                 size_bytes=sizes[entry.seq],
                 room_bytes=self._bytes,
                 consequence="dropped",
-                remedy=f"raise max_msg_size of {self._stream}, or lower generator.completions and generator.max_new_tokens",
+                remedy="lower sampler.prefetch if it is above 1, generator.completions or generator.max_new_tokens; "
+                f"or raise max_msg_size of {self._stream}",
             )
         return None if fits.too_large else fits.plan
 
@@ -54,5 +55,6 @@ class LogRoom:
             size_bytes=size_bytes,
             reason=str(error),
             consequence=f"batches of at most {self._bytes} bytes of groups; the largest wait",
-            remedy=f"raise max_msg_size of {self._stream} and start the sampler again, or lower sampler.local and sampler.external",
+            remedy="lower sampler.prefetch if it is above 1, sampler.local or sampler.external; "
+            f"or raise max_msg_size of {self._stream} and start the sampler again",
         )

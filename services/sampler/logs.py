@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
 from shared.contracts.codec import decode, encode
-from shared.contracts.limits import MIB
+from shared.contracts.limits import MIB, NODE_LIMITS
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.subjects import node_batches, node_batches_stream, node_scored_stream
 from shared.contracts.wire import MessageError
-from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
+from shared.transport.base import NotConnected, StoredMessage, TooLarge, Transport, TransportError
 
 _MESSAGES_PER_READ = 256
 _PAYLOADS_AT_ONCE = 16
@@ -135,9 +135,13 @@ class BatchLog:
     both append one.
     """
 
-    def __init__(self, transport: Transport, node: str) -> None:
+    def __init__(self, transport: Transport, node: str, max_bytes: int = NODE_LIMITS.batch_max_bytes) -> None:
+        """`max_bytes`: of a batch. The log forgets its oldest batches, and must hold all those that
+        no checkpoint of the trainer's does yet.
+        """
         self.stream = node_batches_stream(node)
         self._subject = node_batches(node)
+        self._max_bytes = max_bytes
         self._transport = transport
 
     async def newest(self) -> Newest:
@@ -159,11 +163,18 @@ class BatchLog:
 
         Raises:
             Conflict: the log's end is elsewhere.
+            TooLarge: the batch has more than `max_bytes`, or more than the stream takes.
             TransportError: it is not known whether the batch was stored; read the log's end.
         """
+        payload = encode(batch)
+        if len(payload) > self._max_bytes:
+            raise TooLarge(
+                f"a batch of {len(payload)} bytes, of at most {self._max_bytes} with this sampler.prefetch: not published",
+                self._max_bytes,
+            )
         ack = await self._transport.publish(
             self._subject,
-            encode(batch),
+            payload,
             stream=self.stream,
             message_id=f"batch-{batch.number}",
             expected_last_seq=after_seq,

@@ -28,6 +28,7 @@ from services.sampler.told import complain, tell_of_gone, tell_of_move
 from shared.config import NodeConfig
 from shared.contracts.codec import encode
 from shared.contracts.control import SamplerPosition
+from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
@@ -81,7 +82,7 @@ class SamplerService:
         self._context = context
         self._figures = Figures(context.registry, context.status, self._settings.external)
         self._scored = ScoredLog(context.node, self._node)
-        self._batches = BatchLog(context.node, self._node)
+        self._batches = BatchLog(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
         self._room = LogRoom(self._batches.stream, context.log)
         self._heard = Heard(self._node, context.node, context.log)
         self._reported: SamplerPosition | None = None

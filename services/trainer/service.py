@@ -213,8 +213,23 @@ class _Training:
             checkpoint=self._checkpoints.step_seconds(),
         )
         self._write(replace(record, phase_seconds=phases), batch, position)
-        if self._checkpoints.failing or position.batch_number % self._config.trainer.checkpoint_every == 0:
+        if self._checkpoints.due(position.batch_number):
             await self._upkeep.checkpoint()
+            await self._until_saved()
+
+    async def _until_saved(self) -> None:
+        if not self._checkpoints.holds_up:
+            return
+        self._context.status.state("waiting for a checkpoint")
+        self._log.error(
+            "training_waits",
+            reason="no checkpoint can be written, and the batch log would forget batches that none holds",
+            remedy=f"free space at {self._checkpoints.store.folder}; training goes on by itself",
+        )
+        while self._checkpoints.holds_up and not self._context.stopping.is_set():
+            await sleep_unless_stopped(self._context.stopping, _RETRY_S)
+            await self._upkeep.checkpoint()
+        self._context.status.state("training")
 
     async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
         """Train on `batch`, alone on the device where it is shared in turns; with the seconds

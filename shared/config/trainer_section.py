@@ -194,7 +194,9 @@ class TrainerSection(ObjectiveSection):
     checkpoint_every: int = Field(
         10,
         ge=1,
-        description="Steps between checkpoints: one that dies repeats those since the last. More often writes more to disk.",
+        le=1000,
+        description="Steps between checkpoints: one that dies repeats those since the last. More often writes more to disk. "
+        "Earlier after 256 MiB of batches, of which the log keeps a gigabyte.",
     )
     keep_checkpoints: int = Field(
         2, ge=1, description="Newest checkpoints kept; with 2 there is one to go on from when the newest is broken."

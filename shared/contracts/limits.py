@@ -38,6 +38,11 @@ class NodeLimits:
     """Batches back to which a trainer can resume."""
     batches_max_bytes: int = 1024 * MIB
     batch_max_bytes: int = 768 * MIB
+    unsaved_max_msgs: int = 1_000
+    unsaved_max_bytes: int = 256 * MIB
+    """Batches trained on since the last checkpoint, which is written early when there are as many:
+    the log forgets its oldest, and what no checkpoint holds must not be among them.
+    """
     dead_letters_max_msgs: int = 1_000
     dead_letters_max_bytes: int = 128 * MIB
     dead_letters_max_age_s: float = 7 * DAY_S
@@ -45,6 +50,12 @@ class NodeLimits:
     notice_max_bytes: int = 16 * 1024
     state_history: int = 8
     """Values kept per key of the node's bucket, for inspection."""
+
+    def batch_bytes(self, prefetch: int) -> int:
+        """Largest batch of a sampler that builds `prefetch` ahead: those ahead and the one in
+        training take half of the log, those that no checkpoint holds yet a quarter and a batch.
+        """
+        return min(self.batch_max_bytes, self.batches_max_bytes // 2 // (prefetch + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from services.verifier.claims import NODE_BYTES, SENDER_BYTES
+from services.verifier.fair_queue import turns_of
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
@@ -245,7 +246,8 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
     """Eight senders with six true payloads of 7.5 MiB each, 360 MiB: peaks of what is in work, from
     the intake's own counts.
     """
-    config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=400.0)
+    turns_per_s = 4.0 * sum(turns_of(int(7.5 * MIB)) for _ in range(48))  # so that only bytes in work bound it
+    config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=turns_per_s)
     peaks: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         from services.verifier.claims import BytesInFlight

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from services.sampler.assembly import Assembly, BatchPlan
 from services.sampler.fitting import fitted
 from services.sampler.pool import pool_entry
+from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
+from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams
 from shared.contracts.subjects import node_batches_stream
 from tests.integration.test_sampler_service import a_node, configured
@@ -53,6 +55,23 @@ async def test_a_batch_that_the_log_does_not_take_is_made_smaller_and_the_sample
         await node.publish_external(6, text_chars=50)
         second = (await node.batches(2))[1]
         assert second.number == 2
+        await node.stop()
+
+
+async def test_batches_are_small_enough_for_the_log_to_hold_those_that_no_checkpoint_does(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream takes 768 MiB in one message and a gigabyte in all."""
+    limits = replace(NODE_LIMITS, batches_max_bytes=4 * LIMIT_BYTES)
+    monkeypatch.setattr("services.sampler.service.NODE_LIMITS", limits)
+    async with a_node(nats_url, max_staleness=8) as node:
+        node.start()
+        await node.publish(0, 1, text_chars=10_000)
+        await node.publish_external(2, text_chars=10_000)
+        await node.publish_external(3, text_chars=50)
+        [first] = await node.batches(1)
+        assert len(encode(first)) <= limits.batch_bytes(1) == LIMIT_BYTES
+        assert [item.scored.group.draw for item in first.items] == [0, 1, 3]
         await node.stop()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from services.trainer.state import TrainedPosition
 from shared.contracts.codec import decode
+from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
@@ -15,13 +16,26 @@ from shared.transport.base import Transport
 
 class BatchLog:
     """Reads the batch after a position. `read_to` is the stream sequence up to which it was
-    read.
+    read. It counts what was read since `saved`: the log keeps so many batches and bytes, and those
+    that no checkpoint holds must be among them.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:
         self._transport = transport
         self._stream = node_batches_stream(node)
         self.read_to = 0
+        self._unsaved_msgs = self._unsaved_bytes = 0
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether so much was read since the last checkpoint that the log may soon forget some of
+        it.
+        """
+        return self._unsaved_msgs >= NODE_LIMITS.unsaved_max_msgs or self._unsaved_bytes >= NODE_LIMITS.unsaved_max_bytes
+
+    def saved(self) -> None:
+        """A checkpoint holds every batch that was read."""
+        self._unsaved_msgs = self._unsaved_bytes = 0
 
     async def check(self, position: TrainedPosition) -> None:
         """Make sure that training can go on after `position`.
@@ -53,11 +67,14 @@ class BatchLog:
             if not messages:
                 return None
             message = messages[0]
-            batch = self._decode(await self._transport.payload(message), message.seq)
+            payload = await self._transport.payload(message)
+            batch = self._decode(payload, message.seq)
             if batch.number > position.batch_number + 1:
                 raise _gone(self._stream, position, f"it goes on with batch {batch.number}")
             self.read_to = message.seq
             if batch.number == position.batch_number + 1:
+                self._unsaved_msgs += 1
+                self._unsaved_bytes += len(payload)
                 return batch, TrainedPosition(
                     batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
                 )

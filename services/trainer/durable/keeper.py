@@ -57,6 +57,19 @@ class CheckpointKeeper:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after `step`: it is its turn, the last could not be
+        written, or the log could forget batches that none holds.
+        """
+        return self.failing or self._batches.wants_checkpoint or step % self._config.trainer.checkpoint_every == 0
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether training has to wait until a checkpoint can be written: one that went on could
+        not be started again.
+        """
+        return self.failing and self._batches.wants_checkpoint
+
     async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
         """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where
         it cannot be written.
@@ -73,6 +86,7 @@ class CheckpointKeeper:
             return
         self.failing = False
         self.written = position.batch_number
+        self._batches.saved()
         self._gauges.checkpointed(self.written)
         if in_a_hurry:
             return
