@@ -20,6 +20,12 @@ unawares.
 """
 
 
+_UNREADABLE = (ValueError, OverflowError, KeyError)
+"""What pyarrow raises for a value that Python has no object for: text that is not UTF-8, a time
+beyond the year 9999, a time zone that nobody knows.
+"""
+
+
 class FileSourceError(ValueError):
     """A file cannot be a source of tasks; the message names the file, the place in it, the cause
     and the remedy.
@@ -39,6 +45,13 @@ def data_files(path: Path) -> list[Path]:
     Raises:
         FileSourceError: there is nothing at `path`, or nothing that can be read as rows.
     """
+    try:
+        return _found(path)
+    except OSError as error:
+        raise FileSourceError(f"{path}: cannot be looked at ({error.strerror}): correct `path`, or let this user read it") from None
+
+
+def _found(path: Path) -> list[Path]:
     if not path.exists():
         raise FileSourceError(f"{path}: no such file or folder (from {Path.cwd()}): correct `path`")
     if path.is_dir():
@@ -124,7 +137,17 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     try:
         for batch in _batches(arrow, file, columns):
             names = [name for name in columns if name in batch.schema.names]
-            lists = [_values(arrow, batch.column(batch.schema.names.index(name))) for name in names]
+            lists = []
+            for name in names:
+                column = batch.column(batch.schema.names.index(name))
+                try:
+                    lists.append(_values(arrow, column))
+                except _UNREADABLE as error:
+                    row, reason = _first_unreadable(column, error)
+                    raise FileSourceError(
+                        f"{file}: row {number + row}, column {name!r}: its {column.type} cannot be read ({reason}): "
+                        "write it as text"
+                    ) from None
             if len(names) < len(set(columns)):
                 yield Row(dict.fromkeys(batch.schema.names), str(file))
             for values in zip(*lists, strict=True):
@@ -160,6 +183,18 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
         return [None if value is None else float(str(value)) for value in _numpy_values(column)]
     values: list[Any] = column.to_pylist()
     return values
+
+
+def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:
+    """The place of the first such value, counted from 1, and why; 1 where each
+    can be read alone.
+    """
+    for row, value in enumerate(column, 1):
+        try:
+            value.as_py()
+        except _UNREADABLE as of_row:
+            return row, str(of_row)[:100]
+    return 1, str(error)[:100]
 
 
 def _numpy_values(column: Any) -> list[Any]:

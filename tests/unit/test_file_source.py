@@ -5,6 +5,7 @@ that a peer can reach.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -215,6 +216,33 @@ def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> N
         with pytest.raises(file_formats.FileSourceError, match="(?s)" + name.replace(".", r"\.")) as caught:
             load_rows(spec_of(tmp_path / name))
         assert said in str(caught.value), name
+
+
+def test_values_that_python_has_no_object_for_are_refused_with_row_and_column(tmp_path: Path) -> None:
+    """Text that is not UTF-8, a time after the year 9999, a time zone that nobody knows."""
+    halves = [pyarrow.py_buffer(bytes([0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0])), pyarrow.py_buffer(b"ok\xff\xfe")]
+    bad = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *halves])
+    late = pyarrow.array([1, 2**62], pyarrow.timestamp("us"))
+    nowhere = pyarrow.array([None, 1], pyarrow.timestamp("us", tz="Nowhere/Land"))
+    names = ["a", "b"]
+    for name, table, said in (
+        ("text.parquet", {"question": bad, "answer": names}, "row 2, column 'question': its string cannot be read"),
+        ("late.parquet", {"question": names, "answer": late}, "row 2, column 'answer': its timestamp[us] cannot be read"),
+        ("zone.parquet", {"question": names, "answer": nowhere}, "cannot be read ('Nowhere/Land'): write it as text"),
+    ):
+        parquet.write_table(pyarrow.table(table), tmp_path / name)
+        with pytest.raises(file_formats.FileSourceError, match=re.escape(said)):
+            load_rows(spec_of(tmp_path / name))
+    table = pyarrow.table({"question": bad, "answer": names})
+    with pyarrow.OSFile(str(tmp_path / "text.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(file_formats.FileSourceError, match=r"text\.arrow: row 2, column 'question'"):
+        load_rows(spec_of(tmp_path / "text.arrow"))
+
+
+def test_a_path_too_long_to_be_one_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(file_formats.FileSourceError, match=r"cannot be looked at \(File name too long\)"):
+        load_rows(spec_of(tmp_path / f"{'x' * 300}.jsonl"))
 
 
 def test_more_than_a_node_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
