@@ -23,6 +23,7 @@ from shared.contracts.control import EvalReport, EvalTurn, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
+from shared.json_lines import open_lines, read_jsonl, write_whole
 from shared.runtime import ServiceContext
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, TransportError
@@ -63,6 +64,7 @@ class Evaluator:
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / "eval.jsonl"
+        self._unwritten: list[EvalReport] = []
         self._base_answers: list[Sample] | None = None
         self._resuming = True
 
@@ -138,7 +140,11 @@ class Evaluator:
 
     async def _last_report(self) -> int | None:
         entry = await self._context.node.kv.get(self._bucket, EVAL_KEY)
-        return None if entry is None else decode(entry.value, EvalReport).policy_version
+        try:
+            return None if entry is None else decode(entry.value, EvalReport).policy_version
+        except MessageError as error:
+            self._context.log.warning("evaluation_unreadable", reason=str(error), consequence="the policy is evaluated again")
+            return None
 
     async def _answers(self) -> list[Sample]:
         # One call, so that one policy version answers everything; generation and weight swaps wait
@@ -174,18 +180,30 @@ class Evaluator:
 
     def _written_pass_ratio_of_base(self) -> float | None:
         try:
-            lines = [json.loads(line) for line in self._file.read_text().splitlines()]
-            return next((float(line["pass_rate"]) for line in lines if line["policy_version"] == 0), None)
+            lines = read_jsonl(self._file)
+            return next((float(line["pass_rate"]) for line in lines if line.get("policy_version") == 0), None)
         except (OSError, ValueError, KeyError, TypeError):
             return None  # another replica's disk has it, or nobody's
 
     def _write(self, report: EvalReport) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        written = self._file.read_text().splitlines() if self._file.exists() else []
-        if any(json.loads(line)["policy_version"] == report.policy_version for line in written):
-            return  # a restart came between the line and its announcement
-        with self._file.open("a") as file:
-            file.write(json.dumps(eval_line(report)) + "\n")
+        """Add the report's line, after those that could not be written before."""
+        self._unwritten.append(report)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            written = {line.get("policy_version") for line in read_jsonl(self._file)}
+            with open_lines(self._file) as file:
+                while self._unwritten:
+                    # A restart may have come between a line and its announcement.
+                    if self._unwritten[0].policy_version not in written:
+                        write_whole(file, json.dumps(eval_line(self._unwritten[0])).encode() + b"\n")
+                    self._unwritten.pop(0)
+        except OSError as error:
+            self._context.log.error(
+                "write_failed",
+                kind="evaluation",
+                reason=str(error),
+                remedy=f"free space at {self._file.parent}; the line is kept and written with the next",
+            )
 
 
 def eval_line(report: EvalReport) -> dict[str, Any]:

@@ -14,12 +14,16 @@ from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import DrawLease, TaskLedger
 from shared.contracts.subjects import LEDGER_KEY, node_bucket
+from shared.contracts.wire import MessageError
+from shared.runtime import FatalError
 from shared.runtime.logs import Log
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError
 
 
 class DrawLedger:
-    """Takes and finishes ranges of task draws on behalf of one generator replica."""
+    """Takes and finishes ranges of task draws on behalf of one generator replica. Each call raises
+    FatalError where the ledger cannot be read.
+    """
 
     def __init__(self, transport: Transport, node: str, replica: str, lease_s: float) -> None:
         self._transport = transport
@@ -101,7 +105,7 @@ class DrawLedger:
         deadline = time.monotonic() + timeout_s
         while True:
             entry = await self._transport.kv.get(self._bucket, LEDGER_KEY)
-            ledger = TaskLedger() if entry is None else decode(entry.value, TaskLedger)
+            ledger = TaskLedger() if entry is None else self._decode(entry.value)
             changed = step(ledger)
             if changed is None or changed == ledger:
                 return ledger
@@ -114,3 +118,13 @@ class DrawLedger:
                 await asyncio.sleep(random.uniform(0.0, 0.02))
             else:
                 return changed
+
+    def _decode(self, value: bytes) -> TaskLedger:
+        try:
+            return decode(value, TaskLedger)
+        except MessageError as error:
+            raise FatalError(
+                f"the ledger of task draws (key {LEDGER_KEY} of the bucket {self._bucket}) cannot be read ({error}): run all of "
+                "the node's generators in the version that wrote it; if they are, the bucket is damaged: restore the NATS server's "
+                "JetStream store, or start afresh with a new node.id"
+            ) from None

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.json_lines import open_lines, write_whole
+
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
 
@@ -124,7 +126,7 @@ class MetricsLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = run_dir / METRICS_FILE
         forget_steps_after(self._file, step)
-        self._stream = self._file.open("ab", buffering=0)
+        self._stream = open_lines(self._file)
         self._unwritten: list[bytes] = []
         self._events = _event_writer(run_dir / EVENTS_FOLDER, step)
 
@@ -137,21 +139,11 @@ class MetricsLog:
         """
         self._unwritten.append(json.dumps(_finite(asdict(record)), separators=(",", ":")).encode() + b"\n")
         while self._unwritten:
-            self._write_whole(self._unwritten[0])
+            write_whole(self._stream, self._unwritten[0])
             self._unwritten.pop(0)
         if self._events is not None:
             for name, value in scalars(record).items():
                 self._events.add_scalar(name, value, record.step)
-
-    def _write_whole(self, line: bytes) -> None:
-        size_bytes = os.fstat(self._stream.fileno()).st_size
-        written = 0
-        try:
-            while written < len(line):
-                written += self._stream.write(line[written:])
-        except OSError:
-            os.ftruncate(self._stream.fileno(), size_bytes)
-            raise
 
     def close(self) -> None:
         """Close the files."""

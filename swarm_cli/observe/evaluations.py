@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.json_lines import read_jsonl
+
 EVAL_FILE = "eval.jsonl"
 METRICS_FILE = "metrics.jsonl"
 TAIL_BYTES = 65_536
@@ -24,25 +26,6 @@ class Evaluation:
     policy_version: int
     pass_rate: float
     n: int
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, [] when there is none. A last line that is still being written
-    is left out.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    objects = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            objects.append(value)
-    return objects
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from shared.contracts.streams import node_streams
 from shared.model.loading import load_tokenizer
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
-from tests.integration.test_trainer_service import STREAM, no_file_above, some_batches
+from tests.full_disk import no_file_above
+from tests.integration.test_trainer_service import STREAM, some_batches
 from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, put_batches, set_up, tiny_policy
 
 UNSAVED = 2

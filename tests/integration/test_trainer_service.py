@@ -6,11 +6,8 @@ import asyncio
 import errno
 import random
 import re
-import resource
 import shutil
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +37,7 @@ from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import Dtype, export, export_node
+from tests.full_disk import no_file_above
 from tests.integration.trainer_life import (
     NODE,
     Life,
@@ -78,21 +76,6 @@ def transport() -> MemoryTransport:
 
 def some_batches(tokenizer: PreTrainedTokenizerFast, count: int, first: int = 1) -> list[Batch]:
     return [mixed_batch(tokenizer, number) for number in range(first, first + count)]
-
-
-@contextmanager
-def no_file_above(size_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size_bytes`, as a full disk
-    would.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_finished(

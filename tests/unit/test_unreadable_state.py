@@ -5,6 +5,8 @@ is said, and the service goes on.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,9 +15,11 @@ import msgpack
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures as GeneratorFigures
+from services.generator.ledger_store import DrawLedger
 from services.trainer.durable.publish import Publisher
 from services.verifier.figures import Figures as VerifierFigures
 from services.verifier.swarm_reader import SwarmReader
@@ -25,10 +29,12 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, IntakeCursor
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import MessageError
-from shared.runtime import ServiceContext
+from shared.json_lines import read_jsonl
+from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
+from tests.full_disk import no_file_above
 
 BUCKET = subjects.node_bucket("alpha")
 
@@ -45,10 +51,8 @@ async def node() -> MemoryTransport:
     return transport
 
 
-@pytest.mark.parametrize("older", [b"4 alpha-0", b"\xff\xff", b""])
-async def test_a_turn_that_nobody_can_read_is_taken_anew(config: NodeConfig, older: bytes) -> None:
-    transport = await node()
-    figures = GeneratorFigures(CollectorRegistry(), StatusBoard("alpha", "generator", "alpha-0"), ["gcd"])
+def an_evaluator(config: NodeConfig, transport: MemoryTransport, engine: Any, *tasks: Any) -> Evaluator:
+    board = StatusBoard("alpha", "generator", "alpha-0")
     context = ServiceContext(
         config=config,
         role="generator",
@@ -57,22 +61,85 @@ async def test_a_turn_that_nobody_can_read_is_taken_anew(config: NodeConfig, old
         swarm=None,
         log=structlog.get_logger("generator"),
         registry=CollectorRegistry(),
-        status=StatusBoard("alpha", "generator", "alpha-0"),
+        status=board,
         stopping=asyncio.Event(),
     )
+    return Evaluator(context, config.tasks, engine, tasks, GeneratorFigures(CollectorRegistry(), board, ["gcd"]))
+
+
+def a_report(version: int) -> EvalReport:
+    return EvalReport(
+        node="alpha", policy_version=version, created_at=1.0, n=1, pass_rate=0.0, mean_reward=0.0, per_task={}, seconds=1.0
+    )
+
+
+@pytest.mark.parametrize("older", [b"4 alpha-0", b"\xff\xff", b""])
+async def test_a_turn_that_nobody_can_read_is_taken_anew(config: NodeConfig, older: bytes) -> None:
+    transport = await node()
     engine = cast("Any", SimpleNamespace(policy_version=4))  # all that is asked of it here
-    evaluator = Evaluator(context, config.tasks, engine, [], figures)
+    evaluator = an_evaluator(config, transport, engine)
     await transport.kv.put(BUCKET, subjects.EVAL_TURN_KEY, older)
     assert await evaluator._due(), "nothing was evaluated yet"
-    report = EvalReport(
-        node="alpha", policy_version=4, created_at=1.0, n=1, pass_rate=0.0, mean_reward=0.0, per_task={}, seconds=1.0
-    )
-    await transport.kv.put(BUCKET, subjects.EVAL_KEY, encode(report))
+    await transport.kv.put(BUCKET, subjects.EVAL_KEY, encode(a_report(4)))
     assert not await evaluator._due(), "the report says that version 4 has had its evaluation"
     engine.policy_version = 6
     assert await evaluator._due() and await evaluator._take_turn(6)
     entry = await transport.kv.get(BUCKET, subjects.EVAL_TURN_KEY)
     assert entry is not None and decode(entry.value, EvalTurn) == EvalTurn(policy_version=6, replica="alpha-0")
+
+
+@pytest.mark.parametrize("older", [msgpack.packb({"schema": 1}), b"\xff\xff", b""])
+async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, older: bytes) -> None:
+    transport = await node()
+    await transport.kv.put(BUCKET, subjects.EVAL_KEY, older)
+    turns: list[int] = []
+
+    async def generate(*asked: Any, **settings: Any) -> list[list[Any]]:
+        turns.append(1)
+        return [["an answer"]]
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        yield
+
+    engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
+    evaluator = an_evaluator(config, transport, engine, SimpleNamespace(prompt_ids=[1]))
+    await evaluator.begin()
+    assert turns == [1], "the base policy answers, as it does where nothing was evaluated yet"
+
+
+async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConfig) -> None:
+    evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)))
+    file = config.node.run_dir / "eval.jsonl"
+    evaluator._write(a_report(0))
+    with file.open("a") as torn:
+        torn.write('{"policy_version": 2, "pass_')  # killed while it wrote
+    for version in (2, 4, 4):
+        evaluator._write(a_report(version))
+    assert [line["policy_version"] for line in read_jsonl(file)] == [0, 2, 4]
+    assert evaluator._written_pass_ratio_of_base() == 0.0
+
+
+async def test_an_evaluation_that_a_full_disk_refuses_leaves_no_torn_line_and_is_written_with_the_next(config: NodeConfig) -> None:
+    evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)))
+    file = config.node.run_dir / "eval.jsonl"
+    evaluator._write(a_report(0))
+    before = file.read_bytes()
+    with no_file_above(len(before) + 40), capture_logs() as said:
+        evaluator._write(a_report(2))
+    assert file.read_bytes() == before
+    assert [(line["event"], line["kind"]) for line in said] == [("write_failed", "evaluation")]
+    evaluator._write(a_report(4))
+    assert [line["policy_version"] for line in read_jsonl(file)] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("older", [msgpack.packb({"next_draw": "many"}), b"\xff\xff", b""])
+async def test_a_ledger_of_draws_that_nobody_can_read_ends_the_generator_with_a_remedy(older: bytes) -> None:
+    """Without it nobody knows which tasks were drawn."""
+    transport = await node()
+    await transport.kv.put(BUCKET, subjects.LEDGER_KEY, older)
+    with pytest.raises(FatalError, match="ledger of task draws .* cannot be read .*: run all of the node's generators"):
+        await DrawLedger(transport, "alpha", "alpha-0", 10.0).release_own()
 
 
 @pytest.mark.parametrize("older", [msgpack.packb(2), b"\xff\xff", b""])
