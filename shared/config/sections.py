@@ -269,7 +269,9 @@ class VerifierSection(Section):
         VERIFIER_MAX_DELIVER, ge=1, le=100, description="Tries to score a group before it goes to the dead letters."
     )
     ack_wait_s: float = Field(VERIFIER_ACK_WAIT_S, ge=5, description="A group in work this long goes to another replica.")
-    intake_groups_per_s: float = Field(20.0, gt=0, description="Foreign groups looked at per second, whatever the swarm's size.")
+    intake_groups_per_s: float = Field(
+        20.0, gt=0, le=1_000_000, description="Foreign groups looked at per second, whatever the swarm's size."
+    )
     intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
@@ -279,6 +281,7 @@ class VerifierSection(Section):
     max_age_s: float = Field(
         1800.0,
         gt=0,
+        le=30 * 86_400,
         description="Oldest foreign group taken in, in seconds; ids are remembered so long, so that none is taken in twice.",
     )
     max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")

@@ -25,7 +25,7 @@ class TaskSpec(Section):
     path: str = Field("", description="Of source file: a .jsonl or .parquet file, or a folder that `datasets` saved.")
     question: str = Field("question", min_length=1, description="Of source file: the column with the questions.")
     answer: str = Field("answer", min_length=1, description="Of source file: the column with the reference answers.")
-    weight: float = Field(1.0, gt=0, description="Share of draws, relative to the other sources.")
+    weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other sources.")
     config: dict[str, Any] = Field(
         default_factory=dict, description="The dataset's own settings; not `seed`, which is chosen for each draw."
     )

@@ -122,6 +122,19 @@ def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
         load_config(None, {**GCD, "trainer": {"objective": "zzzz"}})
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"verifier": {"intake_groups_per_s": 1e308}},
+        {"verifier": {"max_age_s": 1e308}},
+        {"tasks": [{"dataset": "gcd", "weight": 1e308}, {"dataset": "lcm", "weight": 1e308}]},
+    ],
+)
+def test_a_number_that_nothing_can_be_computed_with_is_refused(overrides: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="should be less than or equal to"):
+        load_config(overrides={"tasks": [{"dataset": "gcd"}], **overrides})
+
+
 @pytest.mark.parametrize("content", [None, "[node", "node = 3"])
 def test_a_missing_or_broken_file_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "broken.toml"
