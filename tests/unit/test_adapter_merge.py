@@ -69,6 +69,7 @@ def rounding_of(adapted: Any, dtype: torch.dtype | None) -> DeltaRounding | None
     return tally.rounding()
 
 
+@pytest.mark.slow
 @FAMILIES
 @TIES
 @TARGETS

@@ -41,6 +41,7 @@ def test_the_same_recipe_builds_the_same_bytes_and_another_seed_does_not(tiny_po
     assert (other / "model.safetensors").read_bytes() != (tiny_policy / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_second_call_leaves_the_folder_alone_and_a_broken_one_is_mended(tmp_path: Path) -> None:
     folder = build_base_policy(tmp_path / "policy", DEMO_TASKS, TINY, show_progress=False)
     weights = folder / "model.safetensors"
@@ -66,6 +67,7 @@ def test_an_impossible_mixture_of_answers_is_refused(fractions: tuple[float, flo
         BasePolicyRecipe(correct_fraction=fractions[0], habit_fraction=fractions[1])
 
 
+@pytest.mark.slow
 @given(text=st.text())
 @settings(max_examples=200, deadline=None)
 def test_any_text_survives_the_tokenizer(text: str) -> None:
@@ -153,6 +155,7 @@ def test_the_shipped_policy_is_the_one_that_the_recipe_and_the_demo_name() -> No
     assert model.config.head_dim in (32, 64)
 
 
+@pytest.mark.slow
 def test_the_shipped_policy_is_right_now_and_then_and_prefers_its_slip() -> None:
     right, slip = _mean_probability(SHIPPED, habit=False), _mean_probability(SHIPPED, habit=True)
     assert 0.05 < right < 0.25

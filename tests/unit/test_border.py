@@ -294,6 +294,7 @@ def test_random_bytes_are_refused_and_never_raise(tmp_path_factory: pytest.TempP
     assert isinstance(gate.examine(SUBJECT, with_body(payload), NOW_S), Refused)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_a_mutated_message_is_refused_and_never_raises(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -250,6 +250,7 @@ def test_memory_is_bounded_in_groups_and_bytes_and_what_is_repeated_is_not_forgo
     assert MAX_GROUPS * 600 < MAX_BYTES
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_a_group_is_always_like_itself_and_normalising_twice_changes_nothing(texts: list[str], rng: random.Random) -> None:

@@ -106,6 +106,7 @@ def test_messages_leave_once_whatever_becomes_of_a_senders_share_and_the_room_is
         assert len(queue._senders) <= MAX_SENDERS
 
 
+@pytest.mark.slow
 def test_an_established_senders_room_is_not_taken_by_many_names_with_one_message_each() -> None:
     queue: FairQueue[str] = FairQueue(1.0, 0.5, 1.0, 0.0)
     for number in range(20):
@@ -115,6 +116,7 @@ def test_an_established_senders_room_is_not_taken_by_many_names_with_one_message
     assert "honest" not in lost
 
 
+@pytest.mark.slow
 def test_names_of_nobody_do_not_multiply_the_share_of_the_key_behind_them() -> None:
     queue: FairQueue[int] = FairQueue(RATE_PER_S, 0.5, 2.0, 0.0)
     granted = 0

@@ -155,6 +155,7 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
     assert "note: models/base is not there yet: `swarm up` builds it" in checked.stdout
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, swarm_cli; print(sorted({'torch', 'transformers', 'matplotlib', 'reasoning_gym'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

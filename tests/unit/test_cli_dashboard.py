@@ -164,6 +164,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_carries_the_licence_of_what_i
     assert {path.name for path in PAGE.iterdir()} == {name for name, _ in FILES.values()}
 
 
+@pytest.mark.slow
 def test_the_page_is_served_to_this_machine_and_says_when_prometheus_is_away() -> None:
     server = PageServer(0, "http://127.0.0.1:9", {"dashboards": []})
     try:

@@ -32,6 +32,7 @@ def bare(text: str) -> str:
     return re.sub(r"[\s│╭╮╰╯─`]", "", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_help_shows_every_word_of_every_command_and_option(path: tuple[str, ...]) -> None:
     command, text = ALL[path], shown(path)

@@ -47,6 +47,7 @@ def write_run(run_dir: Path, *, nodes: int = 2, steps: int = 150) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_png_of_readable_size_is_written_into_the_run(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "var" / "runs" / "demo")
     plot("demo", out=None, var_dir=tmp_path / "var")
@@ -56,6 +57,7 @@ def test_a_png_of_readable_size_is_written_into_the_run(tmp_path: Path) -> None:
     assert width >= 1000 and height >= 1000
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluations_or_after_its_first_step_can_be_drawn(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", nodes=1, steps=1)
     (run_dir / "alpha" / "eval.jsonl").unlink()

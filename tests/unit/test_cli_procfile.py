@@ -107,6 +107,7 @@ def test_a_line_falls_back_on_the_configurations_folder_and_file_whatever_their_
         assert told.stdout.strip() == expected[name], told.stderr
 
 
+@pytest.mark.slow
 def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('node.var_dir = "elsewhere"\nhttp.base_port = 12000\n[[tasks]]\ndataset = "gcd"\n')
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}

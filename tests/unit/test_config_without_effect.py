@@ -191,6 +191,7 @@ def weights_after_a_step(model: Path, **trainer: Any) -> torch.Tensor:
 BOTH_SIGNS: dict[str, Any] = {"drop_foreign_negatives": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "silent", "acting"),
     [

@@ -79,6 +79,7 @@ async def test_of_more_than_two_nobody_comes_again_before_all_others_have_come(f
     assert min(seen.count(name) for name in names) >= 4, seen
 
 
+@pytest.mark.slow
 async def test_who_is_killed_holds_nobody_up(file: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, str(file), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -237,6 +238,7 @@ def is_free(file: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_calls_side_by_side_share_a_turn_until_somebody_wants_the_device(file: Path) -> None:
     inner = RecordingEngine()
     engine = TurnTakingEngine(inner, DeviceTurns(file, "generator"))
@@ -290,6 +292,7 @@ async def test_what_fails_ends_the_turn_too(file: Path) -> None:
     assert is_free(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("during", ["wake", "rest"])
 async def test_a_deadline_that_strikes_while_the_engine_wakes_or_rests_leaves_it_resting(file: Path, during: str) -> None:
     inner = RecordingEngine()

@@ -30,6 +30,7 @@ def trained(folder: Path, base: Path, weights: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "apertus", "gemma4_text", "marian", "camembert", "llama", "gpt2"])
 def test_a_policy_trained_whole_is_exported_with_what_its_model_keeps_besides(kind: str, tmp_path: Path) -> None:
     base = write_model_folder(tmp_path / "base", tiny_model(kind))

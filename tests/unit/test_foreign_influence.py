@@ -126,6 +126,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_group_turns_or_drowns_the_step_of_seven_honest_ones(learner: Learner, kind: str) -> None:
     for seed in (0, 1):
@@ -293,6 +294,7 @@ def test_the_step_s_record_says_whose_groups_were_bounded_or_too_dear(tmp_path: 
     assert record.grad_norm < 3 * record.grad_norm_local
 
 
+@pytest.mark.slow
 def test_what_the_sequence_mask_drops_leaves_the_step_as_if_it_had_not_come(tmp_path: Path) -> None:
     """With one update a batch too, where nothing but the mask asks for the logprobs beforehand."""
     masked = {"trainer": {"sequence_mask": (0.5, 2.0)}}

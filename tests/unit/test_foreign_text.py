@@ -180,6 +180,7 @@ def snapshots(draw: Any) -> SwarmSnapshot:
     return SwarmSnapshot(NOW, tuple(nodes), (), draw(st.sampled_from([None, True, False])), draw(st.integers(0, 9)), 3)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([None, 12, 40]))
 def test_status_top_and_watch_print_any_text_as_text_and_never_raise(

@@ -52,6 +52,7 @@ def test_the_glossary_refuses_something_and_there_is_something_to_look_at(everyt
     assert occurrences("own groups", 'x = 1\n# The own\n# groups of a node\n"own "\n"groups"') == [2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", refused_words())
 def test_a_word_that_the_glossary_refuses_is_nowhere(word: str, everything: dict[str, str]) -> None:
     found = [f"{name}:{line}" for name, text in everything.items() for line in occurrences(word, text)]

@@ -139,6 +139,7 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
     assert "were not screened" in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compare", "ratio"),
     [
@@ -180,6 +181,7 @@ def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_st
     assert (found["p"], found["p_corrected"]) == (2 / 2**6, 2 * 2 / 2**6)
 
 
+@pytest.mark.slow
 def test_records_without_questions_are_compared_at_equal_completions_too(tmp_path: Path) -> None:
     """As real processes write them; an arm that made nothing has no part to be compared."""
     spec = parse_spec(source(compare="equal completions"))
@@ -218,6 +220,7 @@ def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -
         assert found.numbers.get(name, 0.0) == pytest.approx(0.0, abs=1e-12), name
 
 
+@pytest.mark.slow
 def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["c/b", "b"]))
     write_manifest(tmp_path, spec, "simulate")

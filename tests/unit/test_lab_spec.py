@@ -28,6 +28,7 @@ def source(**changes: Any) -> dict[str, Any]:
     return merged(base, changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", SPECS, ids=[file.stem for file in SPECS])
 def test_every_published_spec_gives_complete_runs(file: Path) -> None:
     spec = load_spec(file)

@@ -96,6 +96,7 @@ def spec_source(**changes: Any) -> dict[str, Any]:
     return {"name": "x", "seeds": [1, 2], "rounds": 3, "nodes": 2, "tasks": [{"dataset": "gcd"}], "arms": arms, **changes}
 
 
+@pytest.mark.slow
 def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
     spec = parse_spec(
         {"name": "x", "seeds": [1], "tasks": [{"dataset": "gcd"}], "nodes": 2, "rounds": 4, "arms": {"a": {}, "b": {}}}
@@ -139,6 +140,7 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
     assert "| 4-4 | 2 |" in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_arms_are_compared_with_their_own_baseline_and_kinds_of_nodes_apart(tmp_path: Path) -> None:
     kinds = [{"count": 1}, {"count": 2}, {"count": 1, "role": "wrong"}]
     arms = {"low-8-0": {}, "high-8-0": {"nodes": kinds}, "high-4-4": {"baseline": "high-8-0", "nodes": kinds}}
@@ -166,6 +168,7 @@ def test_arms_are_compared_with_their_own_baseline_and_kinds_of_nodes_apart(tmp_
         parse_spec(spec_source(arms={"x": {"baseline": "y"}}))
 
 
+@pytest.mark.slow
 def test_kinds_are_left_out_where_the_names_are_not_the_simulator_s(tmp_path: Path) -> None:
     write_manifest(tmp_path, parse_spec(spec_source(arms={"4-4": {"nodes": [{"count": 5}, {"count": 6}]}})), "services")
     folder = run_folder(tmp_path, "4-4", 1)

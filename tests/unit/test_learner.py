@@ -50,6 +50,7 @@ def test_the_same_configuration_and_batches_give_the_same_weights_bit_for_bit(mo
     assert same_policy(trained(Learner(config), 1, 4), trained(Learner(config), 1, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer",
     [

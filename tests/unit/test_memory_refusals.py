@@ -44,6 +44,7 @@ def refusal(folder: Path, config: Any, rank: int = 8) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_an_ordinary_configuration_is_told(tmp_path: Path) -> None:
     assert memory_of(tmp_path / "plain", _PLAIN).size.layers == 2
 

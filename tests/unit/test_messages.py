@@ -116,6 +116,7 @@ def test_negative_token_ids_are_refused() -> None:
         unpack_ids(pack_ids([-1]))
 
 
+@pytest.mark.slow
 def test_contracts_load_without_torch_or_transformers() -> None:
     script = (
         "import sys, shared.contracts.streams, shared.identity.permissions, shared.config, shared.transport.connect\n"

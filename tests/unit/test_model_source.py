@@ -170,6 +170,7 @@ def test_every_hub_model_in_examples_and_documents_comes_with_a_commit() -> None
     assert found
 
 
+@pytest.mark.slow
 def test_nothing_loads_a_model_without_saying_which_commit() -> None:
     sources = [
         each for folder in ("services", "shared", "benchmarks", "swarm_cli", "lab") for each in (ROOT / folder).rglob("*.py")

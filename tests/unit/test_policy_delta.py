@@ -59,6 +59,7 @@ def changed(value: Tensor, part: float, generator: torch.Generator) -> Tensor:
     return torch.where(where, raw ^ other, raw).view(value.dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(
@@ -178,6 +179,7 @@ def test_a_safetensors_header_that_lies_about_its_tensors_is_refused(tmp_path: P
             write_delta(file, "0" * 64, file, tmp_path / "delta")
 
 
+@pytest.mark.slow
 def test_a_delta_with_any_byte_changed_or_missing_is_refused_or_makes_something_else_than_it_says(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     old = {"a": torch.randn(500, generator=generator).bfloat16(), "b": torch.randn(60, generator=generator)}

@@ -18,6 +18,7 @@ from tests.objectives import configured
 REGISTRIES = {name: each for name, each in vars(registry).items() if isinstance(each, Registry)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGISTRIES)
 def test_everything_built_in_can_be_loaded(name: str) -> None:
     one = REGISTRIES[name]

@@ -82,6 +82,7 @@ def _status(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_health_port_says_alive_ready_and_counts() -> None:
     registry = CollectorRegistry()
     Counter("swarm_things", "Things.", registry=registry).inc(3)
@@ -98,6 +99,7 @@ def test_health_port_says_alive_ready_and_counts() -> None:
         server.close()
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named_with_its_remedy() -> None:
     first = HealthServer("127.0.0.1", 0, CollectorRegistry(), Heartbeat(), lambda: None)
     try:

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,7 @@ def test_every_local_group_is_waiting_consumed_or_counted_as_dropped(
     assert history.memory.consumed_local == sum(item.scored.origin == "local" for batch in history.batches for item in batch.items)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events, shapes, stalenesses, pools, st.sets(st.integers(0, 119), max_size=12))
 def test_crashes_at_any_point_change_no_batch(

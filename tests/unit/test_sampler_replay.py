@@ -130,6 +130,7 @@ def replace_state(state: SamplerState) -> SamplerState:
     return SamplerState(**{**fields, "replayable": []})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(events, shapes, stalenesses, pools, replays, ages, st.sets(st.integers(0, 119), max_size=12), st.booleans())
 def test_crashes_at_any_point_replay_the_same_groups(

@@ -45,6 +45,7 @@ def shares(plan: Wait | BatchPlan) -> Counter[str]:
     return Counter(entry.node for entry in plan.external)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 12), max_size=6), st.integers(0, 12), st.floats(0.01, 1.0), st.integers())
 def test_a_draw_gives_all_that_the_cap_leaves_and_never_more_of_one_node(
     of_node: list[int], wanted: int, share: float, seed: int

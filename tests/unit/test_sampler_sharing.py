@@ -253,6 +253,7 @@ def test_moving_i_throws_next_to_no_own_group_away(
     assert world.drops["local stale"] <= 0.02 * world.claimed, world.drops
 
 
+@pytest.mark.slow
 def test_a_crash_changes_no_batch_while_i_and_j_move() -> None:
     logs = []
     for crashes in (0.0, 0.3):

@@ -171,6 +171,7 @@ LAW: dict[str, Callable[[int, int], Chances]] = {
 CRITICAL = {2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "cap"), [(2, 2), (3, 1), (2, 1)])
 @pytest.mark.parametrize("name", sorted(LAW))
 def test_sets_are_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_refused_groups_have_no_allowance_and_time_heals() -> None:
     assert book.charge("U", 1.0, accepted=False, now_s=HALF_LIFE_S)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded() -> None:
     book = ScoringCost()
     for number in range(MAX_KEYS + 10):

@@ -47,6 +47,7 @@ def test_a_lingering_child_outlives_the_signal_to_the_group_and_then_ends(tmp_pa
     assert not is_running(child)
 
 
+@pytest.mark.slow
 def test_without_it_the_child_ends_at_once(tmp_path: Path) -> None:
     supervisor, child = start(tmp_path / "pid")
     os.killpg(supervisor.pid, signal.SIGTERM)

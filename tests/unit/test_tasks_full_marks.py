@@ -197,6 +197,7 @@ def test_a_right_answer_inside_text_earns_nothing_where_reasoning_gym_pays_it_in
         assert reward(item, right(item)) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "config", "other"),
     [
@@ -264,6 +265,7 @@ def test_answers_that_took_seconds_are_decided_quickly(dataset: str, answer: str
         assert time.perf_counter() - started_s < QUICK_S
 
 
+@pytest.mark.slow
 def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_like_the_reference() -> None:
     for item in items("intermediate_integration", 8):
         variable, oracle = item.entry["metadata"]["variable"], right(item)
@@ -284,6 +286,7 @@ def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_
             assert reward(item, oracle) == reward(item, f"({oracle})*2/2{identity}") == 1.0
 
 
+@pytest.mark.slow
 def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
     pytest.importorskip("math_verify", reason="needs the extra `math`")
     from shared.tasks.verify_math import verifier
@@ -336,6 +339,7 @@ def without_integrating(item: Item) -> str:
 VANISHES = "99*((x-0.2137)*(x-0.0491)*(x-0.1373)*(x-0.3109))**2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["simple_integration", "intermediate_integration"])
 def test_an_answer_that_does_not_integrate_earns_nothing_and_one_short_constant_is_all_that_is_added(dataset: str) -> None:
     for item in items(dataset, 8):

@@ -79,15 +79,15 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
         pytest.param("binary_matrix", 3000, marks=pytest.mark.slow),
         ("spiral_matrix", 150),
         pytest.param("spiral_matrix", 3000, marks=pytest.mark.slow),
-        ("string_insertion", 3000),
+        pytest.param("string_insertion", 3000, marks=pytest.mark.slow),
         ("n_queens", 50),
         pytest.param("n_queens", 1000, marks=pytest.mark.slow),
         ("countdown", 60),
-        pytest.param("countdown", 400, marks=pytest.mark.slow),
-        ("simple_integration", 40),
-        pytest.param("simple_integration", 400, marks=pytest.mark.slow),
-        ("intermediate_integration", 12),
-        pytest.param("intermediate_integration", 300, marks=pytest.mark.slow),
+        pytest.param("countdown", 400, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("simple_integration", 40, marks=pytest.mark.slow),
+        pytest.param("simple_integration", 400, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("intermediate_integration", 12, marks=pytest.mark.slow),
+        pytest.param("intermediate_integration", 300, marks=[pytest.mark.slow, pytest.mark.long]),
         ("polynomial_multiplication", 50),
         pytest.param("polynomial_multiplication", 500, marks=pytest.mark.slow),
     ],
@@ -140,6 +140,7 @@ def test_puzzle24_differs_from_reasoning_gym_only_where_that_takes_other_numbers
         assert SCORERS["puzzle24"](answer, entry) == 1.0
 
 
+@pytest.mark.slow
 def test_puzzle24_gives_full_marks_for_right_answers_and_not_for_any_four_numbers_that_make_24() -> None:
     dataset = reasoning_gym.create_dataset("puzzle24", seed=11, size=20)
     for entry in (dataset[index] for index in range(20)):
@@ -244,6 +245,7 @@ def test_arithmetic_is_exact_and_literals_are_only_literals() -> None:
             read_literal(text)
 
 
+@pytest.mark.slow
 def test_every_derived_answer_of_a_guarded_dataset_passes_its_guard_and_earns_full_marks() -> None:
     for name in sorted({*SCORERS, *GUARDS} - HASH_ORDERED):
         for index in range(6):

@@ -73,6 +73,7 @@ seen = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(seen, max_size=12), max_size=8), st.floats(0.01, 1.0), st.floats(1.0, 100.0))
 def test_factors_are_what_exact_arithmetic_says_for_any_history(window: Window, low: float, high: float) -> None:
@@ -178,6 +179,7 @@ def same_policy(one: Learner, other: Learner) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 def test_a_resumed_learner_weighs_authors_as_the_one_before_it_bit_for_bit(model: Path, tmp_path: Path) -> None:
     settings = {"foreign_capability_window": 5}
     whole, first = learner(model, **settings), learner(model, **settings)

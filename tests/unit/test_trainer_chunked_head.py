@@ -213,6 +213,7 @@ def test_refusal_is_a_line_in_the_log_and_the_present_way(capsys: pytest.Capture
 # Memory, as the allocator counts it.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_memory_is_at_most_1_3_chunks_beyond_the_gradients(softcap: float | None) -> None:
     tokens, vocabulary, hidden_size, chunk_bytes = 512, 16_384, 8, 2**22

@@ -115,6 +115,7 @@ def random_groups(seed: int) -> tuple[list[TokenGroup], list[list[list[float]]]]
 CHOICES = list(itertools.product(get_args(WeightLevel), get_args(WeightRule), get_args(WeightRule)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "positive", "negative"), CHOICES)
 def test_every_level_and_sign_equals_a_loop(level: WeightLevel, positive: WeightRule, negative: WeightRule) -> None:
     for seed, divergence in itertools.product(range(4), (None, 0.3)):
@@ -199,6 +200,7 @@ def test_local_completions_are_weighed_as_ever() -> None:
     assert found.weights.tolist() == [pytest.approx([0.5, 2.0, 1.0])] * 2 and found.keep.all()
 
 
+@pytest.mark.slow
 def test_the_filter_of_negative_advantages_is_that_of_trl() -> None:
     trl = pytest.importorskip("trl")
     generator = torch.Generator().manual_seed(0)

@@ -185,6 +185,7 @@ def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temp
     return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, completions=completions, model=model))
 
 
+@pytest.mark.slow
 def test_by_default_no_answer_of_a_peer_is_left_out_and_every_right_answer_in_absurd_text_is() -> None:
     """Nothing is configured for the model: the bound comes from the batch's local answers."""
     room = {"max_new_tokens": 64}  # else the nonsense is left out for its length

@@ -39,6 +39,7 @@ def test_every_completion_is_in_exactly_one_row_of_one_micro_batch(
             assert shared or row.stop - row.start == 1
 
 
+@pytest.mark.slow
 @given(shapes, st.booleans())
 def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[int, list[int]]], shared: bool) -> None:
     groups = [group_of(*shape) for shape in batch]

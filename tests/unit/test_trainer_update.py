@@ -75,6 +75,7 @@ def straightforward_loss(model, groups, config: ConfiguredObjective, proximal) -
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradient_equal_a_loop_over_completions_and_no_budget_changes_them(name: str) -> None:
     model = small_model(layers=1)

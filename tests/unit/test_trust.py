@@ -171,6 +171,7 @@ def test_replicas_and_restarts_share_the_memory_of_what_was_taken_in(tmp_path: P
     assert two.contains(ids[2999]), "also when another process has cut the file down"
 
 
+@pytest.mark.slow
 def test_keys_new_show_and_roster_commands_keep_seeds_private_and_refuse_nonsense(tmp_path: Path) -> None:
     file, roster = tmp_path / "beta.nk", str(tmp_path / "roster.txt")
     code, made, _ = run("keys", "new", "--out", str(file), "--name", "beta")
