@@ -65,7 +65,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
-check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (under 2 minutes; without mypy's cache half a minute more)
+check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about a minute; without mypy's cache half a minute more)
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.generator.engines import PolicyLoadError
-from tests.engines.conftest import Run, Subject
-from tests.engines.test_engine_conformance import greedy_answers, trainable_engines
+from tests.engines.conftest import TRAINABLE, Run, Subject, needs_vllm
+from tests.engines.test_engine_conformance import greedy_answers
 from tests.engines.tiny_models import write_policy_file
 
 
@@ -52,6 +52,13 @@ def integers(good: Path, bad: Path) -> None:
     save_file(load_file(good) | {"model.norm.weight": torch.ones(128, dtype=torch.int64)}, bad)
 
 
+engines = pytest.mark.parametrize(
+    "started", [*TRAINABLE[:3], pytest.param("vllm-untied", marks=[*needs_vllm, pytest.mark.long])], indirect=True
+)
+"""vLLM is started for tied embeddings, where a file may also name the output layer; for untied ones
+in `make test-full`.
+"""
+
 FAULTS = {
     absent: "unreadable or truncated",
     truncated: "unreadable or truncated",
@@ -64,7 +71,7 @@ FAULTS = {
 }
 
 
-@trainable_engines
+@engines
 def test_a_faulty_policy_file_is_refused_and_the_old_policy_answers_on(subject: Subject, run: Run, tmp_path: Path) -> None:
     good = write_policy_file(tmp_path / "good.safetensors", subject.other_policy(seed=5))
     run(subject.engine.load_policy(good, 5))
@@ -78,7 +85,7 @@ def test_a_faulty_policy_file_is_refused_and_the_old_policy_answers_on(subject: 
         assert greedy_answers(subject, run) == answers
 
 
-@trainable_engines
+@engines
 def test_a_file_that_also_names_the_tied_output_layer_is_taken(subject: Subject, run: Run, tmp_path: Path) -> None:
     policy = subject.other_policy(seed=7)
     tensors = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}

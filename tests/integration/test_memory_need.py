@@ -29,9 +29,9 @@ PLAN = TrainingPlan(dtype=torch.bfloat16, tokens=2048, width=512)
     ("config", "answer", "budget"),
     [
         (LlamaConfig(**_BODY, vocab_size=8_192, tie_word_embeddings=True), 120, 2048),
-        (LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 248, 1024),
-        (LlamaConfig(**_BODY, vocab_size=8_192), 1016, 256),
-        (Gemma2Config(**_BODY, vocab_size=8_192, head_dim=64), 504, 2048),
+        (LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 120, 512),
+        (LlamaConfig(**_BODY, vocab_size=8_192), 504, 128),
+        (Gemma2Config(**_BODY, vocab_size=8_192, head_dim=64), 248, 1024),
     ],
     ids=["activations", "parameters", "texts wider than the budget", "soft-capped attention"],
 )

@@ -76,7 +76,7 @@ async def test_no_wrong_answer_earns_full_marks_under_configurations_that_a_send
 @pytest.mark.slow
 @pytest.mark.deadline(600)
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.long), 1])
 async def test_no_wrong_answer_earns_full_marks_at_the_levels_of_the_curricula(level: int, count: int) -> None:
     # Levels of these are no configuration: below a limit of their own, or with objects as settings.
     left_out = {"arc_agi", "knight_swap", "modulo_grid", "rearc"}

@@ -67,10 +67,15 @@ def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.C
     assert Path(plotted.stdout.strip()).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_trained_policy_is_exported_and_scored(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
-    exported = swarm.folder / "exported"
-    answer = swarm.call("model", "export", "first", "alpha", str(exported))
+@pytest.fixture(scope="module")
+def exported(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> Path:
+    folder = swarm.folder / "exported"
+    answer = swarm.call("model", "export", "first", "alpha", str(folder))
     assert answer.returncode == 0, answer.stderr
+    return folder
+
+
+def test_a_trained_policy_is_exported_and_scored(swarm: Swarm, exported: Path) -> None:
     scored = swarm.call("eval", str(exported), "--tasks", "chain_sum,gcd", "--n", "8", "--json", "--answers", "3")
     assert scored.returncode == 0, scored.stderr
     report = json.loads(scored.stdout)
@@ -83,11 +88,7 @@ def test_a_trained_policy_is_exported_and_scored(swarm: Swarm, finished: subproc
     assert "answers" not in json.loads(swarm.call("eval", str(exported), "--tasks", "chain_sum", "--n", "2", "--json").stdout)
 
 
-def test_eval_asks_the_held_out_questions_that_the_configuration_names(
-    swarm: Swarm, finished: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
-    exported = swarm.folder / "exported-too"
-    assert swarm.call("model", "export", "first", "alpha", str(exported)).returncode == 0
+def test_eval_asks_the_held_out_questions_that_the_configuration_names(swarm: Swarm, exported: Path, tmp_path: Path) -> None:
     asked = []
     for draw in (0, 3, 3):
         (tmp_path / "node.toml").write_text(f'[eval]\ndraw = {draw}\n[[tasks]]\ndataset = "base_conversion"\n')

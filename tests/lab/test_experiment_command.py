@@ -102,7 +102,7 @@ def test_a_mistake_in_a_spec_is_told_in_a_sentence_and_nothing_is_made(spec_file
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_what_a_run_finds_to_be_impossible_is_told_in_a_sentence(spec_file: Path, tmp_path: Path, jobs: str) -> None:
     """That answers leave no room for a prompt is known when the model is there."""
     bad = tmp_path / "bad.toml"
