@@ -27,6 +27,7 @@ from swarm_cli.observe.plot import plot
 from swarm_cli.observe.status import status
 from swarm_cli.observe.top import top
 from swarm_cli.observe.watch import watch
+from swarm_cli.rollouts.command import rollouts
 from swarm_cli.task_commands import task_app
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(top)
 app.command()(dashboard)
 app.command()(plot)
 app.command(name="eval")(evaluate)
+app.command()(rollouts)
 app.command()(ban)
 app.command()(unban)
 app.add_typer(config_app)

@@ -1,0 +1,1 @@
+"""`swarm rollouts`: read what was said, and what it earned."""

@@ -1,0 +1,103 @@
+"""The groups that a node trained on, read from its batch log without a consumer: nothing that a
+service does depends on who looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from shared.contracts.codec import decode
+from shared.contracts.messages import Batch, BatchItem
+from shared.contracts.subjects import node_batches_stream
+from shared.contracts.wire import MessageError
+from shared.transport.base import Transport
+from swarm_cli.errors import CommandError
+
+BATCHES_READ = 200
+"""Most batches that one look goes back: a batch can be megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedGroup:
+    """A group and the batch that it is part of; batch n is trained at step n."""
+
+    batch: Batch
+    item: BatchItem
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    seq: int
+    batch: Batch
+
+
+class BatchReader:
+    """A node's batches that the log still holds: those since the checkpoint before last, and the
+    newest.
+    """
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self._transport = transport
+        self._node = node
+        self._stream = node_batches_stream(node)
+
+    async def last_seq(self) -> int:
+        """Where the log ends now."""
+        return (await self._transport.stream_state(self._stream)).last_seq
+
+    async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
+        """The batches up to a place in the log, newest first, at most `BATCHES_READ`."""
+        state = await self._transport.stream_state(self._stream)
+        oldest = max(state.first_seq, last_seq - BATCHES_READ + 1)
+        for seq in range(last_seq, oldest - 1, -1) if state.messages else ():
+            found = await self._at_or_after(seq)
+            if found is not None and found.seq == seq:
+                yield found.batch
+
+    async def after(self, seq: int) -> AsyncIterator[tuple[int, Batch]]:
+        """The batches behind a place in the log, each with its own, until there is none."""
+        while (found := await self._at_or_after(seq + 1)) is not None:
+            seq = found.seq
+            yield seq, found.batch
+
+    async def of_step(self, step: int) -> Batch:
+        """The batch of one step.
+
+        Raises:
+            CommandError: the log no longer holds it, or not yet.
+        """
+        state = await self._transport.stream_state(self._stream)
+        low, high = state.first_seq, state.last_seq
+        # Numbers only grow along the log, but for a batch that is there twice.
+        while state.messages and low <= high:
+            middle = (low + high) // 2
+            found = await self._at_or_after(middle)
+            if found is None or found.batch.number > step:
+                high = middle - 1
+            elif found.batch.number < step:
+                low = found.seq + 1
+            else:
+                return found.batch
+        raise CommandError(f"the batch log of {self._node} does not hold step {step}: {await self._held()}")
+
+    async def _held(self) -> str:
+        state = await self._transport.stream_state(self._stream)
+        first = await self._at_or_after(state.first_seq) if state.messages else None
+        last = await self._at_or_after(state.last_seq) if state.messages else None
+        if first is None or last is None:
+            return "it is empty; is the node running, and is this its server (--node-url)?"
+        return f"it holds steps {first.batch.number} to {last.batch.number} (older ones go when a checkpoint no longer needs them)"
+
+    async def _at_or_after(self, seq: int) -> _Found | None:
+        messages = await self._transport.read(self._stream, seq, 1)
+        if not messages:
+            return None
+        payload = await self._transport.payload(messages[0])
+        try:
+            return _Found(messages[0].seq, decode(payload, Batch))
+        except MessageError as error:
+            raise CommandError(
+                f"message {messages[0].seq} of {self._stream} is no batch that this version can read ({error}): "
+                "use the version of swarm that the node runs"
+            ) from None

@@ -1,0 +1,52 @@
+"""Which groups and completions a person wants to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.contracts.messages import Batch, BatchItem, Completion
+from swarm_cli.rollouts.batches import BatchedGroup
+
+FULL_MARKS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is shown; None does not ask.
+
+    origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of this
+    node's name. marks: completions with full marks (`right`) or with less (`wrong`), and the groups
+    that have any.
+    """
+
+    origin: Literal["local", "external"] | None = None
+    sender: str | None = None
+    dataset: str | None = None
+    marks: Literal["right", "wrong"] | None = None
+
+    def groups(self, batch: Batch) -> Iterator[BatchedGroup]:
+        """The groups of a batch that are asked for, in training order."""
+        for item in batch.items:
+            if self._asked_for(item):
+                yield BatchedGroup(batch, item)
+
+    def completions(self, item: BatchItem) -> list[tuple[int, Completion, float]]:
+        """The completions that are asked for: place in the group, completion, reward."""
+        return list(self._completions(item))
+
+    def _asked_for(self, item: BatchItem) -> bool:
+        scored = item.scored
+        return (
+            self.origin in (None, scored.origin)
+            and self.sender in (None, scored.group.node)
+            and self.dataset in (None, scored.group.task.ref.dataset)
+            and any(True for _ in self._completions(item))
+        )
+
+    def _completions(self, item: BatchItem) -> Iterable[tuple[int, Completion, float]]:
+        rewards = item.scored.rewards
+        for place, (completion, reward) in enumerate(zip(item.scored.group.completions, rewards, strict=False)):
+            if self.marks is None or (reward >= FULL_MARKS) == (self.marks == "right"):
+                yield place, completion, reward

@@ -1,0 +1,170 @@
+"""`swarm rollouts` as a person runs it, on the batch log of a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.contracts.codec import encode
+from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
+from shared.contracts.sampler_state import SamplerState
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import node_batches, node_batches_stream
+from shared.transport.connect import connect
+from tests.nats_server import NatsServer
+from tests.unit.sampler_groups import scored_group
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    running = NatsServer(tmp_path / "nats").start()
+    yield running
+    running.stop()
+
+
+def said(scored: ScoredGroup, *texts: str, dataset: str = "chain_sum") -> ScoredGroup:
+    """The group with these completions, in this dataset."""
+    ref = msgspec.structs.replace(scored.group.task.ref, dataset=dataset)
+    task = msgspec.structs.replace(scored.group.task, ref=ref)
+    completions = [Completion(text=text, finish_reason="stop", token_count=3) for text in texts]
+    return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, task=task, completions=completions))
+
+
+def batch(number: int, groups: Sequence[ScoredGroup], weight: float | None = None) -> Batch:
+    items = [
+        BatchItem(
+            scored=each,
+            staleness=1 if each.origin == "local" else None,
+            age_s=4.0,
+            weight=None if each.origin == "local" else weight,
+        )
+        for each in groups
+    ]
+    return Batch(
+        number=number,
+        created_at=1000.0,
+        items=items,
+        strategy="learnability",
+        seed=number,
+        wanted_local=1,
+        wanted_external=1,
+        pool_local=1,
+        pool_external=1,
+        shortage="none",
+        state=SamplerState(),
+    )
+
+
+def mixed(number: int, text: str = "three") -> Batch:
+    return batch(
+        number,
+        [
+            said(scored_group(number), "one", "two"),
+            said(scored_group(number, node="beta", origin="external"), text, "four", dataset="gcd"),
+        ],
+        weight=1.5,
+    )
+
+
+async def written(url: str, batches: Sequence[Batch], purged_to: int = 0) -> None:
+    plane = await connect(url, name="test")
+    await ensure_node_streams(plane, "alpha")
+    for each in batches:
+        await plane.publish(
+            node_batches("alpha"), encode(each), stream=node_batches_stream("alpha"), message_id=f"batch-{each.number}"
+        )
+    if purged_to:
+        await plane.purge(node_batches_stream("alpha"), purged_to)
+    await plane.close()
+
+
+def command(server: NatsServer, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "swarm_cli", "rollouts", "alpha", "--node-url", server.url, *arguments]
+
+
+def swarm(server: NatsServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(
+        command(server, *arguments), capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, env=environment, check=False
+    )
+
+
+def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def test_a_person_reads_question_completions_rewards_and_where_a_group_comes_from(server: NatsServer) -> None:
+    await written(server.url, [mixed(1), mixed(2, text=ESCAPES + "x" * 50)])
+    shown = swarm(server, "--limit", "2", "--characters", "40")
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "step 2 · local",
+        "foreign, from beta",
+        "gcd seed 2 index 0",
+        "drawn by learnability with 1.50 of the mean weight",
+    ):
+        assert words in " ".join(shown.stdout.split())
+    for words in ("question:  1+1", "reference: 2", "staleness 1", "the next of this node", "two", "four", "more characters"):
+        assert words in shown.stdout
+    assert "step 1" not in shown.stdout
+    assert not set("\x1b\x07\u202e") & set(shown.stdout), "others' words must not act on a terminal"
+
+
+async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:
+    await written(server.url, [mixed(number) for number in range(1, 8)], purged_to=2)
+    of_step = objects(swarm(server, "--step", "4", "--json"))
+    assert [(each["step"], each["origin"], each["sender"]) for each in of_step] == [(4, "local", "alpha"), (4, "foreign", "beta")]
+    assert of_step[1]["draw_weight"] == 1.5 and of_step[0]["staleness"] == 1
+    foreign = objects(swarm(server, "--foreign", "--limit", "3", "--json"))
+    assert [(each["step"], each["sender"]) for each in foreign] == [(5, "beta"), (6, "beta"), (7, "beta")]
+    assert {each["dataset"] for each in objects(swarm(server, "--dataset", "gcd", "--json"))} == {"gcd"}
+    assert {each["sender"] for each in objects(swarm(server, "--from", "beta", "--local", "--json"))} == set()
+    for option, text, reward in (("--right", "two", 1.0), ("--wrong", "one", 0.0)):
+        (found,) = objects(swarm(server, "--local", option, "--limit", "1", "--json"))
+        assert [(each["text"], each["reward"]) for each in found["completions"]] == [(text, reward)]  # type: ignore[attr-defined]
+
+
+async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> None:
+    nothing = swarm(server)
+    assert nothing.returncode == 1 and "Traceback" not in nothing.stderr
+    await written(server.url, [mixed(number) for number in range(1, 6)], purged_to=2)
+    for step in ("2", "9"):
+        gone = swarm(server, "--step", step)
+        assert gone.returncode == 1 and "it holds steps 3 to 5" in gone.stderr
+    none = swarm(server, "--dataset", "countdown")
+    assert none.returncode == 0 and none.stdout == "" and "no group of alpha is such" in none.stderr
+    both = swarm(server, "--right", "--wrong")
+    assert both.returncode == 1 and "leave nothing together" in both.stderr
+
+
+def test_the_batches_to_come_are_followed_once_each(server: NatsServer) -> None:
+    asyncio.run(written(server.url, [mixed(1)]))
+    follower = subprocess.Popen(
+        command(server, "--follow", "--json", "--limit", "1"), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ
+    )
+    give_up = threading.Timer(DEADLINE_S, follower.kill)
+    give_up.start()
+    try:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["step"] == 1
+        asyncio.run(written(server.url, [mixed(2), mixed(3)]))
+        seen = [json.loads(follower.stdout.readline()) for _ in range(4)]
+        assert [(each["step"], each["origin"]) for each in seen] == [(2, "local"), (2, "foreign"), (3, "local"), (3, "foreign")]
+    finally:
+        follower.terminate()
+        follower.wait(timeout=DEADLINE_S)
+        give_up.cancel()
