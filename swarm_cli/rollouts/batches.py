@@ -11,7 +11,7 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
-from shared.transport.base import Transport
+from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 
 BATCHES_READ = 200
@@ -44,11 +44,11 @@ class BatchReader:
 
     async def last_seq(self) -> int:
         """Where the log ends now."""
-        return (await self._transport.stream_state(self._stream)).last_seq
+        return (await self._state()).last_seq
 
     async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
         """The batches up to a place in the log, newest first, at most `BATCHES_READ`."""
-        state = await self._transport.stream_state(self._stream)
+        state = await self._state()
         oldest = max(state.first_seq, last_seq - BATCHES_READ + 1)
         for seq in range(last_seq, oldest - 1, -1) if state.messages else ():
             found = await self._at_or_after(seq)
@@ -67,7 +67,7 @@ class BatchReader:
         Raises:
             CommandError: the log no longer holds it, or not yet.
         """
-        state = await self._transport.stream_state(self._stream)
+        state = await self._state()
         low, high = state.first_seq, state.last_seq
         # Numbers only grow along the log, but for a batch that is there twice.
         while state.messages and low <= high:
@@ -81,8 +81,19 @@ class BatchReader:
                 return found.batch
         raise CommandError(f"the batch log of {self._node} does not hold step {step}: {await self._held()}")
 
+    async def _state(self) -> StreamState:
+        try:
+            return await self._transport.stream_state(self._stream)
+        except TransportError as error:
+            if "stream not found" not in str(error):
+                raise
+            raise CommandError(
+                f"this server has no batch log of {self._node}: is that the node's name, and this its server (--node-url)? "
+                "`swarm status` shows the nodes of a server"
+            ) from None
+
     async def _held(self) -> str:
-        state = await self._transport.stream_state(self._stream)
+        state = await self._state()
         first = await self._at_or_after(state.first_seq) if state.messages else None
         last = await self._at_or_after(state.last_seq) if state.messages else None
         if first is None or last is None:

@@ -33,6 +33,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_base_policy(tmp_path_factory.mktemp("policy") / "tiny", DEMO_TASKS, TINY, show_progress=False)
 
 
+@pytest.mark.slow
 def test_the_same_recipe_builds_the_same_bytes_and_another_seed_does_not(tiny_policy: Path, tmp_path: Path) -> None:
     again = build_base_policy(tmp_path / "again", DEMO_TASKS, TINY, show_progress=False)
     other = build_base_policy(tmp_path / "other", DEMO_TASKS, replace(TINY, seed=1), show_progress=False)

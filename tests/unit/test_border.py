@@ -286,6 +286,7 @@ def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> 
     assert isinstance(border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S), Candidate)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=2000), st.text(max_size=40))
 def test_random_bytes_are_refused_and_never_raise(tmp_path_factory: pytest.TempPathFactory, payload: bytes, subject: str) -> None:

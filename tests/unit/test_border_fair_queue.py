@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def test_forgeries_cost_their_victim_nothing_and_own_offences_only_the_sender() 
     assert queue.next(0.0) is None
 
 
+@pytest.mark.slow
 def test_new_names_are_no_way_to_the_front_and_leave_no_trace() -> None:
     queue: FairQueue[int] = FairQueue(1e6, 1.0, 1.0, 0.0)
     queue.offer("beta", 0, 1, 0.0)

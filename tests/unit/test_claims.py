@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from shared.transport.reference import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, m
 MIB = 2**20
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20 * MIB), st.booleans()), max_size=80))
 def test_what_is_in_work_stays_within_both_bounds_or_is_alone(steps: list[tuple[int, int, bool]]) -> None:
     in_flight = BytesInFlight(node_bytes=64 * MIB, sender_bytes=16 * MIB)

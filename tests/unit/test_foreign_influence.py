@@ -170,6 +170,7 @@ def test_eight_answers_of_thousands_of_characters_do_not_turn_the_step_where_ans
     assert 0.5 <= float(beside.gradient.norm() / alone.gradient.norm()) <= 2.0
 
 
+@pytest.mark.slow
 def test_an_honest_eighth_group_is_no_suspect(learner: Learner) -> None:
     for seed in range(4):
         groups = honest_batch(seed, count=8)
@@ -178,6 +179,7 @@ def test_an_honest_eighth_group_is_no_suspect(learner: Learner) -> None:
         assert all(group.share == 1.0 for group in found.intake.groups)
 
 
+@pytest.mark.slow
 def test_within_its_bounds_a_gradient_is_the_plain_sum_bit_for_bit(learner: Learner) -> None:
     for seed in range(3):
         found = step_of(learner, honest_batch(seed, count=8))
@@ -222,6 +224,7 @@ def test_the_norms_with_and_without_foreign_groups_are_those_of_the_parts(learne
         assert norm == pytest.approx(float(_gradient(learner).norm()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_several_hostile_groups_of_one_sender_are_each_held_to_the_bound(learner: Learner) -> None:
     honest = honest_batch(5, count=6)
     alone = step_of(learner, honest)
@@ -263,6 +266,7 @@ def forged_group(tokenizer: Any, seed: int) -> tuple[ScoredGroup, ScoredGroup, l
     return of(forged, pack_ids([66, 65, 68])), of(bare, None), backdoor
 
 
+@pytest.mark.slow
 def test_a_learner_beside_one_forged_group_in_eight_ends_with_the_weights_of_an_honest_one(tmp_path: Path) -> None:
     model = tiny_policy(tmp_path / "tiny")
     forged, honest = (Learner(node_config(model, tmp_path)) for _ in range(2))
@@ -276,6 +280,7 @@ def test_a_learner_beside_one_forged_group_in_eight_ends_with_the_weights_of_an_
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 def test_the_step_s_record_says_whose_groups_were_bounded_or_too_dear(tmp_path: Path, learner: Learner) -> None:
     # Without the own-policy check, which would leave the absurd answers out before they are
     # measured.

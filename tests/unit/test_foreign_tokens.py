@@ -142,6 +142,7 @@ def test_sampled_tokens_say_their_text_whether_the_answer_ended_or_not(case: Cas
         assert case.answers.says([*ids, case.end], said, ended=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_an_honest_policy_samples_passes_or_is_encoded_again_and_never_says_more(case: Case, data: st.DataObject) -> None:

@@ -121,6 +121,7 @@ def test_bfloat16_trains_float32_weights_and_publishes_bfloat16(model: Path) -> 
     assert any(not torch.equal(before[name], value) for name, value in after.items())
 
 
+@pytest.mark.slow
 def test_adapters_train_with_gradient_checkpointing_as_without(model: Path) -> None:
     lora = {"rank": 2, "publish": "merged"}
     plain = trained(Learner(config_for(model, lora=lora)), 1, 2)
@@ -177,6 +178,7 @@ def test_every_objective_of_the_configuration_trains(model: Path, objective: str
     assert any(not torch.equal(before[name], value) for name, value in learner.policy().items())
 
 
+@pytest.mark.slow
 def test_grpo_counts_groups_without_spread_and_dapo_does_not(model: Path) -> None:
     tokenizer = load_tokenizer(ModelSection(path=str(model)))
     useful = scored_group(tokenizer, random.Random(1))

@@ -101,6 +101,7 @@ def test_more_layers_than_any_model_has_are_refused_at_once(tmp_path: Path, stat
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "largest"),
     [

@@ -417,6 +417,7 @@ def math_scorer(answer: str) -> Callable[[str], float]:
 PRODUCT = "21*x**4 - 44*x**2 + 3*x - 5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "wrong"),
     [

@@ -181,6 +181,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_equal_those_of_trl(compute_loss, case: str) -> None:
     config, settings = CASES[case]

@@ -40,6 +40,7 @@ def rows_of(model: nn.Module) -> torch.Tensor:
     ).logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", DROPOUT)
 def test_a_model_that_drops_trains_as_it_samples(kind: str, checkpointing: bool) -> None:

@@ -120,6 +120,7 @@ def test_own_groups_are_never_looked_at_and_fraction_zero_looks_at_none(policy: 
     assert drop_absurd(policy.model, foreign, policy.update_config, off, 1) == (foreign, {})
 
 
+@pytest.mark.slow
 def test_the_fraction_is_kept_and_which_groups_are_looked_at_follows_from_the_batch(policy: Learner) -> None:
     taken = take_in(swarm_batch(), policy.rules)
     rules = OwnPolicyRules(fraction=0.5, min_logprob=0.0)  # nothing is that likely, so every group looked at is dropped
