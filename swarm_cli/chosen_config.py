@@ -13,7 +13,7 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.runtime.errors import EXIT_CONFIG
-from swarm_cli.errors import CommandError
+from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
@@ -22,6 +22,13 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configurati
 def load_chosen(config: Path | None) -> NodeConfig:
     """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
     return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
+
+
+def of_node(config: NodeConfig, node: str) -> NodeConfig:
+    """The configuration as that of the named node; as it is where no name is given. Raises
+    CommandError when no node can have that name.
+    """
+    return config.model_copy(update={"node": config.node.model_copy(update={"id": checked_node(node)})}) if node else config
 
 
 def sources(config: Path | None) -> str:

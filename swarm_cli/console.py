@@ -42,6 +42,13 @@ def say(text: str = "") -> None:
     typer.echo(visible_lines(text))
 
 
+def indented(text: str) -> str:
+    """With its further lines behind a margin: a line of an answer cannot pass for the beginning of
+    the next answer.
+    """
+    return text.replace("\n", "\n  ")
+
+
 def terminal() -> Console:
     """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for
     themselves.

@@ -16,9 +16,9 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport
-from swarm_cli.chosen_config import ConfigOption, load_chosen
-from swarm_cli.console import cell, say, terminal
-from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.chosen_config import ConfigOption, load_chosen, of_node
+from swarm_cli.console import cell, indented, say, terminal
+from swarm_cli.errors import CommandError
 
 dlq_app = typer.Typer(name="dlq", help="Look at a node's dead letters and put them back to work.", no_args_is_help=True)
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 @dlq_app.command("list")
 def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: UrlOption = "", config: ConfigOption = None) -> None:
     """Print all dead letters, oldest first."""
-    node_config = _of(node, load_chosen(config))
+    node_config = of_node(load_chosen(config), node)
     letters = _with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id))
     if as_json:
         typer.echo(visible_json([letter.as_object() for letter in letters], indent=2))
@@ -54,15 +54,15 @@ def show(
     config: ConfigOption = None,
 ) -> None:
     """Print one dead letter: cause, task, and the completions' texts."""
-    node_config = _of(node, load_chosen(config))
+    node_config = of_node(load_chosen(config), node)
     (letter,) = _found(_with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq])), [seq])
     for name, value in letter.as_object().items():
         say(visible(f"{name}: {value}"))
     if letter.group is not None:
-        say(f"question: {_indented(letter.group.task.question)}")
+        say(f"question: {indented(letter.group.task.question)}")
         for number, completion in enumerate(letter.group.completions):
             say(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
-            say("  " + _indented(completion.text))
+            say("  " + indented(completion.text))
 
 
 @dlq_app.command("requeue")
@@ -78,7 +78,7 @@ def requeue_letters(
     back to the generator, and a group counts once."""
     if bool(seqs) == every:
         raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
-    node_config = _of(node, load_chosen(config))
+    node_config = of_node(load_chosen(config), node)
 
     async def put_back(plane: Transport) -> list[DeadLetter]:
         letters = await read_letters(plane, node_config.node.id, seqs or [])
@@ -94,15 +94,6 @@ def requeue_letters(
 
     done = _with_plane(node_config, node_url, put_back)
     typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
-
-
-def _indented(text: str) -> str:
-    """A line of an answer cannot pass for the beginning of the next answer."""
-    return text.replace("\n", "\n  ")
-
-
-def _of(node: str, config: NodeConfig) -> NodeConfig:
-    return config.model_copy(update={"node": config.node.model_copy(update={"id": checked_node(node)})}) if node else config
 
 
 def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:

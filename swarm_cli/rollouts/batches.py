@@ -26,15 +26,9 @@ class BatchedGroup:
     item: BatchItem
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    seq: int
-    batch: Batch
-
-
 class BatchReader:
-    """A node's batches that the log still holds: those since the checkpoint before last, and the
-    newest.
+    """A node's batches that the log still holds: the newest, and those that a kept checkpoint may
+    be followed by.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:
@@ -52,14 +46,14 @@ class BatchReader:
         oldest = max(state.first_seq, last_seq - BATCHES_READ + 1)
         for seq in range(last_seq, oldest - 1, -1) if state.messages else ():
             found = await self._at_or_after(seq)
-            if found is not None and found.seq == seq:
-                yield found.batch
+            if found is not None and found[0] == seq:
+                yield found[1]
 
     async def after(self, seq: int) -> AsyncIterator[tuple[int, Batch]]:
         """The batches behind a place in the log, each with its own, until there is none."""
         while (found := await self._at_or_after(seq + 1)) is not None:
-            seq = found.seq
-            yield seq, found.batch
+            yield found
+            seq = found[0]
 
     async def of_step(self, step: int) -> Batch:
         """The batch of one step.
@@ -73,12 +67,12 @@ class BatchReader:
         while state.messages and low <= high:
             middle = (low + high) // 2
             found = await self._at_or_after(middle)
-            if found is None or found.batch.number > step:
+            if found is None or found[1].number > step:
                 high = middle - 1
-            elif found.batch.number < step:
-                low = found.seq + 1
+            elif found[1].number < step:
+                low = found[0] + 1
             else:
-                return found.batch
+                return found[1]
         raise CommandError(f"the batch log of {self._node} does not hold step {step}: {await self._held()}")
 
     async def _state(self) -> StreamState:
@@ -98,15 +92,15 @@ class BatchReader:
         last = await self._at_or_after(state.last_seq) if state.messages else None
         if first is None or last is None:
             return "it is empty; is the node running, and is this its server (--node-url)?"
-        return f"it holds steps {first.batch.number} to {last.batch.number} (older ones go when a checkpoint no longer needs them)"
+        return f"it holds steps {first[1].number} to {last[1].number} (older ones go when a checkpoint no longer needs them)"
 
-    async def _at_or_after(self, seq: int) -> _Found | None:
+    async def _at_or_after(self, seq: int) -> tuple[int, Batch] | None:
         messages = await self._transport.read(self._stream, seq, 1)
         if not messages:
             return None
         payload = await self._transport.payload(messages[0])
         try:
-            return _Found(messages[0].seq, decode(payload, Batch))
+            return messages[0].seq, decode(payload, Batch)
         except MessageError as error:
             raise CommandError(
                 f"message {messages[0].seq} of {self._stream} is no batch that this version can read ({error}): "

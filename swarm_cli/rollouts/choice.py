@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +34,12 @@ class Choice:
 
     def completions(self, item: BatchItem) -> list[tuple[int, Completion, float]]:
         """The completions that are asked for: place in the group, completion, reward."""
-        return list(self._completions(item))
+        pairs = zip(item.scored.group.completions, item.scored.rewards, strict=False)
+        return [
+            (place, completion, reward)
+            for place, (completion, reward) in enumerate(pairs)
+            if self.marks is None or (reward >= FULL_MARKS) == (self.marks == "right")
+        ]
 
     def _asked_for(self, item: BatchItem) -> bool:
         scored = item.scored
@@ -42,11 +47,5 @@ class Choice:
             self.origin in (None, scored.origin)
             and self.sender in (None, scored.group.node)
             and self.dataset in (None, scored.group.task.ref.dataset)
-            and any(True for _ in self._completions(item))
+            and bool(self.completions(item))
         )
-
-    def _completions(self, item: BatchItem) -> Iterable[tuple[int, Completion, float]]:
-        rewards = item.scored.rewards
-        for place, (completion, reward) in enumerate(zip(item.scored.group.completions, rewards, strict=False)):
-            if self.marks is None or (reward >= FULL_MARKS) == (self.marks == "right"):
-                yield place, completion, reward

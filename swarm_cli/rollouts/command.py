@@ -12,7 +12,7 @@ from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible_json
-from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, load_chosen, of_node
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
@@ -41,9 +41,7 @@ def rollouts(
 ) -> None:
     """Read the groups that a node trains on: question, completions, rewards, who sent each group
     and why it is in the batch. Oldest first, from the batch log as far as it is kept."""
-    node_config = load_chosen(config)
-    if node:
-        node_config = node_config.model_copy(update={"node": node_config.node.model_copy(update={"id": checked_node(node)})})
+    node_config = of_node(load_chosen(config), node)
     if follow and step is not None:
         raise CommandError("--step names one batch and --follow asks for those to come: leave one out")
     for both, names in ((local and foreign, "--local and --foreign"), (right and wrong, "--right and --wrong")):

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shared.contracts.messages import BatchItem
 from shared.text import visible, visible_lines
+from swarm_cli.console import indented
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
 
@@ -22,9 +23,9 @@ def show(found: BatchedGroup, choice: Choice, console: Console, characters: int)
     item = found.item
     task = item.scored.group.task
     console.print(Text(visible(_heading(found)), style="bold"))
-    console.print(Text("question:  " + _text(task.question, characters)))
+    console.print(Text("question:  " + indented(_text(task.question, characters))))
     if task.answer is not None:
-        console.print(Text("reference: " + _text(task.answer, characters)))
+        console.print(Text("reference: " + indented(_text(task.answer, characters))))
     table = Table("#", "reward", "tokens", "ended by", "completion", show_lines=True)
     for place, completion, reward in choice.completions(item):
         table.add_row(
