@@ -1,4 +1,4 @@
-"""The groups that a node trained on, read from its batch log without a consumer: nothing that a
+"""The groups in a node's batches, read from its batch log without a consumer: nothing that a
 service does depends on who looks.
 """
 

@@ -39,8 +39,9 @@ def rollouts(
     node_url: Annotated[str, typer.Option(help="Server of the node's streams.  [default: nats.node_url]")] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Read the groups that a node trains on: question, completions, rewards, who sent each group
-    and why it is in the batch. Oldest first, from the batch log as far as it is kept."""
+    """Read the groups in a node's batches: question, completions, rewards, who sent each group and
+    why it is in the batch. A candidate is one of several of which the trainer keeps some. Oldest
+    first, from the batch log as far as it is kept."""
     node_config = of_node(load_chosen(config), node)
     if follow and step is not None:
         raise CommandError("--step names one batch and --follow asks for those to come: leave one out")

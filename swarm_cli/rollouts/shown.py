@@ -1,4 +1,4 @@
-"""A trained group as a person reads it, and as a program does."""
+"""A group of a batch as a person reads it, and as a program does."""
 
 from __future__ import annotations
 
