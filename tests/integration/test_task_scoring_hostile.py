@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from reasoning_gym.factory import DATASETS
@@ -18,7 +19,7 @@ from reasoning_gym.factory import DATASETS
 from shared.contracts.messages import TaskRef
 from shared.tasks.config_rules import REFUSED_DATASETS
 from shared.tasks.derive import dataset_names
-from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from tests.integration.hostile_answers import hostile_answers
 
 ANSWER_TIMEOUT_S = 5.0
@@ -39,6 +40,16 @@ def test_the_hostile_answers_would_run_where_something_evaluates_them(tmp_path: 
     assert mark.exists()
 
 
+async def scored(jobs: Sequence[ScoringJob]) -> tuple[list[JobResult], int]:
+    """The results, in time, and how many workers were lost."""
+    started_s = time.monotonic()
+    async with ScorerPool(workers=2, answer_timeout_s=ANSWER_TIMEOUT_S, memory_mb=2048) as pool:
+        results = await pool.run(jobs)
+        replaced = pool.replaced
+    assert time.monotonic() - started_s < 120
+    return results, replaced
+
+
 async def test_no_hostile_answer_to_any_dataset_runs_code_outlasts_its_deadline_or_leaves_the_unit_interval(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     answers = hostile_answers(mark)
@@ -46,12 +57,14 @@ async def test_no_hostile_answer_to_any_dataset_runs_code_outlasts_its_deadline_
     names = dataset_names()
     assert set(names) | set(REFUSED_DATASETS) == set(DATASETS)
     assert REFUSED_DATASETS.keys() == {"composite"} and len(names) >= 105
-    started_s = time.monotonic()
-    async with ScorerPool(workers=2, answer_timeout_s=ANSWER_TIMEOUT_S, memory_mb=2048) as pool:
-        jobs = [ScoringJob(ref=TaskRef(dataset=name, seed=5, index=2), texts=answers) for name in names]
-        results = await pool.run(jobs)
-        assert pool.replaced == 0, [(name, result.timeouts) for name, result in zip(names, results, strict=True) if result.timeouts]
-    assert time.monotonic() - started_s < 120
+    jobs = [ScoringJob(ref=TaskRef(dataset=name, seed=5, index=2), texts=answers) for name in names]
+    results, replaced = await scored(jobs)
+    blamed = [(name, result.timeouts) for name, result in zip(names, results, strict=True) if result.timeouts]
+    # A machine that stands still for seconds costs a worker too, at no answer: deriving a task has
+    # the same deadline. What answers do to a worker they do again.
+    if replaced and not blamed:
+        results, replaced = await scored(jobs)
+    assert replaced == 0, blamed
     assert not mark.exists()
     for name, result in zip(names, results, strict=True):
         assert (result.reason, result.detail) == (None, ""), name
