@@ -17,7 +17,7 @@ from shared.contracts.limits import (
     VERIFIER_MAX_ACK_PENDING,
     VERIFIER_MAX_DELIVER,
 )
-from shared.transport.base import ConsumerSpec, NotConnected, Retention, StreamSpec, Transport, TransportError
+from shared.transport.base import ConsumerSpec, Lowering, NotConnected, Retention, StreamSpec, Transport, TransportError
 from shared.transport.keys import bucket_stream
 
 
@@ -170,32 +170,32 @@ def _missing(error: TransportError, command: str) -> MissingStreams:
     return MissingStreams(f"{error}: nats.create_streams is false, so the server's operator makes them once: `{command}`")
 
 
-async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1) -> None:
+async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1, lowering: Lowering = Lowering.KEEP) -> None:
     """Make the node's streams and bucket as `limits` has them, also where they exist with other
-    settings.
+    settings, but for those that `lowering` leaves higher.
 
     The verifier's consumer is made only if it is missing: its settings are the verifier's own, and
     other services' defaults must not set them back.
     """
     for spec in node_streams(node, replicas=replicas):
-        await transport.ensure_stream(spec)
+        await transport.ensure_stream(spec, lowering)
     rollouts = subjects.node_rollouts_stream(node)
     try:
         await transport.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)
     except TransportError:
         await transport.ensure_consumer(rollouts, verifier_consumer())
-    await transport.kv.ensure(subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas)
+    await transport.kv.ensure(subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=lowering)
 
 
-async def update_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
+async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lowering: Lowering = Lowering.REFUSE) -> None:
     """Make the swarm's streams and bucket as `limits` has them, also where they exist with other
-    settings.
+    settings, but for those that `lowering` leaves higher.
 
     For their operator alone. Messages stay, but for those beyond a bound that is new.
     """
     for spec in swarm_streams(replicas=replicas):
-        await transport.ensure_stream(spec)
-    await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas)
+        await transport.ensure_stream(spec, lowering)
+    await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas, lowering=lowering)
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:

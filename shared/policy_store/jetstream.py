@@ -31,7 +31,7 @@ from shared.contracts.wire import MessageError
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
 from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
-from shared.transport.base import StoredMessage, StreamSpec, Transport, TransportError
+from shared.transport.base import Lowering, StoredMessage, StreamSpec, Transport, TransportError
 
 CHUNK_BYTES = 512 * 1024
 _MESSAGES_PER_READ = 16
@@ -45,7 +45,9 @@ _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
 
 
-async def prepare_policies_stream(transport: Transport, node: str, *, create: bool, replicas: int = 1) -> None:
+async def prepare_policies_stream(
+    transport: Transport, node: str, *, create: bool, replicas: int = 1, lowering: Lowering = Lowering.KEEP
+) -> None:
     """Make the stream of policies, or only look whether it is there. Raises MissingStreams."""
     if create:
         await transport.ensure_stream(
@@ -55,7 +57,8 @@ async def prepare_policies_stream(transport: Transport, node: str, *, create: bo
                 max_msg_bytes=CHUNK_BYTES,
                 replicas=replicas,
                 description=f"Policies of {node} in chunks",
-            )
+            ),
+            lowering,
         )
     else:
         await look_for_streams(transport, [node_policies_stream(node)], "swarm nats init --plane node")

@@ -76,6 +76,19 @@ class Retention(Enum):
     WORK_QUEUE = "workqueue"
 
 
+class Lowering(Enum):
+    """What `ensure_stream` does about copies, room and time that it would lower
+    (`shared.transport.lowering`). Everything else it always updates.
+    """
+
+    APPLY = "apply"
+    """Lower them: the caller means it."""
+    KEEP = "keep"
+    """Leave them higher and log that: right for a service, which decides about no stream."""
+    REFUSE = "refuse"
+    """Leave the stream alone and raise `WouldLower`: right where a person can decide."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
     """A stream as its owner wants it. `ensure_stream` makes it so, also when it already exists with
@@ -201,8 +214,10 @@ class KeyValue(Protocol):
     watches.
     """
 
-    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
-        """Create the bucket, or update it where it differs."""
+    async def ensure(
+        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+    ) -> None:
+        """Create the bucket, or update it where it differs. `lowering`: as for a stream."""
         ...
 
     async def buckets(self) -> Sequence[str]:
@@ -269,9 +284,12 @@ class Transport(Protocol):
         """Flush what was published, then disconnect. Safe to call twice."""
         ...
 
-    async def ensure_stream(self, spec: StreamSpec) -> None:
+    async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
         """Create the stream, or update it where it differs from `spec`. Idempotent, safe from
         several processes at once.
+
+        Raises:
+            WouldLower: the update would lower copies, room or time, and `lowering` refuses that.
         """
         ...
 

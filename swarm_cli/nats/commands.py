@@ -19,10 +19,11 @@ from shared.identity import keys
 from shared.identity.permissions import OPERATOR, WATCH
 from shared.policy_store.jetstream import prepare_policies_stream
 from shared.roles import ROLES
-from shared.runtime.errors import FatalError
+from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.transport.base import TransportError
+from shared.transport.base import Lowering, TransportError
+from shared.transport.lowering import WouldLower
 from shared.transport.nats.options import Options
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
@@ -151,22 +152,43 @@ def print_config(
 def init(
     plane: Annotated[Plane, typer.Option(help="Whose streams.")],
     key: Annotated[Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file as operator, none]")] = None,
+    lower: Annotated[
+        bool,
+        typer.Option(
+            "--lower",
+            help="Also lower what exists: fewer replicas, less room, a shorter time. What a lower limit leaves no room for is "
+            "deleted at once.",
+        ),
+    ] = False,
     config: ConfigOption = None,
 ) -> None:
     """Make streams, buckets and the verifier's consumer, for services that may not
     (nats.create_streams = false).
 
-    Those that are there get the settings of this version, and as many replicas as the configuration
-    says; their messages stay.
+    Streams that exist get the settings of this version and as many replicas as the configuration
+    says (nats.replicas, nats.swarm_replicas), and keep their messages. Where that would lower
+    replicas or a limit, the command refuses and says what differs.
     """
     node_config = load_chosen(config)
+    lowering = Lowering.APPLY if lower else Lowering.REFUSE
+    try:
+        _init(plane, node_config, key, lowering)
+    except WouldLower as error:
+        raise CommandError(
+            f"{error}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
+            "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
+            EXIT_CONFIG,
+        ) from None
+
+
+def _init(plane: Plane, node_config: NodeConfig, key: Path | None, lowering: Lowering) -> None:
     if plane in (Plane.NODE, Plane.BOTH):
-        asyncio.run(_init_node(_with_key(node_config, "node_key_file", key)))
+        asyncio.run(_init_node(_with_key(node_config, "node_key_file", key), lowering))
         typer.echo(f"node plane of {node_config.node.id}: streams are there")
     if plane in (Plane.SWARM, Plane.BOTH):
         if node_config.nats.swarm_url is None:
             raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
-        asyncio.run(_init_swarm(_with_key(node_config, "swarm_key_file", key)))
+        asyncio.run(_init_swarm(_with_key(node_config, "swarm_key_file", key), lowering))
         typer.echo("swarm plane: streams are there")
 
 
@@ -233,23 +255,23 @@ def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Pat
     return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, _public_key(folder / node / "swarm.nk")) for node in nodes))
 
 
-async def _init_node(config: NodeConfig) -> None:
+async def _init_node(config: NodeConfig, lowering: Lowering) -> None:
     transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
     try:
         verifier = config.verifier
-        await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas)
+        await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas, lowering=lowering)
         consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
         await transport.ensure_consumer(node_rollouts_stream(config.node.id), consumer)
         # Empty where policies travel by a shared volume. The trainer has no right to make it.
-        await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas)
+        await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas, lowering=lowering)
     finally:
         await transport.close()
 
 
-async def _init_swarm(config: NodeConfig) -> None:
+async def _init_swarm(config: NodeConfig, lowering: Lowering) -> None:
     transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
     try:
-        await update_swarm_streams(transport, replicas=config.nats.swarm_replicas)
+        await update_swarm_streams(transport, replicas=config.nats.swarm_replicas, lowering=lowering)
     finally:
         await transport.close()
 

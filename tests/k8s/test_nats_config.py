@@ -5,11 +5,13 @@ else."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from shared.contracts.subjects import (
     node_scored,
     node_scored_stream,
 )
+from shared.runtime.errors import EXIT_CONFIG
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
 from swarm_cli.shipped import NATS_CONFIG
@@ -196,6 +199,42 @@ async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_a
         await as_user(cluster, keys, "alpha", "stranger", "", timeout_s=3.0)
     for transport in (operator, generator, other):
         await transport.close()
+
+
+async def test_init_without_the_pods_environment_refuses_to_leave_one_copy_of_three(cluster: list[Server], keys: Path) -> None:
+    """`nats.replicas` defaults to 1, and only the pods' environment says 3."""
+    operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
+    await make_streams(operator, cluster)
+    connection = operator._connection  # type: ignore[attr-defined]
+
+    async def copies() -> int:
+        answer = await connection.client.request(f"$JS.API.STREAM.INFO.{node_rollouts_stream('alpha')}", b"", timeout=5)
+        return int(json.loads(answer.data)["config"]["num_replicas"])
+
+    def init(*flags: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "SWARM_NODE__ID": "alpha",
+            "SWARM_NATS__NODE_URL": f"tls://127.0.0.1:{cluster[0].port}",
+            "SWARM_NATS__NODE_CA_FILE": str(keys / "ca.crt"),
+        }
+        command = [sys.executable, "-m", "swarm_cli", "nats", "init", "--plane", "node", "--key", str(keys / "alpha/operator.nk")]
+        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+    refused = await asyncio.to_thread(init)
+    assert refused.returncode == EXIT_CONFIG, refused.stderr
+    assert "num_replicas from 3 to 1" in refused.stderr
+    assert "--lower" in refused.stderr and "nats.replicas" in refused.stderr
+    assert "streams are there" not in refused.stdout
+    assert await copies() == 3
+    await ensure_node_streams(operator, "alpha", replicas=1)  # as a service with the default would
+    assert await copies() == 3
+    lowered = await asyncio.to_thread(init, "--lower")
+    assert lowered.returncode == 0, lowered.stderr
+    assert await copies() == 1
+    await ensure_node_streams(operator, "alpha", replicas=3)
+    assert await copies() == 3
+    await operator.close()
 
 
 async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds_the_stream(

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from shared.transport import keys
-from shared.transport.base import KvEntry, NotConnected
+from shared.transport.base import KvEntry, Lowering, NotConnected
+from shared.transport.lowering import WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.link import MemoryLink
 
@@ -17,12 +18,20 @@ class MemoryKeyValue:
     def __init__(self, link: MemoryLink) -> None:
         self._link = link
 
-    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+    async def ensure(
+        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+    ) -> None:
         """Create or update the bucket. `history` and `replicas` change nothing here: only newest
         values can be read.
         """
         server = self._link.server
-        server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now)).ttl_s = ttl_s
+        existing = server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now))
+        wanted, actual = {"max_age": ttl_s}, {"max_age": existing.ttl_s}
+        if lowering is not Lowering.APPLY and (lower := lowered(wanted, actual, wanted)):
+            if lowering is Lowering.REFUSE:
+                raise WouldLower(bucket, wanted, actual, lower)
+            return
+        existing.ttl_s = ttl_s
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted."""

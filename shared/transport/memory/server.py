@@ -8,10 +8,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, replace
 
-from shared.transport.base import NotConnected, StreamSpec
+from shared.transport.base import Lowering, NotConnected, StreamSpec
+from shared.transport.lowering import WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.stream import MemoryStream
+
+_PROTECTIONS = ("replicas", "max_msgs", "max_bytes", "max_age_s", "max_msgs_per_subject", "max_msg_bytes", "duplicate_window_s")
 
 
 class MemoryServer:
@@ -24,10 +28,11 @@ class MemoryServer:
         self.buckets: dict[str, MemoryBucket] = {}
         self._waiting: set[asyncio.Event] = set()
 
-    def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create or update."""
+    def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
+        """Create or update. Raises WouldLower as a server's transport does."""
         if spec.name in self.streams:
-            self.streams[spec.name].update(spec)
+            stream = self.streams[spec.name]
+            stream.update(spec if lowering is Lowering.APPLY else _not_lower(spec, stream.spec, lowering))
             return
         self.streams[spec.name] = MemoryStream(spec, self.now)
 
@@ -58,3 +63,14 @@ class MemoryServer:
                     await event.wait()
         finally:
             self._waiting.discard(event)
+
+
+def _not_lower(wanted: StreamSpec, actual: StreamSpec, lowering: Lowering) -> StreamSpec:
+    """`wanted`, with the settings of `actual` that are higher. Raises WouldLower where lowering is
+    refused.
+    """
+    new, old = asdict(wanted), asdict(actual)
+    higher = lowered(new, old, _PROTECTIONS)
+    if higher and lowering is Lowering.REFUSE:
+        raise WouldLower(wanted.name, new, old, higher)
+    return replace(wanted, **{name: old[name] for name in higher})

@@ -13,6 +13,7 @@ from shared.transport.base import (
     ConsumerState,
     Delivery,
     KeyValue,
+    Lowering,
     PubAck,
     StoredMessage,
     StreamSpec,
@@ -61,14 +62,14 @@ class MemoryTransport:
         """Refuse everything from now on."""
         self._link.closed = True
 
-    async def ensure_stream(self, spec: StreamSpec) -> None:
+    async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
         """Create or update the stream and its companion for blobs; sweep chunks that no message
         refers to.
         """
-        self._link.server.ensure_stream(spec)
+        self._link.server.ensure_stream(spec, lowering)
         companion = blobs.companion(spec)
         if companion is not None:
-            self._link.server.ensure_stream(companion)
+            self._link.server.ensure_stream(companion, lowering)
             if not spec.deny_purge:
                 self._chunks.sweep(spec.name)
 

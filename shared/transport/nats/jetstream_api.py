@@ -14,10 +14,11 @@ from typing import Any
 
 import structlog
 
-from shared.transport.base import ConsumerSpec, ConsumerState, NotConnected, StreamSpec, StreamState, TransportError
+from shared.transport.base import ConsumerSpec, ConsumerState, Lowering, NotConnected, StreamSpec, StreamState, TransportError
 from shared.transport.blobs import HEADER_ROOM_BYTES
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
+from shared.transport.lowering import WouldLower, lowered
 from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,10 @@ STORE_FAILED = 10077
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NO_MESSAGE_FOUND = frozenset({10037, 10043, 10057})
 SUBJECTS_OVERLAP = 10065
+PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "duplicate_window")
+"""Settings in which less means that messages, or copies of them, go away."""
+SECONDS = {"max_age": "max_age_s", "duplicate_window": "duplicate_window_s"}
+"""Those that the server has in nanoseconds, and what they are called in seconds."""
 
 
 class ApiError(TransportError):
@@ -130,9 +135,17 @@ def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     return [key for key in wanted if differs(key)]
 
 
-async def ensure_stream(connection: Connection, wanted: Mapping[str, Any]) -> None:
+def _in_seconds(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A stream's settings, with durations as a person reads them."""
+    return {**config, **{shown: config[key] / NANOSECONDS for key, shown in SECONDS.items() if config.get(key)}}
+
+
+async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lowering: Lowering = Lowering.APPLY) -> None:
     """Create the stream or update what differs. Settings that `wanted` does not name stay as an
     operator left them.
+
+    Raises:
+        WouldLower: the update would lower a protection and `lowering` refuses that.
     """
     name, deadline = wanted["name"], Deadline(SETUP_TIMEOUT_S)
     what = f"stream {name}"
@@ -148,6 +161,13 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any]) -> No
         if error.err_code != STREAM_NAME_IN_USE:
             raise
     actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, what))["config"]
+    higher = [] if lowering is Lowering.APPLY else lowered(wanted, actual, PROTECTIONS)
+    if higher and lowering is Lowering.REFUSE:
+        raise WouldLower(name, _in_seconds(wanted), _in_seconds(actual), [SECONDS.get(key, key) for key in higher])
+    if higher:
+        kept = {key: actual.get(key) for key in higher}
+        log.warning("stream_not_lowered", stream=name, kept=kept, wanted={key: wanted[key] for key in higher})
+        wanted = {key: value for key, value in wanted.items() if key not in higher}
     changed = drift(wanted, actual)
     if not changed:
         return

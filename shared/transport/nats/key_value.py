@@ -17,7 +17,7 @@ import nats.errors
 import structlog
 
 from shared.transport import keys
-from shared.transport.base import KvEntry, StreamState, TooLarge, TransportError
+from shared.transport.base import KvEntry, Lowering, StreamState, TooLarge, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats import direct, storing
 from shared.transport.nats import jetstream_api as api
@@ -36,9 +36,11 @@ class NatsKeyValue:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+    async def ensure(
+        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+    ) -> None:
         """Create or update the bucket."""
-        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas))
+        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas), lowering)
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted."""

@@ -12,6 +12,7 @@ from shared.transport.base import (
     ConsumerState,
     Delivery,
     KeyValue,
+    Lowering,
     NotConnected,
     PubAck,
     StoredMessage,
@@ -60,15 +61,15 @@ class NatsTransport:
         await self._chunks.close()
         await self._connection.close()
 
-    async def ensure_stream(self, spec: StreamSpec) -> None:
+    async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
         """Create or update the stream and its companion for blobs; sweep chunks that no message
         refers to.
         """
-        await api.ensure_stream(self._connection, api.stream_config(spec))
+        await api.ensure_stream(self._connection, api.stream_config(spec), lowering)
         self._bounds.forget(spec.name)
         companion = blobs.companion(spec)
         if companion is not None:
-            await api.ensure_stream(self._connection, api.stream_config(companion))
+            await api.ensure_stream(self._connection, api.stream_config(companion), lowering)
             if not spec.deny_purge:
                 await self._chunks.sweep(spec.name)
 
