@@ -87,10 +87,11 @@ class PrometheusServer:
 
     def history(self, selector: str, window: str) -> list[tuple[float, float]]:
         """The samples of the one series that a selector names, as (Unix time, value), the oldest
-        first.
+        first; none before its first scrape.
         """
-        (series,) = self.ask("query", query=f"{selector}[{window}]")["result"]
-        return [(float(at), float(value)) for at, value in series["values"]]
+        found = self.ask("query", query=f"{selector}[{window}]")["result"]
+        assert len(found) <= 1, f"{selector} names {len(found)} series"
+        return [(float(at), float(value)) for series in found for at, value in series["values"]]
 
     def finite(self, expr: str) -> list[tuple[dict[str, str], float]]:
         """The same without NaN."""
