@@ -113,7 +113,7 @@ class SecuredServer(NatsServer):
         given = {"node": {"id": node, "var_dir": str(var_dir), "run": "test"}, "nats": nats, "tasks": [{"dataset": "gcd"}]}
         return load_config(None, {**given, **sections})
 
-    def init(self, plane: str, config: NodeConfig) -> None:
+    def init(self, plane: str, config: NodeConfig, *flags: str) -> None:
         """Make the streams as the operator: `swarm nats init`."""
         nats = config.nats
         key = str(self.keys / "operator" / "swarm.nk") if plane == "swarm" else str(self.keys / config.node.id / "operator.nk")
@@ -124,4 +124,4 @@ class SecuredServer(NatsServer):
             "SWARM_NATS__NODE_CA_FILE": nats.node_ca_file,
             "SWARM_NATS__SWARM_CA_FILE": nats.swarm_ca_file,
         }
-        swarm("nats", "init", "--plane", plane, "--key", key, environment=environment)
+        swarm("nats", "init", "--plane", plane, "--key", key, *flags, environment=environment)

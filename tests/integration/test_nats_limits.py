@@ -21,6 +21,7 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
+from swarm_cli.errors import CommandError
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
 from tests.integration.test_verifier_service import until
@@ -166,7 +167,9 @@ async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):
         assert state["messages"] == bound + 1 and state["bytes"] * 16 < config["max_bytes"]
 
 
-async def test_init_gives_streams_of_before_the_bounds_of_now_and_keeps_their_messages(hub: SecuredServer, tmp_path: Path):
+async def test_init_gives_streams_of_before_the_bounds_of_now_when_told_to_lower_them_and_keeps_what_fits(
+    hub: SecuredServer, tmp_path: Path
+):
     bounds = SWARM_LIMITS
     async with user(hub, "alpha") as alpha, user(hub, "operator") as operator:
         before = (await state_of(operator, subjects.SWARM_EVALS))["config"]
@@ -182,7 +185,11 @@ async def test_init_gives_streams_of_before_the_bounds_of_now_and_keeps_their_me
         for number in range(bounds.evals_max_per_node + 20):
             await alpha.publish(subjects.evals("alpha"), b"%d" % number)
         await alpha.flush(timeout=ANSWER_S)
-        await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path))
+        with pytest.raises(CommandError, match="max_msgs_per_subject from no limit to"):
+            await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path))
+        found = await state_of(operator, subjects.SWARM_EVALS)
+        assert found["state"]["messages"] == bounds.evals_max_per_node + 20
+        await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path), "--lower")
         found = await state_of(operator, subjects.SWARM_EVALS)
         assert found["config"]["max_msgs_per_subject"] == bounds.evals_max_per_node
         assert found["config"]["max_bytes"] == bounds.evals_max_bytes
