@@ -40,6 +40,7 @@ TOP, EVERY = "kustomization.yaml", "every-node/kustomization.yaml"
 VARIANTS = {
     "single-box": Variant("single-box"),
     "single-box-gpu": Variant("single-box", on=((EVERY, "gpu-nvidia"),)),
+    "single-box-gpu-operator": Variant("single-box", on=((EVERY, "gpu-nvidia"), (EVERY, "gpu-nvidia-operator"))),
     "single-box-policies-over-nats": Variant("single-box", off=((EVERY, "policy-volume"),)),
     "single-box-watched": Variant("single-box", on=((TOP, "nats-exporter"), (TOP, "monitoring"))),
     "cluster": Variant("cluster"),
@@ -52,6 +53,10 @@ VARIANTS = {
     "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring"))),
     "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
     "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (EVERY, "nats-tls-client"))),
+    "cluster-gpu-operator": Variant(
+        "cluster", on=tuple((f"nodes/{node}/kustomization.yaml", "gpu-nvidia-operator") for node in ("alpha", "beta", "gamma"))
+    ),
+    "cluster-without-priorities": Variant("cluster", off=((TOP, "priorities"),)),
     "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
     "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),
     "cluster-everything": Variant(
