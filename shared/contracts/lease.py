@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from shared.contracts.wire import Count, Message, SchemaVersion, ShortText, UnixTime
 
 
@@ -35,3 +39,13 @@ class LeaseRecord(Message, frozen=True, kw_only=True):
     taken_at: UnixTime
     released: bool = False
     """The process ended in order, and left the lease to whoever wants it."""
+
+
+class NameInSwarm(Message, frozen=True, kw_only=True):
+    """The key by which a swarm knows this node, under `swarm_name`: its verifiers have written the
+    directory entry with it.
+    """
+
+    schema: SchemaVersion = 1
+    public_key: Annotated[str, Meta(max_length=64)]
+    swarm_id: ShortText

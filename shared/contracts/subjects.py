@@ -120,6 +120,7 @@ INTAKE_KEY = "intake"
 EVAL_KEY = "eval"
 EVAL_TURN_KEY = "eval_turn"
 NAME_KEY = "name"
+SWARM_NAME_KEY = "swarm_name"
 LEASE_PREFIX = "lease."
 
 
