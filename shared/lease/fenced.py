@@ -9,6 +9,7 @@ once more as they are, so that what the former holder still sends comes too late
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from shared.lease.holder import Lease
@@ -34,7 +35,7 @@ class FencedKeyValue:
 
     def __init__(self, kv: KeyValue, lease: Lease, revisions: dict[str, int]) -> None:
         self._kv, self._lease, self._revisions = kv, lease, revisions
-        self._writing = asyncio.Lock()
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @classmethod
     async def begin(cls, kv: KeyValue, lease: Lease, sole_keys: Sequence[str]) -> FencedKeyValue:
@@ -57,7 +58,7 @@ class FencedKeyValue:
         await self._lease.writable()
         if bucket != self._lease.bucket or key not in self._revisions:
             return await self._kv.put(bucket, key, value)
-        async with self._writing:
+        async with self._writing[key]:
             for _ in range(3):
                 try:
                     revision = await self._kv.update(bucket, key, value, last_revision=self._revisions[key])
