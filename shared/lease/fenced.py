@@ -29,6 +29,9 @@ from shared.transport.base import (
 )
 from shared.transport.counters import Counters
 
+_ATTEMPTS, _PAUSE_S = 10, 0.02
+_WRITTEN_BY_OTHERS = "somebody writes it all the time without the lease that it takes: end what is no service of this version"
+
 
 class FencedKeyValue:
     """The buckets of a `FencedTransport`; see `base.KeyValue`. Made by `begin`."""
@@ -43,13 +46,23 @@ class FencedKeyValue:
         on, and no write of an earlier holder to them counts any more. A key that was never written
         is left so. Raises TransportError.
         """
-        begun = cls(kv, lease, {})
-        for key in sole_keys:
+        return cls(kv, lease, {key: await cls._written_again(kv, lease, key) for key in sole_keys})
+
+    @staticmethod
+    async def _written_again(kv: KeyValue, lease: Lease, key: str) -> int:
+        """The key's revision, after its newest value was written once more. What was read may be
+        older, from a server that lags behind the others: then it is read again.
+        """
+        for _ in range(_ATTEMPTS):
             entry = await kv.get(lease.bucket, key)
-            begun._revisions[key] = entry.revision if entry is not None else 0
-            if entry is not None:
-                await begun.put(lease.bucket, key, entry.value)
-        return begun
+            if entry is None:
+                return 0
+            try:
+                return await kv.update(lease.bucket, key, entry.value, last_revision=entry.revision)
+            except Conflict:
+                await lease.renew()
+                await asyncio.sleep(_PAUSE_S)
+        raise NotConnected(f"bucket {lease.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
         """Write; a key of this process alone only if nobody has written it since. Raises LeaseLost
@@ -59,19 +72,20 @@ class FencedKeyValue:
         if bucket != self._lease.bucket or key not in self._revisions:
             return await self._kv.put(bucket, key, value)
         async with self._writing[key]:
-            for _ in range(3):
+            for _ in range(_ATTEMPTS):
                 try:
                     revision = await self._kv.update(bucket, key, value, last_revision=self._revisions[key])
                 except Conflict:
                     # Read first and ask for the lease then: whoever takes it over after that writes
                     # the key again, and what was read is old.
+                    await asyncio.sleep(_PAUSE_S)
                     entry = await self._kv.get(bucket, key)
                     await self._lease.renew()
                     self._revisions[key] = entry.revision if entry is not None else 0
                 else:
                     self._revisions[key] = revision
                     return revision
-        raise NotConnected(f"bucket {bucket}, key {key}: somebody else writes it all the time, without the lease that it takes")
+        raise NotConnected(f"bucket {bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
         """Write if the newest revision is still `last_revision`."""

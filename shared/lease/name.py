@@ -4,6 +4,7 @@ are not its own, also when that run has ended.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
@@ -14,6 +15,8 @@ from shared.contracts.wire import MessageError
 from shared.lease.errors import NameTaken
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError
 from shared.transport.keys import bucket_stream
+
+_ATTEMPTS, _PAUSE_S = 20, 0.1
 
 
 async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
@@ -34,14 +37,19 @@ async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
 
 async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
     """Write down whose the name is, where nobody has. Raises what `check_name` raises."""
-    owner = await _owner(plane, node)
-    if owner is None:
-        mine = NameOwner(run=run, host=socket.gethostname(), taken_at=time.time())
+    mine = NameOwner(run=run, host=socket.gethostname(), taken_at=time.time())
+    for _ in range(_ATTEMPTS):
+        owner = await _owner(plane, node)
+        if owner is not None:
+            _refuse_other(owner, node, run, where)
+            return
         try:
             await plane.kv.update(node_bucket(node), NAME_KEY, encode(mine), last_revision=0)
         except Conflict:
-            owner = await _owner(plane, node)
-    _refuse_other(owner, node, run, where)
+            await asyncio.sleep(_PAUSE_S)  # Somebody was faster, and what was read came from a server that lags.
+        else:
+            return
+    raise NotConnected(f"{where}: whose the name {node} is cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)})")
 
 
 async def _owner(plane: Transport, node: str) -> NameOwner | None:

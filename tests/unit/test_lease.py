@@ -18,7 +18,7 @@ from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost
 from shared.lease.name import take_name
 from shared.lease.rules import Newcomer, Term
-from shared.transport.base import NotConnected, StreamSpec
+from shared.transport.base import KvEntry, NotConnected, StreamSpec
 from shared.transport.connect import connect
 
 LEASE_S = 10.0
@@ -150,6 +150,23 @@ async def test_a_write_that_was_on_its_way_when_the_lease_was_taken_over_is_refu
         await kv.put(BUCKET, "trainer", b"late")
     entry = await lives.plane.kv.get(BUCKET, "trainer")
     assert entry is not None and entry.value == b"old"
+
+
+async def test_a_takeover_writes_again_what_is_newest_also_where_a_server_that_lags_answers_first() -> None:
+    lives = await Lives().open()
+    _, kv = await lives.holder()
+    await kv.put(BUCKET, "trainer", b"8")
+    old = await lives.plane.kv.get(BUCKET, "trainer")
+    await kv.put(BUCKET, "trainer", b"9")
+    answers, newest = [old], lives.plane.kv.get
+
+    async def lagging(bucket: str, key: str) -> KvEntry | None:
+        return answers.pop() if key == "trainer" and answers else await newest(bucket, key)
+
+    lives.plane.kv.get = lagging  # type: ignore[method-assign]
+    await lives.holder()
+    entry = await newest(BUCKET, "trainer")
+    assert not answers and entry is not None and entry.value == b"9"
 
 
 async def test_a_holder_that_was_away_goes_on_where_nobody_took_its_place() -> None:
