@@ -7,6 +7,7 @@ import time
 
 from services.verifier.own_model import OwnModel
 from services.verifier.swarm_link import SwarmLink
+from services.verifier.swarm_name import SwarmName
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
@@ -34,6 +35,7 @@ class Reports:
         self._own = own
         self._log = log
         self._forwarded_revision = 0
+        self._name = SwarmName(self._id, public_key, config.nats.swarm_id, node, log)
 
     async def run_evals(self) -> None:
         """Forward each new held-out report, for ever."""
@@ -45,7 +47,7 @@ class Reports:
             await asyncio.sleep(EVAL_PERIOD_S)
 
     async def run_record(self) -> None:
-        """Renew the directory entry, for ever."""
+        """Renew the directory entry, for ever. Raises FatalError where the name is another's."""
         while True:
             written = False
             try:
@@ -65,9 +67,11 @@ class Reports:
 
     async def _write_record(self) -> bool:
         swarm = self._link.transport
+        if swarm is None or not await self._name.may_write(swarm):
+            return False
         if self._own.identity is None:
             await self._learn_from_log()
-        if swarm is None or self._own.identity is None:
+        if self._own.identity is None:
             return False
         pointer = await self._node.kv.get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
         version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
@@ -81,6 +85,7 @@ class Reports:
             updated_at=time.time(),
         )
         await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
+        await self._name.wrote()
         return True
 
     async def _learn_from_log(self) -> None:

@@ -54,6 +54,14 @@ class NodeSection(Section):
     replica: str = Field(
         "0", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$", description="This process among the replicas of its role; the pod's name."
     )
+    lease_s: float = Field(
+        30.0,
+        ge=2,
+        le=3600,
+        description="A process of this node that is silent this long (suspended, cut off from NATS) may lose its place to another "
+        "one under the same name, and then writes nothing more. 30: a busy machine or a server that restarts costs nobody his "
+        "place. After a crash on the same disk a restart does not wait for it. The same for all processes of the node.",
+    )
     var_dir: Path = Field(
         Path("var"),
         description="Where everything that is written goes; by default inside the folder that the node is started from.",

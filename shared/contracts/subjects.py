@@ -119,11 +119,19 @@ LEDGER_KEY = "ledger"
 INTAKE_KEY = "intake"
 EVAL_KEY = "eval"
 EVAL_TURN_KEY = "eval_turn"
+NAME_KEY = "name"
+SWARM_NAME_KEY = "swarm_name"
+LEASE_PREFIX = "lease."
 
 
 def status_key(role: str, replica: str) -> str:
     """Key of one process's status."""
     return f"status.{role}.{replica}"
+
+
+def lease_key(role: str, replica: str = "") -> str:
+    """Key of the lease of a role, or of one replica of it."""
+    return f"{LEASE_PREFIX}{role}.{replica}" if replica else f"{LEASE_PREFIX}{role}"
 
 
 def node_policies_stream(node: str) -> str:

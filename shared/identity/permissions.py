@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
-from shared.roles import ROLES
+from shared.roles import ROLES, SEVERAL
 from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.keys import bucket_stream
 
@@ -69,7 +69,7 @@ def node_role(node: str, role: str) -> Permissions:
     needs, bucket = _NEEDS[role](node), subjects.node_bucket(node)
     publish = (
         *needs.publish,
-        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"))),
+        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"), *_leases(role))),
         *_reading((*needs.reads, bucket_stream(bucket))),
         *_looking(node, needs.reads),
     )
@@ -118,7 +118,7 @@ def _verifier(node: str) -> _Needs:
             *(_dropping(_chunks(stream)) for stream in streams),
             *_purging(spent),
         ),
-        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY),
+        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY, subjects.SWARM_NAME_KEY),
         reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
     )
 
@@ -161,6 +161,13 @@ _NEEDS: dict[str, Callable[[str], _Needs]] = {
     "sampler": _sampler,
     "trainer": _trainer,
 }
+
+
+def _leases(role: str) -> tuple[str, ...]:
+    """The node's name, which the first process of a run writes down, and the leases of this role
+    alone.
+    """
+    return subjects.NAME_KEY, subjects.lease_key(role, "*" if role in SEVERAL else "")
 
 
 def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,15 +22,20 @@ from typing import NoReturn, Protocol
 import structlog
 from prometheus_client import CollectorRegistry
 
-from shared.cancelling import cancel_and_wait
+from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.lease.errors import NameTaken
+from shared.lease.folder import FolderLock
+from shared.lease.holder import Lease
+from shared.lease.name import check_name
 from shared.roles import Role
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
+from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
 from shared.transport.base import AccessDenied, NotConnected, Transport
@@ -44,7 +49,9 @@ class ServiceContext:
     role: Role
     replica: str
     node: Transport
-    """Node plane: connected, the node's streams exist."""
+    """Node plane: connected, the node's streams exist, and nothing is written once this process has
+    lost its lease.
+    """
     swarm: Transport | None
     """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is
     alone.
@@ -116,8 +123,9 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
     started = time.monotonic()
     heartbeat = Heartbeat()
     context: ServiceContext | None = None
-    node: Transport | None = None
+    plane: Transport | None = None
     swarm: Transport | None = None
+    folder: FolderLock | None = None
 
     def not_ready_because() -> str | None:
         if context is None:
@@ -128,44 +136,69 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
 
     registry = service_registry(lambda: not_ready_because() is None)
     planes = PlaneMetrics(registry)
-    planes.watch("node", lambda: node)
+    planes.watch("node", lambda: plane)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
     beating = asyncio.create_task(heartbeat.beat())
     try:
-        node = await _connect_node_plane(config, role, stopping)
-        if node is None:
+        folder = await lock_folder(config, role, log)
+        joined = await _join_node_plane(config, role, folder.place if folder else "", log, stopping)
+        if joined is None:
             return
-        if role == "verifier" and config.nats.swarm_url is not None:
-            swarm = await _connect_swarm_plane(config, log)
-        status = StatusBoard(config.node.id, role, config.node.replica)
-        status.set(StatusFigure.HTTP_PORT, health.port)
-        context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
-        log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
-        service = await asyncio.to_thread(build, config)
-        reporting = asyncio.create_task(context.status.report(node))
-        try:
-            await service.run(context)
-        except NotConnected as error:
-            # Servers are asked to end at the same time as services are: what was not acknowledged
-            # is handed out again.
-            if not stopping.is_set():
-                raise
-            log.warning("stopped_without_server", reason=str(error))
-        finally:
-            await cancel_and_wait(reporting)
-        context.status.state(STOPPED)
-        await context.status.report_once(node)
+        plane, lease = joined
+        async with leased(plane, lease, config, role, log) as node:
+            if role == "verifier" and config.nats.swarm_url is not None:
+                swarm = await _connect_swarm_plane(config, log)
+            status = StatusBoard(config.node.id, role, config.node.replica)
+            status.set(StatusFigure.HTTP_PORT, health.port)
+            context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
+            log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
+            await _work(await asyncio.to_thread(build, config), context, lease)
+            context.status.state(STOPPED)
+            await context.status.report_once(node)
         log.info("stopped")
+    except NameTaken as error:
+        raise FatalError(str(error)) from None
     finally:
         await cancel_and_wait(beating)
-        for plane in (node, swarm):
-            if plane is not None:
-                await plane.close()
+        for each in (plane, swarm):
+            if each is not None:
+                await each.close()
         health.close()
+        if folder is not None:
+            folder.close()
 
 
-async def _connect_node_plane(config: NodeConfig, role: Role, stopping: asyncio.Event) -> Transport | None:
-    attempt = asyncio.create_task(_open_node_plane(config, role))
+async def _work(service: Service, context: ServiceContext, lease: Lease) -> None:
+    """Run the service for as long as it is this node's. Raises FatalError where another process has
+    taken its place, and what the service raises.
+    """
+    reporting = asyncio.create_task(context.status.report(context.node))
+    working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
+    try:
+        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if lease.lost.is_set():
+            raise FatalError(lease.loss)
+        working.result()
+    except NotConnected as error:
+        # Servers are asked to end at the same time as services are: what was not acknowledged
+        # is handed out again.
+        if not context.stopping.is_set():
+            raise
+        context.log.warning("stopped_without_server", reason=str(error))
+    finally:
+        try:
+            await cancel_and_wait(reporting, lost, working)
+        except StillRunningError as error:
+            context.log.warning("work_goes_on", reason=str(error), consequence="the process ends all the same")
+
+
+async def _join_node_plane(
+    config: NodeConfig, role: str, place: str, log: Log, stopping: asyncio.Event
+) -> tuple[Transport, Lease] | None:
+    """The node plane, with streams, and this process's lease there; None when it is stopped
+    meanwhile.
+    """
+    attempt = asyncio.create_task(_open_node_plane(config, role, place, log))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({attempt, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not attempt.done():
@@ -178,10 +211,16 @@ async def _connect_node_plane(config: NodeConfig, role: Role, stopping: asyncio.
         raise FatalError(str(error)) from None
 
 
-async def _open_node_plane(config: NodeConfig, role: Role) -> Transport:
+async def _open_node_plane(config: NodeConfig, role: str, place: str, log: Log) -> tuple[Transport, Lease]:
+    nats, node = config.nats, config.node
     transport = await connect_node_plane(config, role)
-    await prepare_node_streams(transport, config.node.id, create=config.nats.create_streams, replicas=config.nats.replicas)
-    return transport
+    try:
+        await check_name(transport, node.id, node.run, nats.node_url)
+        await prepare_node_streams(transport, node.id, create=nats.create_streams, replicas=nats.replicas)
+        return transport, await take_lease(transport, config, role, place, log)
+    except BaseException:
+        await transport.close()
+        raise
 
 
 async def _connect_swarm_plane(config: NodeConfig, log: Log) -> Transport | None:

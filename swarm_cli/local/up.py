@@ -11,7 +11,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
@@ -36,6 +36,10 @@ _HIGHEST_PORT = 65_535
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="How many nodes.")] = 2,
     steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a node, once for each.  [default: alpha, beta, ...]", show_default=False),
+    ] = None,
     run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run.")] = "",
     config: Annotated[
         Path | None, typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG or the demo's]", show_default=False)
@@ -65,6 +69,7 @@ def up(
         progress,
         Path(environment[CONFIG_FILE_VARIABLE]),
         node_config.node.var_dir,
+        chosen_names(name or [], nodes),
     )
     if print_procfile:
         typer.echo(render_procfile(layout), nl=False)
@@ -77,6 +82,16 @@ def up(
     outcome = run_lines(process_lines(layout), os.environ)
     _explain_end(outcome, node_config)
     raise typer.Exit(outcome.code)
+
+
+def chosen_names(names: list[str], nodes: int) -> tuple[str, ...]:
+    """What `--name` says. Raises CommandError where it cannot name `nodes` nodes."""
+    for each in names:
+        if not is_node_name(each):
+            raise CommandError(f"--name {each}: a node's name has 1 to 32 small letters, digits and hyphens")
+    if names and (len(names) != nodes or len(set(names)) != nodes):
+        raise CommandError(f"--name names {len(set(names))} nodes and --nodes says {nodes}: give each node one name of its own")
+    return tuple(names)
 
 
 def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]:

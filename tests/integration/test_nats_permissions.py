@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from services.verifier.border import Border, BorderRules, Candidate
 from services.verifier.refusals import Refusal, Refused
@@ -26,14 +27,18 @@ from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer
+from shared.contracts.lease import LeaseRecord
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import Permissions, node_role, swarm_node
+from shared.lease.errors import NameTaken
+from shared.lease.name import check_name
 from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.roles import ROLES
 from shared.runtime import EXIT_CONFIG
+from shared.runtime.naming import lease_name, leased, sole_keys, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.held_out import HeldOut
@@ -91,6 +96,24 @@ def everything_anybody_may_publish() -> list[str]:
     patterns += [f"$JS.API.CONSUMER.CREATE.{stream}.spy" for stream in streams]
     patterns += ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING", "anything", "_INBOX.x"]
     return sorted({concrete(pattern) for pattern in patterns})
+
+
+async def test_every_role_takes_renews_and_gives_up_its_lease_with_its_own_key(secured: SecuredServer, tmp_path: Path):
+    config, log, before = secured.config("gamma", tmp_path), structlog.get_logger(), len(secured.violations())
+    for role in ROLES:
+        plane = await connect_node_plane(config, role)
+        await check_name(plane, "gamma", "test", "here")
+        lease = await take_lease(plane, config, role, "", log)
+        async with leased(plane, lease, config, role, log) as node:
+            await lease.renew()
+            for key in sole_keys(role, config.node.replica):
+                await node.kv.put(subjects.node_bucket("gamma"), key, b"")
+        found = await plane.kv.get(subjects.node_bucket("gamma"), subjects.LEASE_PREFIX + lease_name(role, config.node.replica))
+        assert found is not None and decode(found.value, LeaseRecord).released
+        with pytest.raises(NameTaken, match="belong to run test"):
+            await check_name(plane, "gamma", "another", "here")
+        await plane.close()
+    assert len(secured.violations()) == before
 
 
 USERS = [("swarm", swarm_node("alpha")), *((role, node_role("alpha", role)) for role in ROLES)]

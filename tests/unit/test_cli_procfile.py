@@ -15,7 +15,7 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import configured_base_port, swarm_of_run
+from swarm_cli.local.up import chosen_names, configured_base_port, swarm_of_run
 from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,27 @@ def test_the_variables_of_a_line_are_a_configuration(monkeypatch, tmp_path) -> N
             monkeypatch.setenv(name, value)
     config = load_config(DEMO_CONFIG)
     assert (config.node.id, config.nats.node_url, config.http_port("trainer")) == ("beta", "nats://127.0.0.1:4333", 9513)
+
+
+def test_nodes_have_the_names_that_they_are_given() -> None:
+    names = chosen_names(["gamma", "site-2"], nodes=2)
+    lines = process_lines(Layout(nodes=2, names=names))
+    assert list(lines) == ["nats", *(f"{node}-{role}" for node in names for role in ROLES), "progress"]
+    assert environment_of(lines["site-2-trainer"])["SWARM_NODE__ID"] == "site-2"
+    assert chosen_names([], nodes=2) == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "problem"),
+    [
+        (["gamma"], 2, "names 1 nodes and --nodes says 2"),
+        (["gamma", "gamma"], 2, "one name of its own"),
+        (["A b"], 1, "letters"),
+    ],
+)
+def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, problem: str) -> None:
+    with pytest.raises(CommandError, match=problem):
+        chosen_names(names, nodes)
 
 
 def test_another_server_is_used_and_not_started() -> None:

@@ -11,6 +11,7 @@ import pytest
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node
+from shared.roles import SEVERAL
 from swarm_cli.nats.accounts import node_account, swarm_account
 from swarm_cli.nats.config import Tls, render
 
@@ -48,6 +49,18 @@ def test_each_key_of_the_nodes_bucket_has_one_writer():
     for role, other in itertools.product(ROLES, ROLES):
         subject = f"$KV.node_alpha.{subjects.status_key(other, 'pod-0')}"
         assert may_publish(node_role("alpha", role), subject) == (role == other)
+
+
+def test_a_role_takes_its_own_leases_only_and_any_role_the_nodes_name():
+    """The first process of a run writes the name down, whichever it is."""
+    for role, other in itertools.product(ROLES, ROLES):
+        lease = f"$KV.node_alpha.{subjects.lease_key(other, 'pod-0' if other in SEVERAL else '')}"
+        assert may_publish(node_role("alpha", role), lease) == (role == other)
+        assert not may_publish(node_role("beta", role), lease)
+    for role in ROLES:
+        assert may_publish(node_role("alpha", role), f"$KV.node_alpha.{subjects.NAME_KEY}")
+        assert not may_publish(node_role("beta", role), f"$KV.node_alpha.{subjects.NAME_KEY}")
+    assert not any(may_publish(swarm_node("alpha"), f"$KV.node_alpha.{key}") for key in (subjects.NAME_KEY, "lease.trainer"))
 
 
 @pytest.mark.parametrize(

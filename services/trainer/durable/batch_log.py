@@ -49,7 +49,7 @@ class BatchLog:
             raise FatalError(
                 f"the batch log {self._stream} ends at {state.last_seq}, but the checkpoint of step {position.batch_number} "
                 f"contains it up to {position.stream_seq}: the stream was made anew. Restore the NATS server's JetStream store, or "
-                "set a new node.run to start from the base policy"
+                "choose another node.id and node.run to start from the base policy"
             )
         if state.messages == 0 and state.last_seq > position.stream_seq:
             raise _gone(self._stream, position, "nothing is left of it")

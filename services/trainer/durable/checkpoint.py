@@ -128,7 +128,7 @@ class CheckpointStore:
         if reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used ({'; '.join(reasons)}): restore one from a copy, or choose another "
-                "node.run to start from the base policy"
+                "node.run and node.id to start from the base policy"
             )
         return None, []
 

@@ -1,0 +1,97 @@
+"""The node's name in the swarm: whose directory entry it is, and what a newcomer does that finds
+another key there.
+
+Others refuse a second key's groups under a name that they know (`services.verifier.trust`), so a
+node that starts under somebody else's name would share in vain. It is told and stops, as long as
+the other one renews its entry. A node that the swarm has known under its name stays, whatever
+anybody writes there: the swarm plane is untrusted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from shared.contracts import subjects
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import NodeRecord
+from shared.contracts.lease import NameInSwarm
+from shared.contracts.wire import MessageError
+from shared.identity.keys import is_public_key
+from shared.lease.rules import Newcomer
+from shared.runtime import FatalError
+from shared.runtime.logs import Log
+from shared.transport.base import KvEntry, Transport
+
+SILENT_S = 30.0
+"""An entry that is not renewed for this long is nobody's; three periods of `reports`."""
+
+
+class SwarmName:
+    """May this node write its directory entry? Asked before each time that it does."""
+
+    def __init__(
+        self, node_id: str, public_key: str, swarm_id: str, node: Transport, log: Log, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._id, self._node, self._log, self._clock = node_id, node, log, clock
+        self._mine = NameInSwarm(public_key=public_key, swarm_id=swarm_id)
+        self._known: NameInSwarm | None = None
+        self._newcomer = Newcomer(SILENT_S)
+        self._complained = False
+
+    async def may_write(self, swarm: Transport) -> bool:
+        """Whether the entry is free, this node's, or left behind. False: not clear yet, ask again
+        soon.
+
+        Raises:
+            FatalError: another node has the name. TransportError: a server does not answer.
+        """
+        if self._known is None:
+            self._known = await self._remembered()
+        entry = await swarm.kv.get(subjects.SWARM_NODES_BUCKET, self._id)
+        other = None if entry is None else _key(entry)
+        mine = {self._mine.public_key, self._known.public_key if self._known else self._mine.public_key}
+        if entry is None or other is None or other in mine:
+            return True
+        if self._known is not None:
+            if not self._complained:
+                self._complained = True
+                self._log.error(
+                    "name_contested",
+                    key=other,
+                    reason=f"another key writes the directory entry of {self._id}",
+                    consequence="this node was known under the name first and goes on; nodes that know both keep to the first",
+                    remedy="ban that key (`swarm ban`), or use a roster and a secured server (docs/security.md)",
+                )
+            return True
+        verdict = self._newcomer.look(free=False, revision=entry.revision, now_s=self._clock())
+        if verdict == "held":
+            raise FatalError(
+                f"the name {self._id} is taken in this swarm: a node with the key {other} renews its directory entry, and others "
+                f"would refuse what this node (key {self._mine.public_key}) shares. Choose another name (node.id, or "
+                "`swarm up --name`); if that node is yours, end it first or give this one its key (verifier.signing_key_file)"
+            )
+        return verdict == "take"
+
+    async def wrote(self) -> None:
+        """The entry was written: the swarm knows this node by this key. Raises TransportError."""
+        if self._known != self._mine:
+            await self._node.kv.put(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY, encode(self._mine))
+            self._known = self._mine
+
+    async def _remembered(self) -> NameInSwarm | None:
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY)
+        try:
+            found = decode(entry.value, NameInSwarm) if entry is not None else None
+        except MessageError:
+            return None
+        return found if found is not None and found.swarm_id == self._mine.swarm_id else None
+
+
+def _key(entry: KvEntry) -> str | None:
+    """Whose entry it is; None: nobody's that could be read."""
+    try:
+        key = decode(entry.value, NodeRecord).public_key
+    except MessageError:
+        return None
+    return key if is_public_key(key) else None

@@ -1,0 +1,7 @@
+"""Why a process may not start under a node's name."""
+
+from __future__ import annotations
+
+
+class NameTaken(Exception):
+    """Another run or another process has the name; the message says which, and what to do."""

@@ -1,0 +1,103 @@
+"""The lock of a run's folder: one process of a machine at a time is a node's trainer in it.
+
+`flock(2)` holds for as long as the process lives, stopped or not, and leaves nothing behind when it
+dies. Whoever gets the lock knows therefore that the process is dead whose lease names this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.05
+
+
+class FolderTaken(Exception):
+    """Another process has the folder; the message says which, and what to do."""
+
+
+class FolderLock:
+    """A lock file, held until `close` or the end of the process.
+
+    place: random number of this file, the same for every process that ever holds it.
+    """
+
+    def __init__(self, descriptor: int, place: str) -> None:
+        self._descriptor, self.place = descriptor, place
+        # A forked child would keep the lock after this process is dead.
+        os.register_at_fork(after_in_child=self._close_in_child)
+
+    @classmethod
+    async def take(cls, file: Path, *, who: str, patience_s: float) -> FolderLock:
+        """Lock `file`, made where it is missing; `who` is what a newcomer is told of the holder.
+
+        Raises:
+            FolderTaken: a process that lives has it, and still has it after `patience_s`.
+            OSError: the file cannot be made, or not be locked.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            deadline = time.monotonic() + patience_s
+            while not _locked(descriptor):
+                if time.monotonic() >= deadline:
+                    raise FolderTaken(_taken(file, who, _content(descriptor)))
+                await asyncio.sleep(_POLL_S)
+            return cls(descriptor, _place(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Give the folder up."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def _close_in_child(self) -> None:
+        with suppress(OSError):
+            self.close()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _content(descriptor: int) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _place(descriptor: int) -> str:
+    """The file's number, and in the file who holds it. A copy of the file is another place: its
+    inode tells.
+    """
+    inode, found = os.fstat(descriptor).st_ino, _content(descriptor)
+    known = found.get("place") if found.get("inode") == inode else None
+    place = known if isinstance(known, str) and len(known) == 32 else uuid.uuid4().hex
+    holder = {"place": place, "inode": inode, "pid": os.getpid(), "host": socket.gethostname()}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    return place
+
+
+def _taken(file: Path, who: str, found: dict[str, Any]) -> str:
+    return (
+        f"another {who} uses {file.parent}: process {found.get('pid', 'unknown')} on {found.get('host', 'unknown')} holds "
+        f"{file.name}. End that process (it may be suspended), or give this one another node.run, node.id or node.var_dir"
+    )

@@ -1,0 +1,147 @@
+"""A lease in a node's bucket, taken and renewed by compare-and-set."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from msgspec import structs
+
+from shared.contracts.codec import decode, encode
+from shared.contracts.lease import LeaseRecord
+from shared.contracts.wire import MessageError
+from shared.lease.rules import Newcomer, Term, Verdict
+from shared.transport.base import Conflict, KeyValue, NotConnected
+
+
+class LeaseLost(NotConnected):
+    """Another process has this one's lease: nothing may be written any more. The services meet it
+    as they meet a server that is away, and the runtime ends the process.
+    """
+
+
+def since_boot_s() -> float:
+    """Seconds that go on while the machine is suspended, as `time.monotonic` on Linux does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """One process's lease: to be taken with `look`, then renewed, then released.
+
+    lost: set when another process has taken it over; `loss` then says so in a sentence.
+    """
+
+    def __init__(
+        self,
+        kv: KeyValue,
+        bucket: str,
+        key: str,
+        record: LeaseRecord,
+        *,
+        lease_s: float,
+        clock: Callable[[], float] = since_boot_s,
+    ) -> None:
+        self.kv, self.bucket, self._key, self._record = kv, bucket, key, record
+        self.lease_s, self._clock = lease_s, clock
+        self._newcomer, self._term = Newcomer(lease_s), Term(lease_s)
+        self._revision = 0
+        self._renewing = asyncio.Lock()
+        self.lost = asyncio.Event()
+        self.loss = ""
+        self.seen: LeaseRecord | None = None
+        """Who held it when it was last looked at."""
+
+    async def look(self) -> Verdict:
+        """Look at the lease and take it if that may be. Raises TransportError."""
+        entry = await self.kv.get(self.bucket, self._key)
+        found = self.seen = _record(entry.value) if entry is not None else None
+        revision = entry.revision if entry is not None else 0
+        free = entry is None or (found is not None and self._may_follow(found))
+        sent_s = self._clock()
+        verdict = self._newcomer.look(free=free, revision=revision, now_s=sent_s)
+        if verdict == "take":
+            try:
+                self._revision = await self.kv.update(self.bucket, self._key, encode(self._record), last_revision=revision)
+            except Conflict:
+                self._newcomer = Newcomer(self.lease_s)
+                return "wait"
+            self._term.renewed(sent_s)
+        return verdict
+
+    def _may_follow(self, found: LeaseRecord) -> bool:
+        """Whether nobody else lives by this record: given up, written by this very life in an
+        attempt that went unanswered, or by a process that held the lock file that this one holds
+        now, and is dead therefore.
+        """
+        mine = self._record
+        return found.released or found.holder == mine.holder or (bool(found.place) and found.place == mine.place)
+
+    async def writable(self) -> None:
+        """Return when this process may write: at once while its term runs, else after a renewal.
+
+        Raises:
+            LeaseLost: another process has the lease.
+            NotConnected: it cannot be renewed now.
+        """
+        if self.lost.is_set():
+            raise LeaseLost(self.loss)
+        if not self._term.holds(self._clock()):
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Renew at the server, which also asks it whether the lease is still this process's. Raises
+        what `writable` raises.
+        """
+        async with self._renewing:
+            for _ in range(3):
+                sent_s = self._clock()
+                try:
+                    self._revision = await self._write(self._record)
+                except Conflict:
+                    await self._look_again()
+                else:
+                    self._term.renewed(sent_s)
+                    return
+        raise NotConnected(f"{self._key} in {self.bucket}: the lease could not be renewed: tried again")
+
+    async def release(self) -> None:
+        """Leave the lease to whoever wants it. Raises TransportError."""
+        async with self._renewing:
+            if not self.lost.is_set():
+                await self._write(structs.replace(self._record, released=True))
+
+    async def _write(self, record: LeaseRecord) -> int:
+        return await self.kv.update(self.bucket, self._key, encode(record), last_revision=self._revision)
+
+    async def _look_again(self) -> None:
+        """The entry is not what was written last: by an attempt that went unanswered, in a bucket
+        that was made anew, or by another process.
+        """
+        entry = await self.kv.get(self.bucket, self._key)
+        found = _record(entry.value) if entry is not None else None
+        if entry is not None and (found is None or found.holder != self._record.holder):
+            self.loss = _lost(self._key, self.bucket, found, self.lease_s)
+            self.lost.set()
+            raise LeaseLost(self.loss)
+        self._revision = entry.revision if entry is not None else 0
+
+
+def _record(value: bytes) -> LeaseRecord | None:
+    """None for what is no record of this version: it is watched as somebody's all the same."""
+    try:
+        return decode(value, LeaseRecord)
+    except MessageError:
+        return None
+
+
+def described(record: LeaseRecord | None) -> str:
+    """Who holds a lease, for people."""
+    return "an unknown process" if record is None else f"process {record.pid} on {record.host} (run {record.run})"
+
+
+def _lost(key: str, bucket: str, by: LeaseRecord | None, lease_s: float) -> str:
+    return (
+        f"{described(by)} has taken over {key} of {bucket}: this process was suspended or cut off from NATS and did not renew it "
+        f"for {lease_s:g} s (node.lease_s). It stops and writes nothing more. Keep the other, or end it and start this one again"
+    )

@@ -1,0 +1,75 @@
+"""Which run a node's streams on a server belong to. Another run's batches, positions and policies
+are not its own, also when that run has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+from shared.contracts.codec import decode, encode
+from shared.contracts.lease import NameOwner
+from shared.contracts.subjects import NAME_KEY, node_bucket
+from shared.contracts.wire import MessageError
+from shared.lease.errors import NameTaken
+from shared.transport.base import Conflict, NotConnected, Transport, TransportError
+from shared.transport.keys import bucket_stream
+
+_ATTEMPTS, _PAUSE_S = 20, 0.1
+
+
+async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
+    """Before anything is written: refuse where the name is another run's. `where`: the server, for
+    people.
+
+    Raises:
+        NameTaken: it is. TransportError: the server does not say.
+    """
+    try:
+        await plane.stream_state(bucket_stream(node_bucket(node)))
+    except NotConnected:
+        raise
+    except TransportError:
+        return  # There is no bucket, and nobody has the name.
+    _refuse_other(await _owner(plane, node), node, run, where)
+
+
+async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
+    """Write down whose the name is, where nobody has. Raises what `check_name` raises."""
+    mine = NameOwner(run=run, host=socket.gethostname(), taken_at=time.time())
+    for _ in range(_ATTEMPTS):
+        owner = await _owner(plane, node)
+        if owner is not None:
+            _refuse_other(owner, node, run, where)
+            return
+        try:
+            await plane.kv.update(node_bucket(node), NAME_KEY, encode(mine), last_revision=0)
+        except Conflict:
+            await asyncio.sleep(_PAUSE_S)  # Somebody was faster, and what was read came from a server that lags.
+        else:
+            return
+    raise NotConnected(f"{where}: whose the name {node} is cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)})")
+
+
+async def _owner(plane: Transport, node: str) -> NameOwner | None:
+    entry = await plane.kv.get(node_bucket(node), NAME_KEY)
+    if entry is None:
+        return None
+    try:
+        return decode(entry.value, NameOwner)
+    except MessageError as error:
+        raise NameTaken(
+            f"whose the name {node} is cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)}: {error}): run all of the "
+            "node's services in the same version"
+        ) from None
+
+
+def _refuse_other(owner: NameOwner | None, node: str, run: str, where: str) -> None:
+    if owner is None or owner.run == run:
+        return
+    raise NameTaken(
+        f"the name {node} is taken: its streams at {where} belong to run {owner.run} (first started on {owner.host}), and run "
+        f"{run} would overwrite its state. Choose another name (node.id, or `swarm up --name`), or go on with that run where its "
+        f"files are (node.run, or `swarm up --run {owner.run}`)"
+    )

@@ -1,0 +1,144 @@
+"""A service process and its name: lock the run's folder, see whose the name is, take the lease, and
+renew it until the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from shared.cancelling import cancel_and_wait
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.lease import LeaseRecord
+from shared.contracts.senders import FINDINGS_KEY, SENDERS_PREFIX
+from shared.lease.errors import NameTaken
+from shared.lease.fenced import FencedKeyValue, FencedTransport
+from shared.lease.folder import FolderLock, FolderTaken
+from shared.lease.holder import Lease, LeaseLost, described
+from shared.lease.name import take_name
+from shared.roles import SEVERAL
+from shared.runtime.logs import Log
+from shared.transport.base import NotConnected, Transport, TransportError
+
+RENEWALS = 6
+"""In the time of a lease."""
+_RELEASE_S = 1.0
+_FOLDER_PATIENCE_S = 10.0
+"""A process that ends in order has this long to leave the folder to its successor."""
+
+
+def lease_name(role: str, replica: str) -> str:
+    """`trainer`, or `generator.<replica>`: what there is one process of."""
+    return subjects.lease_key(role, replica if role in SEVERAL else "").removeprefix(subjects.LEASE_PREFIX)
+
+
+def sole_keys(role: str, replica: str) -> tuple[str, ...]:
+    """Keys of the node's bucket that are written by the holder of a lease alone, last writer
+    wins.
+    """
+    status = subjects.status_key(role, replica)
+    if role == "trainer":
+        return subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY, status
+    if role == "sampler":
+        return subjects.SAMPLER_KEY, status
+    return (f"{SENDERS_PREFIX}{replica}", status) if role == "verifier" else (status,)
+
+
+async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | None:
+    """The lock of this process's part of the run's folder. None where the folder takes no locks:
+    the lease alone then keeps others away.
+
+    Raises:
+        NameTaken: another process of this machine has it.
+    """
+    name = lease_name(role, config.node.replica)
+    try:
+        return await FolderLock.take(
+            config.node.run_dir / f"{name}.lock",
+            who=f"{role} of {config.node.id}",
+            patience_s=min(_FOLDER_PATIENCE_S, config.node.lease_s),
+        )
+    except FolderTaken as error:
+        raise NameTaken(str(error)) from None
+    except OSError as error:
+        log.warning(
+            "folder_not_locked",
+            reason=str(error),
+            consequence=f"after a crash, a restart waits for node.lease_s ({config.node.lease_s:g} s)",
+        )
+        return None
+
+
+async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str, log: Log) -> Lease:
+    """Wait until this process holds the lease of its role or replica.
+
+    Raises:
+        NameTaken: another run has the name, or a process that lives has the lease.
+        NotConnected: the server does not say for too long.
+    """
+    node, lease_s = config.node.id, config.node.lease_s
+    await take_name(plane, node, config.node.run, config.nats.node_url)
+    record = LeaseRecord(
+        holder=uuid.uuid4().hex,
+        place=place,
+        run=config.node.run,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        taken_at=time.time(),
+    )
+    key = subjects.LEASE_PREFIX + lease_name(role, config.node.replica)
+    lease = Lease(plane.kv, subjects.node_bucket(node), key, record, lease_s=lease_s)
+    deadline, told = time.monotonic() + 3 * lease_s + config.nats.connect_timeout_s, False
+    reason = f"whose {key} is was not clear in time"
+    while time.monotonic() < deadline:
+        try:
+            verdict = await lease.look()
+        except TransportError as error:
+            verdict, reason = "wait", str(error)
+        if verdict == "take":
+            return lease
+        if verdict == "held":
+            raise NameTaken(
+                f"node {node} has a running {lease_name(role, config.node.replica)} already: {described(lease.seen)} has just "
+                "renewed its lease. End that one, or choose another name (node.id, or `swarm up --name`); one more generator or "
+                "verifier of the same node takes a node.replica of its own"
+            )
+        if not told and lease.seen is not None:
+            told = True
+            log.info("waiting_for_the_name", held_by=described(lease.seen), until=f"it is renewed, or silent for {lease_s:g} s")
+        await asyncio.sleep(min(0.5, lease_s / 20))
+    raise NotConnected(f"{config.nats.node_url}: {reason}. See to the NATS server and its permissions (`swarm nats config`)")
+
+
+@asynccontextmanager
+async def leased(plane: Transport, lease: Lease, config: NodeConfig, role: str, log: Log) -> AsyncIterator[FencedTransport]:
+    """The node plane for the holder of `lease`, which is renewed meanwhile and given up in the end.
+    Raises TransportError.
+    """
+    renewing = asyncio.create_task(_renew(lease, log))
+    try:
+        keys = await FencedKeyValue.begin(plane.kv, lease, sole_keys(role, config.node.replica))
+        yield FencedTransport(plane, lease, keys)
+    finally:
+        await cancel_and_wait(renewing)
+        if plane.connected:
+            with suppress(TransportError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_S):
+                    await lease.release()
+
+
+async def _renew(lease: Lease, log: Log) -> None:
+    while True:
+        await asyncio.sleep(lease.lease_s / RENEWALS)
+        try:
+            await lease.renew()
+        except LeaseLost:
+            return
+        except TransportError as error:
+            log.debug("lease_not_renewed", reason=str(error))

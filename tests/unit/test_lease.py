@@ -1,0 +1,267 @@
+"""A node's name is leased: who may take a lease, who may write, and what the server refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contracts.lease import LeaseRecord
+from shared.contracts.subjects import node_bucket
+from shared.lease.errors import NameTaken
+from shared.lease.fenced import FencedKeyValue, FencedTransport
+from shared.lease.folder import FolderLock, FolderTaken
+from shared.lease.holder import Lease, LeaseLost
+from shared.lease.name import take_name
+from shared.lease.rules import Newcomer, Term
+from shared.transport.base import KvEntry, NotConnected, StreamSpec
+from shared.transport.connect import connect
+
+LEASE_S = 10.0
+BUCKET, KEY = node_bucket("alpha"), "lease.trainer"
+_servers = itertools.count()
+
+
+def test_a_lease_that_is_renewed_is_held_and_one_that_is_not_may_be_taken_after_its_time() -> None:
+    assert Newcomer(LEASE_S).look(free=True, revision=0, now_s=0.0) == "take"
+    renewed, silent = Newcomer(LEASE_S), Newcomer(LEASE_S)
+    assert renewed.look(free=False, revision=7, now_s=0.0) == "wait"
+    assert renewed.look(free=False, revision=9, now_s=1.0) == "held"
+    seen = [silent.look(free=False, revision=7, now_s=float(second)) for second in range(11)]
+    assert seen == ["wait"] * 10 + ["take"]
+
+
+def test_time_in_which_the_server_did_not_answer_does_not_count_against_the_holder() -> None:
+    newcomer = Newcomer(LEASE_S)
+    assert newcomer.look(free=False, revision=7, now_s=0.0) == "wait"
+    assert newcomer.look(free=False, revision=7, now_s=60.0) == "wait", "the server was away for a minute"
+    assert [newcomer.look(free=False, revision=7, now_s=60.0 + second) for second in range(1, 11)] == ["wait"] * 9 + ["take"]
+
+
+def test_an_answer_of_a_replica_that_lags_is_no_renewal() -> None:
+    newcomer = Newcomer(LEASE_S)
+    newcomer.look(free=False, revision=7, now_s=0.0)
+    assert newcomer.look(free=False, revision=5, now_s=1.0) == "wait"
+
+
+@pytest.mark.slow
+@given(renewals=st.lists(st.floats(0, 1000), max_size=20), asked=st.floats(0, 1100))
+def test_a_holder_stops_before_anybody_can_have_taken_over(renewals: list[float], asked: float) -> None:
+    term = Term(LEASE_S)
+    for sent_s in renewals:
+        term.renewed(sent_s)
+    assert term.holds(asked) == any(asked < sent_s + 0.9 * LEASE_S for sent_s in renewals)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Lives:
+    """Processes that want to be alpha's trainer, on one server, with one clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._url = f"memory://lease-{next(_servers)}"
+        self._born = 0
+
+    async def open(self) -> Lives:
+        self.plane = await connect(self._url, name="test")
+        await self.plane.kv.ensure(BUCKET, history=8)
+        return self
+
+    def newcomer(self, place: str = "") -> Lease:
+        self._born += 1
+        record = LeaseRecord(holder=f"life-{self._born}", place=place, run="r", host="h", pid=self._born, taken_at=0.0)
+        return Lease(self.plane.kv, BUCKET, KEY, record, lease_s=LEASE_S, clock=self.clock)
+
+    async def holder(self, place: str = "") -> tuple[Lease, FencedKeyValue]:
+        """A newcomer that has waited for as long as it takes."""
+        lease = self.newcomer(place)
+        for _ in range(20):
+            if await lease.look() == "take":
+                return lease, await FencedKeyValue.begin(self.plane.kv, lease, ["trainer"])
+            self.clock.now_s += 1.0
+        raise AssertionError("the lease was never to be had")
+
+
+async def test_the_holder_renews_and_writes_and_a_newcomer_is_told_to_go() -> None:
+    lives = await Lives().open()
+    first, kv = await lives.holder()
+    second = lives.newcomer()
+    assert await second.look() == "wait"
+    lives.clock.now_s += 2.0
+    await first.renew()
+    assert await second.look() == "held" and second.seen is not None and second.seen.pid == 1
+    await kv.put(BUCKET, "trainer", b"1")
+
+
+async def test_a_lease_given_up_or_left_by_a_dead_process_of_this_folder_is_taken_at_once() -> None:
+    lives = await Lives().open()
+    await lives.holder(place="disk")
+    assert await lives.newcomer("other").look() == "wait"
+    assert await lives.newcomer("disk").look() == "take", "who has the lock file knows that the former holder is dead"
+    second, _ = await lives.holder()
+    await second.release()
+    assert await lives.newcomer().look() == "take"
+
+
+async def test_a_holder_that_comes_back_too_late_writes_nothing_and_says_why() -> None:
+    lives = await Lives().open()
+    first, kv = await lives.holder()
+    await kv.put(BUCKET, "trainer", b"old")
+    second, theirs = await lives.holder()
+    await theirs.put(BUCKET, "trainer", b"new")
+    plane = FencedTransport(lives.plane, first, kv)
+    await lives.plane.ensure_stream(StreamSpec(name="LOG", subjects=("log",)))
+    for write in (
+        lambda: kv.put(BUCKET, "trainer", b"late"),
+        lambda: kv.put(BUCKET, "anything", b"late"),
+        lambda: kv.update(BUCKET, "ledger", b"late", last_revision=0),
+        lambda: plane.publish("log", b"late", stream="LOG", message_id="late"),
+        lambda: plane.purge("LOG", 1),
+        lambda: plane.delete("LOG", 1),
+        lambda: plane.fetch("LOG", "worker", 1, 0.1),
+        lambda: plane.ensure_stream(StreamSpec(name="LOG2", subjects=("log2",))),
+    ):
+        with pytest.raises(LeaseLost, match=r"process 2 on h \(run r\) has taken over lease.trainer .* stops"):
+            await write()
+    assert first.lost.is_set() and not second.lost.is_set()
+    entry = await lives.plane.kv.get(BUCKET, "trainer")
+    assert entry is not None and entry.value == b"new"
+
+
+async def test_a_write_that_was_on_its_way_when_the_lease_was_taken_over_is_refused_by_the_server() -> None:
+    """The former holder asked while its lease ran, and was suspended between that and its write."""
+    lives = await Lives().open()
+    first, kv = await lives.holder()
+    await kv.put(BUCKET, "trainer", b"old")
+    await lives.holder()
+    first._term.renewed(lives.clock.now_s)  # as it looked when it asked
+    with pytest.raises(LeaseLost):
+        await kv.put(BUCKET, "trainer", b"late")
+    entry = await lives.plane.kv.get(BUCKET, "trainer")
+    assert entry is not None and entry.value == b"old"
+
+
+async def test_a_takeover_writes_again_what_is_newest_also_where_a_server_that_lags_answers_first() -> None:
+    lives = await Lives().open()
+    _, kv = await lives.holder()
+    await kv.put(BUCKET, "trainer", b"8")
+    old = await lives.plane.kv.get(BUCKET, "trainer")
+    await kv.put(BUCKET, "trainer", b"9")
+    answers, newest = [old], lives.plane.kv.get
+
+    async def lagging(bucket: str, key: str) -> KvEntry | None:
+        return answers.pop() if key == "trainer" and answers else await newest(bucket, key)
+
+    lives.plane.kv.get = lagging  # type: ignore[method-assign]
+    await lives.holder()
+    entry = await newest(BUCKET, "trainer")
+    assert not answers and entry is not None and entry.value == b"9"
+
+
+async def test_a_holder_that_was_away_goes_on_where_nobody_took_its_place() -> None:
+    lives = await Lives().open()
+    first, kv = await lives.holder()
+    lives.clock.now_s += 3600.0
+    await kv.put(BUCKET, "trainer", b"1")
+    await lives.plane.kv.put(BUCKET, "trainer", b"by hand")
+    await kv.put(BUCKET, "trainer", b"2")
+    entry = await lives.plane.kv.get(BUCKET, "trainer")
+    assert entry is not None and entry.value == b"2" and not first.lost.is_set()
+
+
+@pytest.mark.slow
+@given(st.data())
+def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(data: st.DataObject) -> None:
+    """Lives look, renew, write and are frozen between asking and writing, in any order."""
+
+    async def play() -> None:
+        lives = await Lives().open()
+        await lives.plane.kv.put(BUCKET, "trainer", b"an earlier life's")
+        everybody = [lives.newcomer() for _ in range(3)]
+        writers: dict[int, FencedKeyValue] = {}
+        newest = None
+        for step in range(data.draw(st.integers(5, 40))):
+            who = data.draw(st.integers(0, 2))
+            lease = everybody[who]
+            match data.draw(st.sampled_from(["look", "look", "renew", "write", "frozen write", "time", "give up"])):
+                case "look" if who not in writers:
+                    if await lease.look() == "take":
+                        writers[who] = await FencedKeyValue.begin(lives.plane.kv, lease, ["trainer"])
+                        newest = who
+                case "renew" if who in writers:
+                    try:
+                        await lease.renew()
+                        assert who == newest
+                    except LeaseLost:
+                        assert who != newest
+                case ("write" | "frozen write") as how if who in writers:
+                    if how == "frozen write":
+                        lease._term.renewed(lives.clock.now_s)
+                    try:
+                        await writers[who].put(BUCKET, "trainer", b"%d %d" % (who, step))
+                        assert who == newest, "an old life's write was accepted"
+                    except LeaseLost:
+                        assert who != newest
+                case "give up" if who in writers and who == newest:
+                    await lease.release()
+                    del writers[who]
+                    everybody[who] = lives.newcomer()
+                case "time":
+                    lives.clock.now_s += data.draw(st.sampled_from([0.5, 1.0, 1.9, 30.0]))
+                case _:
+                    pass
+
+    asyncio.run(play())
+
+
+async def test_the_streams_of_a_name_belong_to_the_run_that_first_had_it() -> None:
+    plane = await connect(f"memory://lease-{next(_servers)}", name="test")
+    await plane.kv.ensure(BUCKET, history=8)
+    await take_name(plane, "alpha", "monday", "nats://here")
+    await take_name(plane, "alpha", "monday", "nats://here")
+    with pytest.raises(NameTaken, match=r"name alpha is taken: .*nats://here belong to run monday .*node\.id.*--run monday"):
+        await take_name(plane, "alpha", "tuesday", "nats://here")
+
+
+async def test_a_renewal_that_cannot_be_made_is_a_server_that_is_away() -> None:
+    lives = await Lives().open()
+    first, kv = await lives.holder()
+    lives.clock.now_s += LEASE_S
+    await lives.plane.close()
+    with pytest.raises(NotConnected):
+        await kv.put(BUCKET, "trainer", b"1")
+    assert not first.lost.is_set()
+
+
+async def test_a_folder_has_one_process_at_a_time_and_keeps_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "trainer.lock"
+    first = await FolderLock.take(file, who="trainer of alpha", patience_s=0.0)
+    with pytest.raises(
+        FolderTaken, match=r"another trainer of alpha uses .*run: process \d+ on .* node\.run, node\.id or node\.var_dir"
+    ):
+        await FolderLock.take(file, who="trainer of alpha", patience_s=0.1)
+    first.close()
+    second = await FolderLock.take(file, who="trainer of alpha", patience_s=0.0)
+    assert second.place == first.place
+    second.close()
+
+
+async def test_a_copied_folder_is_another_place(tmp_path: Path) -> None:
+    file, copy = tmp_path / "trainer.lock", tmp_path / "copy.lock"
+    first = await FolderLock.take(file, who="trainer", patience_s=0.0)
+    copy.write_bytes(file.read_bytes())
+    second = await FolderLock.take(copy, who="trainer", patience_s=0.0)
+    assert second.place != first.place
+    first.close()
+    second.close()

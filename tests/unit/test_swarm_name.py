@@ -1,0 +1,105 @@
+"""A second node under a name that the swarm knows is told, and nobody can talk a node out of its
+name.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import structlog
+
+from services.verifier.swarm_name import SILENT_S, SwarmName
+from shared.contracts import subjects
+from shared.contracts.codec import encode
+from shared.contracts.control import NodeRecord
+from shared.contracts.messages import ModelIdentity
+from shared.identity.keys import SigningKey, new_seed
+from shared.runtime import FatalError
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+
+_servers = itertools.count()
+A, B, C, X = (SigningKey(new_seed()).public_key for _ in range(4))
+
+
+class Swarm:
+    """A directory, and nodes that want to be in it, each with a server of its own."""
+
+    async def open(self) -> Swarm:
+        self.now_s = 0.0
+        self.plane = await connect(f"memory://swarm-name-{next(_servers)}", name="test")
+        await self.plane.kv.ensure(subjects.SWARM_NODES_BUCKET)
+        return self
+
+    async def node_plane(self) -> Transport:
+        plane = await connect(f"memory://swarm-name-{next(_servers)}", name="test")
+        await plane.kv.ensure(subjects.node_bucket("alpha"))
+        return plane
+
+    def name(self, key: str, plane: Transport) -> SwarmName:
+        return SwarmName("alpha", key, "ours", plane, structlog.get_logger(), lambda: self.now_s)
+
+    async def write(self, key: str) -> None:
+        record = NodeRecord(
+            node="alpha",
+            public_key=key,
+            model=ModelIdentity(name="tiny", tokenizer_hash="a" * 64),
+            tasks=[],
+            policy_version=0,
+            software="swarm",
+            updated_at=0.0,
+        )
+        await self.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record))
+
+    async def known(self, key: str, plane: Transport) -> SwarmName:
+        """A node that the swarm has known as alpha."""
+        name = self.name(key, plane)
+        assert await name.may_write(self.plane)
+        await self.write(key)
+        await name.wrote()
+        return name
+
+
+async def test_a_second_node_of_another_key_is_refused_with_the_remedy_once_the_first_renews_its_entry() -> None:
+    swarm = await Swarm().open()
+    first = await swarm.known(A, await swarm.node_plane())
+    second = swarm.name(B, await swarm.node_plane())
+    assert not await second.may_write(swarm.plane)
+    swarm.now_s += 10.0
+    await swarm.write(A)
+    with pytest.raises(FatalError, match=rf"name alpha is taken in this swarm: .* key {A} renews .*node\.id.*signing_key_file"):
+        await second.may_write(swarm.plane)
+    assert await first.may_write(swarm.plane)
+
+
+async def test_an_entry_that_nobody_renews_is_left_behind() -> None:
+    swarm = await Swarm().open()
+    await swarm.write(A)
+    newcomer = swarm.name(B, await swarm.node_plane())
+    seen = []
+    for _ in range(int(SILENT_S) + 1):
+        seen.append(await newcomer.may_write(swarm.plane))
+        swarm.now_s += 1.0
+    assert seen == [False] * int(SILENT_S) + [True]
+
+
+async def test_whoever_writes_the_entry_a_node_that_was_known_stays_also_after_a_restart_and_with_a_new_key() -> None:
+    """The swarm plane is untrusted: its words end no node that was there first."""
+    swarm = await Swarm().open()
+    plane = await swarm.node_plane()
+    running = await swarm.known(A, plane)
+    for key in (A, C):
+        again = swarm.name(key, plane)
+        for _ in range(3):
+            await swarm.write(X)
+            assert await running.may_write(swarm.plane)
+            assert await again.may_write(swarm.plane)
+
+
+async def test_an_entry_that_is_damaged_or_names_no_key_is_nobodys() -> None:
+    swarm = await Swarm().open()
+    await swarm.write("UNSENSE")
+    assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
+    await swarm.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", b"\x00")
+    assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
