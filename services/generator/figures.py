@@ -31,6 +31,11 @@ class Figures:
             buckets=_TOKENS,
             registry=registry,
         )
+        self._cut = Counter(
+            "swarm_completions_cut_total",
+            "Completions that generator.max_new_tokens cut off; swarm_completion_tokens_count has them all.",
+            registry=registry,
+        )
         self._call = Histogram(
             "swarm_generate_call_duration_seconds",
             "Duration of one engine call, which samples generator.groups_per_call groups.",
@@ -77,8 +82,10 @@ class Figures:
             self._groups.labels(group.task.ref.dataset).inc()
             for completion in group.completions:
                 self._tokens.observe(completion.token_count)
+                self._cut.inc(completion.finish_reason == "length")
                 tokens += completion.token_count
         self._call.observe(seconds)
+        self._status.worked()
         self._status.add(StatusFigure.GROUPS_GENERATED, len(groups))
         self._status.add(StatusFigure.TOKENS_GENERATED, tokens)
         self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))

@@ -106,6 +106,7 @@ class Figures:
 
     def built(self, plan: BatchPlan, seconds: float, now_s: float) -> None:
         """A batch is in the log; `now_s` is Unix time."""
+        self._status.worked()
         self._batches.inc()
         self._short.inc(plan.shortage != "none")
         for origin, entries in (("local", plan.local), ("external", plan.external)):

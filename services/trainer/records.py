@@ -45,7 +45,8 @@ class StepRecord:
     """One trainer step, on batch `step`; the policy it makes is version `step`.
 
     `updated` is False when no group had an advantage (or a gradient was not finite): the step
-    counts, the weights stay. `reward_local` is this node's mean reward of its local groups'
+    counts, the weights stay. Where no token took part in an update nothing was measured: `loss` to
+    `kl_reference` are None then, because 0 would be a claim. `reward_local` is this node's mean reward of its local groups'
     completions, sampled by its own policy; `reward_external` is this node's reward for the other
     nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
     policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per
@@ -73,17 +74,17 @@ class StepRecord:
     time: float
     updated: bool
     updates: int
-    loss: float
-    grad_norm: float
-    entropy: float
-    clip_fraction: float
-    importance_ratio: float
-    importance_ratio_max: float
-    importance_weight: float
-    truncated_fraction: float
-    dropped_fraction: float
-    kl_behaviour: float
-    kl_reference: float
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_fraction: float | None
+    importance_ratio: float | None
+    importance_ratio_max: float | None
+    importance_weight: float | None
+    truncated_fraction: float | None
+    dropped_fraction: float | None
+    kl_behaviour: float | None
+    kl_reference: float | None
     learning_rate: float
     reward_local: float | None
     reward_external: float | None

@@ -14,6 +14,7 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
+from shared.runtime.pace import WorkPace
 from shared.transport.base import Transport, TransportError
 
 STOPPED = "stopped"
@@ -43,11 +44,23 @@ class StatusBoard:
         self._replica = replica
         self._state = "starting"
         self._figures: dict[str, float] = {}
+        self._pace = WorkPace()
         self._started_at = time.time()
 
-    def set(self, name: StatusFigure | FamilyFigure, value: float) -> None:
-        """Set a figure."""
-        self._figures[str(name)] = float(value)
+    def set(self, name: StatusFigure | FamilyFigure, value: float | None) -> None:
+        """Set a figure; None takes it back, because nobody knows it now."""
+        if value is None:
+            self._figures.pop(str(name), None)
+        else:
+            self._figures[str(name)] = float(value)
+
+    def worked(self) -> None:
+        """One unit of the role's work is done: a call of the generator, a group scored, a batch, a
+        step. Who looks at the node tells by it that the process gets on, and not only answers.
+        """
+        self._pace.worked(time.monotonic())
+        self.set(StatusFigure.WORKED_AT, time.time())
+        self.set(StatusFigure.WORK_EVERY_S, self._pace.usual_s)
 
     def add(self, name: StatusFigure | FamilyFigure, amount: float = 1.0) -> None:
         """Count something."""
