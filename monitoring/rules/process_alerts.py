@@ -24,10 +24,10 @@ RULES: tuple[Alert, ...] = (
         hold="15m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has no {{ $labels.role }}",
-        description="No {{ $labels.role }} of {{ $labels.node }} has answered a scrape for a quarter of an hour, while other "
-        "processes of the node are known. A node learns with all "
-        "four roles only.",
+        description="No {{ $labels.role }} of {{ $labels.node }} answers scrapes, while other processes of the node are known. A "
+        "node learns with all four roles only.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="TargetDown",
@@ -35,9 +35,10 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="{{ $labels.job }} target {{ $labels.instance }} does not answer",
-        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) has not answered "
-        "Prometheus for ten minutes.",
+        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) does not answer Prometheus, "
+        "though it should be there.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="SwarmNotReady",
@@ -62,12 +63,13 @@ RULES: tuple[Alert, ...] = (
     Alert(
         name="SwarmNatsDisconnected",
         expr='min by (job, node, role, plane) (swarm_nats_connected{plane="node"}) == 0',
-        hold="5m",
+        hold="3m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.role }} of {{ $labels.node }} has lost its own NATS server",
-        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the node's own streams for five "
-        "minutes. Nothing is lost; nothing moves either.",
+        description="A {{ $labels.role }} of {{ $labels.node }} is not connected to the node's own streams. Nothing is lost; "
+        "nothing moves either.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="SwarmNatsDisconnected",

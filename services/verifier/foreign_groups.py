@@ -175,7 +175,14 @@ class Intake:
             return
         claimed = self._border.sender(sender, time.time())
         for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
-            self._refused.refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
+            author = subjects.rollouts_author(lost.subject)
+            self._refused.refuse(Refused(self._beyond_budget(author), author, FLOODED), lost)
+
+    def _beyond_budget(self, author: str | None) -> Refusal:
+        """What a message is called that this node has no turn for: by its author's standing, as a
+        fast honest node is no attacker."""
+        earned = self._border.sender(author, time.time()).earned if author else 0.0
+        return Refusal.SURPLUS if earned >= 1.0 else Refusal.FLOOD
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         examined = await self._examine(swarm, sender, message)
@@ -183,7 +190,8 @@ class Intake:
             return
         result = await self._score(sender, message.size_bytes, examined)
         if result.reason == CROWDED_OUT:
-            self._refused.refuse(Refused(Refusal.FLOOD, examined.sender, result.detail), message, examined.group_id)
+            reason = self._beyond_budget(examined.sender)
+            self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined.group_id)
             return
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:

@@ -30,8 +30,10 @@ PAYLOAD_BUCKETS_BYTES = tuple(4.0**power for power in range(5, 15))
 """1 KiB to 256 MiB."""
 
 
-def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
-    """A registry with what every service exports; `ready` is asked at each scrape."""
+def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegistry:
+    """A registry with what every service exports; `ready` is asked at each scrape, `run` is the
+    name of the run (`node.run`), empty for a process that belongs to none.
+    """
     # A series per counter and histogram that says when this process made it:
     # `process_start_time_seconds` says that once.
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -39,6 +41,9 @@ def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     Gauge("swarm_build_info", "Version of the software, always 1.", ["version"], registry=registry).labels(VERSION).set(1)
+    text = "Name of the run (node.run), always 1; rules that compare with what was before compare within a run."
+    if run:
+        Gauge("swarm_run_info", text, ["run"], registry=registry).labels(run).set(1)
     Gauge("swarm_ready", "1 while set up and connected to NATS, as /readyz says.", registry=registry).set_function(ready)
     return registry
 

@@ -126,7 +126,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             return "not connected to NATS"
         return None if context.ready else "setting up"
 
-    registry = service_registry(lambda: not_ready_because() is None)
+    registry = service_registry(lambda: not_ready_because() is None, config.node.run)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: node)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)

@@ -25,7 +25,7 @@ REWARD_PART = 0.5
 REWARD_DROP = 0.05
 REWARD_STEPS = 4
 ENTROPY_NATS = 0.02
-"""Below it a policy gives nearly always the same answer; in the demos a good one has 0.05 to 0.2."""
+"""Below it a policy gives nearly always the same answer; the demos' good ones have 0.05 to 0.2."""
 SOLVED_REWARD = 0.9
 """A policy that is right nearly always may be sure of it."""
 ENTROPY_FACTOR = 3.0

@@ -11,8 +11,8 @@ from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history, top_refusal
 from swarm_cli.observe.standing import duration
+from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history, top_refusal
 from swarm_cli.observe.top_view import SPARKS, rate, screen, sparkline
 from swarm_cli.observe.view import NodeView
 
