@@ -50,14 +50,11 @@ RULES: tuple[Record, ...] = (
         # with the scrapes. Before the first step of a process its own start counts, so that one
         # that never steps is seen too.
         name="node:swarm_trainer_idle:seconds",
-        expr="time() - "
-        + by_node("max", f"(({_LAST_STEP} >= {_STARTED}) or {_STARTED}) and on (job, node, instance) {_TRAINER}"),
+        expr="time() - " + by_node("max", f"(({_LAST_STEP} >= {_STARTED}) or {_STARTED}) and on (job, node, instance) {_TRAINER}"),
     ),
     Record(
         name="node:swarm_trainer_finished:max",
-        expr=by_node(
-            "max", f'last_over_time(swarm_trainer_finished{{job="swarm"}}[1d]) and on (job, node, instance) {_TRAINER}'
-        ),
+        expr=by_node("max", f'last_over_time(swarm_trainer_finished{{job="swarm"}}[1d]) and on (job, node, instance) {_TRAINER}'),
     ),
     Record(name="node:swarm_trained_version:max", expr=by_node("max", 'swarm_policy_version{role="trainer"}')),
     Record(

@@ -14,10 +14,14 @@ TARGET = 0.99
 _FAST, _SLOW = 14.4, 6.0
 
 
-def _burns(level: str, long: str, short: str, factor: float) -> str:
-    """True where more than `factor` times the allowed part of both windows was bad."""
+def _burns(level: str, long: str, short: str, known: str, factor: float) -> str:
+    """True where more than `factor` times the allowed part of both windows was bad. Only of a node
+    that is there now, and was `known` ago: a run that is over burns nothing, and of one that has
+    just begun the start would be most of the window.
+    """
     bad = f"{factor * (1 - TARGET):g}"
-    return f"(1 - avg_over_time({level}[{long}])) > {bad}\nand\n(1 - avg_over_time({level}[{short}])) > {bad}"
+    there = f"({level} and {level} offset {known})"
+    return f"(1 - avg_over_time({level}[{long}])) > {bad}\nand\n(1 - avg_over_time({level}[{short}])) > {bad}\nand\n{there}"
 
 
 def _pair(name: str, level: str, what: str, dashboard: str) -> tuple[Alert, Alert]:
@@ -29,7 +33,7 @@ def _pair(name: str, level: str, what: str, dashboard: str) -> tuple[Alert, Aler
     )
     fast = Alert(
         name=name,
-        expr=_burns(level, "1h", "5m", _FAST),
+        expr=_burns(level, "1h", "5m", "30m", _FAST),
         hold="2m",
         severity=Severity.CRITICAL,
         summary=summary,
@@ -38,7 +42,7 @@ def _pair(name: str, level: str, what: str, dashboard: str) -> tuple[Alert, Aler
     )
     slow = Alert(
         name=name,
-        expr=_burns(level, "6h", "30m", _SLOW),
+        expr=_burns(level, "6h", "30m", "3h", _SLOW),
         hold="15m",
         severity=Severity.WARNING,
         summary=summary,

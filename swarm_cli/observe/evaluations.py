@@ -74,7 +74,7 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
 def _by_task(scores: Any) -> dict[str, float]:
     if not isinstance(scores, dict):
         return {}
-    rates = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
+    rates: dict[str, Any] = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
     return {name: float(rate) for name, rate in sorted(rates.items()) if _is_number(rate)}
 
 
