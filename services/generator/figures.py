@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from shared.contracts.control import EvalReport
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.status_figures import StatusFigure
-from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics, buckets_from
 from shared.runtime.status import StatusBoard
 
-_TOKENS = tuple(2.0**power for power in range(1, 18))
+_TOKENS = buckets_from(1.0, 2.0**17, whole=True)
 
 
 class Figures:

@@ -4,6 +4,7 @@ planes, and not known yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -25,8 +26,32 @@ from shared.transport.counters import ERROR_KINDS, Counters
 from shared.version import VERSION
 
 Plane = Literal["node", "swarm"]
-DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-PAYLOAD_BUCKETS_BYTES = tuple(4.0**power for power in range(5, 15))
+BUCKET_RATIO = 1.2
+"""Between a bucket's bounds. A quantile is interpolated within a bucket, so that it is never wrong by
+more than a fifth, whatever the distribution."""
+
+
+def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Bounds from `first` to `last` or a little beyond, each at most `BUCKET_RATIO` times the one
+    before. Of what lies below `first` only that is known. `whole`: of counts, where neighbours may
+    be one apart.
+    """
+    bounds = [first]
+    while bounds[-1] < last:
+        following = bounds[-1] * BUCKET_RATIO
+        # Rounded down, so that the ratio holds; three digits read well on a scrape.
+        digits = 2 - math.floor(math.log10(following))
+        rounded = math.floor(following * 10**digits) / 10**digits
+        bounds.append(max(float(math.floor(rounded)), bounds[-1] + 1) if whole else rounded)
+    return tuple(bounds)
+
+
+LONGEST_S = 3600.0
+DURATION_BUCKETS_S = buckets_from(0.01, LONGEST_S)
+"""10 ms to an hour: beyond every timeout's default (`generator.call_timeout_s` has half an hour)."""
+ACK_BUCKETS_S = buckets_from(0.002, 120.0)
+"""What is over in milliseconds when all is well, and in the time of a few retries else."""
+PAYLOAD_BUCKETS_BYTES = buckets_from(1024.0, 2.0**28)
 """1 KiB to 256 MiB."""
 
 
@@ -128,7 +153,7 @@ class PublishMetrics:
             "swarm_rollout_publish_duration_seconds",
             "From publishing a group to its acknowledgement, retries within the call included.",
             ["plane"],
-            buckets=DURATION_BUCKETS_S[:-1],
+            buckets=ACK_BUCKETS_S,
             registry=registry,
         ).labels(plane)
         self._size_bytes = Histogram(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from swarm_cli.dashboard.nats_figures import exposition
+from swarm_cli.dashboard.nats_figures import figures
 
 
 class NatsExporter:
@@ -16,7 +16,7 @@ class NatsExporter:
     def __init__(self, monitor_url: str) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the method's name is the library's
-                body = exposition(monitor_url).encode()
+                body = figures(monitor_url).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.end_headers()
