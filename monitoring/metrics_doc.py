@@ -14,6 +14,7 @@ from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.figures import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
+from shared.runtime.clock import ClockSkew
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.status import StatusBoard
 from shared.runtime.watch_figures import Figures as WatchFigures
@@ -45,6 +46,7 @@ With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, 
 def role_registry(role: str) -> CollectorRegistry:
     """A registry as a service of `role` has it at its start."""
     registry = service_registry(lambda: True, "demo")
+    ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: None)
     ROLES[role](registry, planes)

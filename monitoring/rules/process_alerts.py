@@ -82,6 +82,27 @@ RULES: tuple[Alert, ...] = (
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
+        name="SwarmClockSkewed",
+        expr="max by (job, node) (abs(swarm_clock_skew_seconds)) > 20",
+        hold="5m",
+        severity=Severity.WARNING,
+        summary="The clock of {{ $labels.node }} is {{ $value | humanizeDuration }} off",
+        description="A machine of {{ $labels.node }} and its NATS server disagree on the time by {{ $value | humanizeDuration }}. "
+        "Other nodes refuse groups that come from the future or are too old.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmCertificateExpires",
+        expr="min by (job, node, plane) (swarm_certificate_expiry_timestamp_seconds - time()) < 7 * 86400",
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="The certificate of the {{ $labels.plane }} plane's server of {{ $labels.node }} runs out in {{ $value | "
+        "humanizeDuration }}",
+        description="{{ $labels.node }} cannot connect to the server of its {{ $labels.plane }} plane any more once its "
+        "certificate has run out. Connections that are open stay so until they break.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
         name="Watchdog",
         expr="vector(1)",
         hold="",

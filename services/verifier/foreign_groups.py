@@ -20,7 +20,7 @@ from services.verifier.figures import Figures
 from services.verifier.foreign_store import ForeignStore
 from services.verifier.own_model import OwnModel
 from services.verifier.places import Places
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.swarm_reader import BURST_S, SwarmReader
@@ -179,10 +179,7 @@ class Intake:
             self._refused.refuse(Refused(self._beyond_budget(author), author, FLOODED), lost)
 
     def _beyond_budget(self, author: str | None) -> Refusal:
-        """What a message is called that this node has no turn for: by its author's standing, as a
-        fast honest node is no attacker."""
-        earned = self._border.sender(author, time.time()).earned if author else 0.0
-        return Refusal.SURPLUS if earned >= 1.0 else Refusal.FLOOD
+        return beyond_budget(self._border.sender(author, time.time()).earned if author else 0.0)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         examined = await self._examine(swarm, sender, message)

@@ -86,6 +86,13 @@ Only a body under a valid signature can be blamed on anyone, and only on the key
 """
 
 
+def beyond_budget(earned: float) -> Refusal:
+    """What a message is called that this node has no turn for, by the share that its sender has
+    earned, in [0, 1]: a fast honest node is no attacker, and must not look like one.
+    """
+    return Refusal.SURPLUS if earned >= 1.0 else Refusal.FLOOD
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A message that stays outside.

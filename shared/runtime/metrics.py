@@ -27,8 +27,8 @@ from shared.version import VERSION
 
 Plane = Literal["node", "swarm"]
 BUCKET_RATIO = 1.2
-"""Between a bucket's bounds. A quantile is interpolated within a bucket, so that it is never wrong by
-more than a fifth, whatever the distribution."""
+"""Between a bucket's bounds. A quantile is interpolated within a bucket, so that it is never wrong
+by more than a fifth, whatever the distribution."""
 
 
 def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[float, ...]:
@@ -48,7 +48,7 @@ def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[flo
 
 LONGEST_S = 3600.0
 DURATION_BUCKETS_S = buckets_from(0.01, LONGEST_S)
-"""10 ms to an hour: beyond every timeout's default (`generator.call_timeout_s` has half an hour)."""
+"""10 ms to an hour: beyond every timeout's default (`generator.call_timeout_s`: half an hour)."""
 ACK_BUCKETS_S = buckets_from(0.002, 120.0)
 """What is over in milliseconds when all is well, and in the time of a few retries else."""
 PAYLOAD_BUCKETS_BYTES = buckets_from(1024.0, 2.0**28)
@@ -117,18 +117,21 @@ class PlaneMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families with a sample for each plane."""
-        connected, reconnects, errors = families = self._families()
+        connected, reconnects, errors, certificate = families = self._families()
         for plane, current in self._planes.items():
             transport = current()
             counters = transport.counters if transport is not None else Counters()
             connected.add_metric([plane], float(transport is not None and transport.connected))
             reconnects.add_metric([plane], counters.reconnects)
+            expires_at = transport.certificate_expires_at if transport is not None else None
+            if expires_at is not None:
+                certificate.add_metric([plane], expires_at)
             for kind in ERROR_KINDS:
                 errors.add_metric([plane, kind], counters.errors[kind])
         yield from families
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",
@@ -137,6 +140,12 @@ class PlaneMetrics(Collector):
             ),
             CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane came back.", labels=["plane"]),
             CounterMetricFamily("swarm_nats_errors", "Errors of the connection to the plane, by kind.", labels=["plane", "kind"]),
+            GaugeMetricFamily(
+                "swarm_certificate_expiry_timestamp_seconds",
+                "Unix time at which the certificate of the plane's server runs out, as it was shown when the connection was made. "
+                "Absent without TLS.",
+                labels=["plane"],
+            ),
         )
 
 

@@ -27,6 +27,7 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.roles import Role
+from shared.runtime.clock import ClockSkew
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import Log, configure_logging
@@ -127,6 +128,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         return None if context.ready else "setting up"
 
     registry = service_registry(lambda: not_ready_because() is None, config.node.run)
+    clock = ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: node)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
@@ -142,7 +144,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
         log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
         service = await asyncio.to_thread(build, config)
-        reporting = asyncio.create_task(context.status.report(node))
+        reporting = asyncio.create_task(context.status.report(node, clock))
         try:
             await service.run(context)
         except NotConnected as error:

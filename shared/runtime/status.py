@@ -5,6 +5,7 @@ view.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
+from shared.runtime.clock import ClockSkew
 from shared.runtime.pace import WorkPace
 from shared.transport.base import Transport, TransportError
 
@@ -24,6 +26,7 @@ STATUS_INTERVAL_S = 2.0
 MISSED_HEARTBEATS = 15
 """So many must fail to come before a process counts as gone: on a machine that does much else, and
 while a server restarts, a process that works is late by several."""
+CLOCK_EVERY_REPORTS = 15
 SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
 """The patience of everything that asks whether a process is alive."""
 
@@ -88,17 +91,24 @@ class StatusBoard:
             figures=dict(self._figures),
         )
 
-    async def report(self, transport: Transport) -> None:
+    async def report(self, transport: Transport, clock: ClockSkew | None = None) -> None:
         """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is
-        somebody else's news.
+        somebody else's news. `clock`: measured once in a while by these writes.
         """
-        while True:
-            await self.report_once(transport)
+        for number in itertools.count():
+            await self.report_once(transport, clock if number % CLOCK_EVERY_REPORTS == 0 else None)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    async def report_once(self, transport: Transport) -> None:
+    async def report_once(self, transport: Transport, clock: ClockSkew | None = None) -> None:
         """Write the status now; failures are ignored."""
+        bucket, key = node_bucket(self._node), status_key(self._role, self._replica)
+        sent_at = time.time()
         try:
-            await transport.kv.put(node_bucket(self._node), status_key(self._role, self._replica), encode(self.snapshot()))
+            revision = await transport.kv.put(bucket, key, encode(self.snapshot()))
+            answered_at = time.time()
+            if clock is not None:
+                entry = await transport.kv.get(bucket, key)
+                if entry is not None and entry.revision == revision:
+                    clock.measured(sent_at, entry.stored_at, answered_at)
         except TransportError:
             return
