@@ -4,13 +4,16 @@ fifth.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 
-from monitoring.metrics_doc import ROLES, role_families
+from monitoring.metrics_doc import ROLES, role_families, role_registry
 from shared.config import NodeConfig
 from shared.runtime.metrics import BUCKET_RATIO, DURATION_BUCKETS_S, buckets_from
 
@@ -82,3 +85,15 @@ def test_bounds_rise_to_what_was_asked_for(first: float, last: float, whole: boo
     bounds = buckets_from(first, last, whole=whole)
     assert bounds[0] == first and bounds[-1] >= last and list(bounds) == sorted(set(bounds))
     assert all(upper / lower <= BUCKET_RATIO + 1e-9 or (whole and upper - lower == 1.0) for lower, upper in pairwise(bounds))
+
+
+def test_the_page_on_capacity_tells_the_series_of_a_node() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text()
+    texts = [generate_latest(role_registry(role)).decode() for role in ROLES]
+    series = sum(not line.startswith("#") for text in texts for line in text.splitlines())
+    (told,) = re.findall(r"series of the four services at their start \| ([\d,]+) \|", page)
+    assert abs(int(told.replace(",", "")) - series) <= 0.05 * series, f"docs/capacity.md: a node has {series:,} series"
+    (told_kb,) = re.findall(r"bytes of four scrapes, not compressed \| (\d+) kB", page)
+    assert abs(int(told_kb) - sum(map(len, texts)) / 1000) <= 10
+    (told_more,) = re.findall(r"each further dataset of `\[\[tasks\]\]` \| (\d+) \|", page)
+    assert int(told_more) == len(DURATION_BUCKETS_S) + 3 + 1, "buckets, +Inf, sum, count; and the counter of groups"
