@@ -14,6 +14,7 @@ from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.figures import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
+from shared.runtime.clock import ClockSkew
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.status import StatusBoard
 from shared.runtime.watch_figures import Figures as WatchFigures
@@ -23,7 +24,7 @@ COMMAND = "python -m monitoring.metrics_doc"
 DATASET = "leg_counting"
 """Stands for the datasets of a node's tasks."""
 
-_OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's"}
+_OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's", "run": "the run's name"}
 _HEAD = f"""# Metrics
 
 Each service exports these metrics on `/metrics` of its HTTP port, beside `/livez` and `/readyz`,
@@ -44,7 +45,8 @@ With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, 
 
 def role_registry(role: str) -> CollectorRegistry:
     """A registry as a service of `role` has it at its start."""
-    registry = service_registry(lambda: True)
+    registry = service_registry(lambda: True, "demo")
+    ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: None)
     ROLES[role](registry, planes)
@@ -150,7 +152,7 @@ def _number(bound: float) -> str:
 def _labels(family: Metric) -> Iterator[str]:
     for name, values in labels_of(family).items():
         stated = [value for value in values if value != DATASET] if name in _OPEN_LABELS else values
-        shown = [f"`{value}`" for value in stated if name != "version"]
+        shown = [f"`{value}`" for value in stated if name not in ("version", "run")]
         yield f"`{name}`: " + ", ".join([*([_OPEN_LABELS[name]] if name in _OPEN_LABELS else []), *shown])
 
 

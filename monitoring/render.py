@@ -41,9 +41,11 @@ def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
     return files
 
 
-def rule_file(runbooks: str = RUNBOOKS) -> str:
-    """All recording and alerting rules, as Prometheus' `rule_files` take them."""
-    return _HEADER + _yaml({"groups": [group.as_object(runbooks) for group in GROUPS]})
+def rule_file(runbooks: str = RUNBOOKS, scale: float = 1.0) -> str:
+    """All recording and alerting rules, as Prometheus' `rule_files` take them. `scale` shortens the
+    patience of alerts that are told sooner on one machine (`Alert.soon`).
+    """
+    return _HEADER + _yaml({"groups": [group.as_object(runbooks, scale) for group in GROUPS]})
 
 
 def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,8 +30,8 @@ class Record:
     name: str
     expr: str
 
-    def as_object(self, runbooks: str) -> dict[str, Any]:
-        """As in a rule file."""
+    def as_object(self, runbooks: str, scale: float = 1.0) -> dict[str, Any]:
+        """As in a rule file. What is recorded is the same at every scale."""
         return {"record": self.name, "expr": _expression(self.expr)}
 
 
@@ -38,6 +39,9 @@ class Record:
 class Alert:
     """An alert. `hold` is Prometheus's `for`; `summary` and `description` are its templates;
     `dashboard` is a path in Grafana.
+
+    `soon`: on one machine it is told sooner. Its hold, its windows and what stands in `$seconds(n)`
+    are multiplied by the scale that rules are rendered with, so its texts name none of them.
     """
 
     name: str
@@ -47,13 +51,16 @@ class Alert:
     summary: str
     description: str
     dashboard: str
+    soon: bool = False
 
-    def as_object(self, runbooks: str) -> dict[str, Any]:
+    def as_object(self, runbooks: str, scale: float = 1.0) -> dict[str, Any]:
         """As in a rule file."""
+        scale = scale if self.soon else 1.0
+        hold = _scaled(self.hold, scale)
         return {
             "alert": self.name,
-            "expr": _expression(self.expr),
-            **({"for": self.hold} if self.hold else {}),
+            "expr": _scaled_expression(_expression(self.expr), scale),
+            **({"for": hold} if hold else {}),
             "labels": {"severity": self.severity.value},
             "annotations": {
                 "summary": self.summary,
@@ -73,9 +80,9 @@ class Group:
     name: str
     rules: tuple[Record | Alert, ...]
 
-    def as_object(self, runbooks: str) -> Mapping[str, Any]:
+    def as_object(self, runbooks: str, scale: float = 1.0) -> Mapping[str, Any]:
         """As in a rule file."""
-        return {"name": self.name, "rules": [rule.as_object(runbooks) for rule in self.rules]}
+        return {"name": self.name, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}
 
 
 NODE_DASHBOARD = "/d/swarm-node?var-node={{ $labels.node }}"
@@ -90,3 +97,17 @@ def by_node(function: str, inner: str) -> str:
 
 def _expression(expr: str) -> str:
     return "\n".join(line.strip() for line in expr.strip().splitlines())
+
+
+def _scaled_expression(expr: str, scale: float) -> str:
+    """Windows shorter than a quarter of a day, and `$seconds(n)`, at a scale. A day's window says
+    how long something is remembered, and stays.
+    """
+    expr = re.sub(r"\$seconds\((\d+)\)", lambda found: f"{float(found[1]) * scale:g}", expr)
+    return re.sub(r"\[(\d+m)\]", lambda found: f"[{_scaled(found[1], scale)}]", expr)
+
+
+def _scaled(duration: str, scale: float) -> str:
+    """A duration such as `5m` at a scale, in milliseconds where it is no whole one."""
+    found = re.fullmatch(r"(\d+)m", duration)
+    return duration if not found or scale == 1.0 else f"{round(int(found[1]) * 60_000 * scale)}ms"

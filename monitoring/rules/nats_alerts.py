@@ -21,6 +21,7 @@ RULES: tuple[Alert, ...] = (
         "$labels.value }}{{ else }}its exporter does not answer{{ end }}). "
         "Of three servers one may be away; with two away streams take nothing.",
         dashboard=NATS_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="NatsStreamLeaderless",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitoring.rules.base import NODE_DASHBOARD, SWARM_DASHBOARD, Alert, Severity
 
-_FINISHED = "on (job, node) (max by (job, node) (swarm_trainer_finished) == 1)"
+_FINISHED = "on (job, node) (node:swarm_trainer_finished:max == 1)"
 """A trainer that has taken its `trainer.max_steps` rests, and so do the services before it."""
 
 RULES: tuple[Alert, ...] = (
@@ -12,13 +12,14 @@ RULES: tuple[Alert, ...] = (
         name="SwarmTrainerStalled",
         expr=f"""
         (
-          (node:swarm_trainer_idle:seconds > 600) > 5 * node:swarm_trainer_step_duration_seconds:mean6h
+          (node:swarm_trainer_idle:seconds > $seconds(120)) > 5 * node:swarm_trainer_step_duration_seconds:mean6h
           or
           (node:swarm_trainer_idle:seconds > 1800 unless node:swarm_trainer_step_duration_seconds:mean6h)
         )
         unless {_FINISHED}
         """,
-        hold="5m",
+        hold="1m",
+        soon=True,
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has not trained for {{ $value | humanizeDuration }}",
         description="The last step of {{ $labels.node }} (or the start of its trainer) is {{ $value | humanizeDuration }} ago: "
@@ -153,20 +154,6 @@ RULES: tuple[Alert, ...] = (
         summary="{{ $value | humanizePercentage }} of {{ $labels.node }}'s steps leave the weights as they are",
         description="Steps of {{ $labels.node }} end without an update: no group had an advantage, or gradients are not finite.",
         dashboard=NODE_DASHBOARD,
-    ),
-    Alert(
-        name="SwarmHeldOutFalling",
-        expr="""
-        (max_over_time(node:swarm_held_out_pass_ratio:latest[1d]) - node:swarm_held_out_pass_ratio:latest)
-        > on (job, node) clamp_min(2 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.05)
-        """,
-        hold="15m",
-        severity=Severity.WARNING,
-        summary="Held-out pass rate of {{ $labels.node }} is {{ $value | humanizePercentage }} below its best of the day",
-        description="The newest evaluated policy of {{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out "
-        "tasks less than the best of the last "
-        "24 hours: more than chance explains for a set of this size.",
-        dashboard=SWARM_DASHBOARD,
     ),
     Alert(
         name="SwarmCheckpointOld",

@@ -24,10 +24,10 @@ RULES: tuple[Alert, ...] = (
         hold="15m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has no {{ $labels.role }}",
-        description="No {{ $labels.role }} of {{ $labels.node }} has answered a scrape for a quarter of an hour, while other "
-        "processes of the node are known. A node learns with all "
-        "four roles only.",
+        description="No {{ $labels.role }} of {{ $labels.node }} answers scrapes, while other processes of the node are known. A "
+        "node learns with all four roles only.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="TargetDown",
@@ -35,9 +35,10 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="{{ $labels.job }} target {{ $labels.instance }} does not answer",
-        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) has not answered "
-        "Prometheus for ten minutes.",
+        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) does not answer Prometheus, "
+        "though it should be there.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="SwarmNotReady",
@@ -62,12 +63,13 @@ RULES: tuple[Alert, ...] = (
     Alert(
         name="SwarmNatsDisconnected",
         expr='min by (job, node, role, plane) (swarm_nats_connected{plane="node"}) == 0',
-        hold="5m",
+        hold="3m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.role }} of {{ $labels.node }} has lost its own NATS server",
-        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the node's own streams for five "
-        "minutes. Nothing is lost; nothing moves either.",
+        description="A {{ $labels.role }} of {{ $labels.node }} is not connected to the node's own streams. Nothing is lost; "
+        "nothing moves either.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="SwarmNatsDisconnected",
@@ -77,6 +79,27 @@ RULES: tuple[Alert, ...] = (
         summary="{{ $labels.node }} cannot reach the swarm",
         description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the shared streams for a quarter of an "
         "hour. The node trains alone until it is back.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmClockSkewed",
+        expr="max by (job, node) (abs(swarm_clock_skew_seconds)) > 20",
+        hold="5m",
+        severity=Severity.WARNING,
+        summary="The clock of {{ $labels.node }} is {{ $value | humanizeDuration }} off",
+        description="A machine of {{ $labels.node }} and its NATS server disagree on the time by {{ $value | humanizeDuration }}. "
+        "Other nodes refuse groups that come from the future or are too old.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmCertificateExpires",
+        expr="min by (job, node, plane) (swarm_certificate_expiry_timestamp_seconds - time()) < 7 * 86400",
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="The certificate of the {{ $labels.plane }} plane's server of {{ $labels.node }} runs out in {{ $value | "
+        "humanizeDuration }}",
+        description="{{ $labels.node }} cannot connect to the server of its {{ $labels.plane }} plane any more once its "
+        "certificate has run out. Connections that are open stay so until they break.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(

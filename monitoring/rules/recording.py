@@ -11,6 +11,17 @@ def _rate(metric: str, window: str) -> str:
     return by_node("sum", f"rate({metric}[{window}])")
 
 
+def _by_run(function: str, inner: str, window: str = "") -> str:
+    """`inner` brought together by node and run, so that a new run under the same names is not held
+    against an earlier one. `window`: how far `inner` looks back; a run that is younger has no
+    figure, as it would be partly of the run before.
+    """
+    run = "swarm_run_info"
+    if window:
+        run = f"({run} and {run} offset {window})"
+    return f"{function} by (job, node, run) (({inner}) * on (job, node, instance) group_left (run) {run})"
+
+
 _EVALUATED = """
     swarm_held_out_pass_ratio
     and on (job, node, instance)
@@ -19,6 +30,15 @@ _EVALUATED = """
 """Of several generator replicas only one evaluates a version: the newest version's figure counts.
 """
 
+_TRAINER = 'up{job="swarm", role="trainer"}'
+_LAST_STEP = 'last_over_time(swarm_trainer_last_step_timestamp_seconds{job="swarm"}[1d])'
+_STARTED = 'last_over_time(process_start_time_seconds{job="swarm", role="trainer"}[1d])'
+
+_REFUSED = _rate('swarm_ingest_rejected_total{reason!="surplus"}', "15m")
+
+_SHARED_ALL = _rate('swarm_rollout_publish_total{plane="swarm"}', "5m")
+_SHARED_OK = _rate('swarm_rollout_publish_total{plane="swarm", result="ok"}', "5m")
+
 RULES: tuple[Record, ...] = (
     Record(name="node:swarm_trainer_steps:rate5m", expr=_rate("swarm_trainer_steps_total", "5m")),
     Record(
@@ -26,13 +46,15 @@ RULES: tuple[Record, ...] = (
         expr=f"{_rate('swarm_trainer_step_duration_seconds_sum', '6h')} / ({_rate('swarm_trainer_steps_total', '6h')} > 0)",
     ),
     Record(
-        # Before the first step the trainer's own start counts, so that one that never steps is seen
-        # too.
+        # What a silent trainer said last counts as long as it is known as a target: its series end
+        # with the scrapes. Before the first step of a process its own start counts, so that one
+        # that never steps is seen too.
         name="node:swarm_trainer_idle:seconds",
-        expr="time() - "
-        + by_node(
-            "max", '(swarm_trainer_last_step_timestamp_seconds > 0) or process_start_time_seconds{job="swarm", role="trainer"}'
-        ),
+        expr="time() - " + by_node("max", f"(({_LAST_STEP} >= {_STARTED}) or {_STARTED}) and on (job, node, instance) {_TRAINER}"),
+    ),
+    Record(
+        name="node:swarm_trainer_finished:max",
+        expr=by_node("max", f'last_over_time(swarm_trainer_finished{{job="swarm"}}[1d]) and on (job, node, instance) {_TRAINER}'),
     ),
     Record(name="node:swarm_trained_version:max", expr=by_node("max", 'swarm_policy_version{role="trainer"}')),
     Record(
@@ -46,9 +68,9 @@ RULES: tuple[Record, ...] = (
     Record(name="node:swarm_rollouts_shared:rate5m", expr=_rate('swarm_rollout_publish_total{plane="swarm", result="ok"}', "5m")),
     Record(name="node:swarm_ingest_accepted:rate5m", expr=_rate("swarm_ingest_accepted_total", "5m")),
     Record(
+        # What an honest sender makes beyond what this node looks at is no fault of anybody's.
         name="node:swarm_ingest_rejected:ratio15m",
-        expr=f"{_rate('swarm_ingest_rejected_total', '15m')} / "
-        f"(({_rate('swarm_ingest_rejected_total', '15m')} + {_rate('swarm_ingest_accepted_total', '15m')}) > 0)",
+        expr=f"{_REFUSED} / (({_REFUSED} + {_rate('swarm_ingest_accepted_total', '15m')}) > 0)",
     ),
     Record(name="node:swarm_verify_queue:groups", expr=by_node("max", "swarm_verify_queue_groups")),
     Record(
@@ -60,9 +82,59 @@ RULES: tuple[Record, ...] = (
         expr="sum by (job, node, origin) (rate(swarm_reward_sum[15m])) / (sum by (job, node, origin) "
         "(rate(swarm_reward_count[15m])) > 0)",
     ),
-    Record(name="node:swarm_held_out_pass_ratio:latest", expr=by_node("max", _EVALUATED)),
+    Record(name="node:swarm_held_out_pass_ratio:latest", expr=_by_run("max", _EVALUATED)),
     Record(
         name="node:swarm_held_out_gain:latest",
-        expr=f"node:swarm_held_out_pass_ratio:latest - {by_node('max', 'swarm_held_out_base_pass_ratio')}",
+        expr="node:swarm_held_out_pass_ratio:latest - on (job, node) group_left "
+        + by_node("max", "swarm_held_out_base_pass_ratio"),
+    ),
+    Record(
+        name="node:swarm_local_reward:mean15m",
+        expr=_by_run("sum", 'rate(swarm_reward_sum{origin="local"}[15m])', "15m")
+        + " / ("
+        + _by_run("sum", 'rate(swarm_reward_count{origin="local"}[15m])', "15m")
+        + " > 0)",
+    ),
+    Record(name="node:swarm_trainer_grad_norm:max", expr=_by_run("max", "swarm_trainer_grad_norm")),
+    Record(
+        # 1 while steps come at their pace and change the policy. A node whose trainer has taken all
+        # its steps is not concerned, and has none.
+        name="node:swarm_learns:bool",
+        expr=f"""
+        (
+          (
+            clamp_max(
+              (node:swarm_trainer_idle:seconds < bool 120)
+              + (node:swarm_trainer_idle:seconds < bool 5 * node:swarm_trainer_step_duration_seconds:mean6h),
+              1
+            )
+            or
+            (node:swarm_trainer_idle:seconds < bool 600)
+          )
+          unless on (job, node)
+          ({_rate("swarm_trainer_unchanged_steps_total", "15m")} / ({_rate("swarm_trainer_steps_total", "15m")} > 0) > 0.9)
+          or
+          0 * node:swarm_trainer_idle:seconds
+        )
+        unless on (job, node) (node:swarm_trainer_finished:max == 1)
+        """,
+    ),
+    Record(
+        # 1 while the verifier is on the swarm plane and most of what it shares arrives; 0 too while
+        # no verifier of a node that shares answers. A node that trains alone has none.
+        name="node:swarm_shares:bool",
+        expr=f"""
+        (
+          {by_node("min", 'swarm_nats_connected{plane="swarm"}')}
+          unless on (job, node)
+          ({_SHARED_ALL} - {_SHARED_OK}) / ({_SHARED_ALL} > 0) > 0.1
+        )
+        or
+        (
+          0 * {by_node("max", 'up{job="swarm", role="verifier"}')}
+          and on (job, node)
+          {by_node("group", 'count_over_time(swarm_nats_connected{plane="swarm"}[1d])')}
+        )
+        """,
     ),
 )

@@ -12,7 +12,7 @@ RULES: tuple[Alert, ...] = (
         expr="""
         (sum by (job, node) (rate(swarm_ingest_accepted_total[15m])) == 0)
         and on (job, node) (max by (job, node) (swarm_sampler_external_configured) > 0)
-        unless on (job, node) (max by (job, node) (swarm_trainer_finished) == 1)
+        unless on (job, node) (node:swarm_trainer_finished:max == 1)
         """,
         hold="15m",
         severity=Severity.WARNING,
@@ -38,6 +38,17 @@ RULES: tuple[Alert, ...] = (
         "it accepts is less than half of that of the "
         "hours before.",
         dashboard=SWARM_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmFlood",
+        expr='sum by (job, node) (increase(swarm_ingest_rejected_total{reason="flood"}[2m])) > 50',
+        hold="1m",
+        severity=Severity.WARNING,
+        summary='{{ $labels.node }} is flooded: {{ $value | printf "%.0f" }} messages of strangers found no place',
+        description="Senders that have earned no standing with {{ $labels.node }} send more than it looks at. Groups of those that "
+        "have keep their turns, and what they make beyond it counts as surplus, not as flood.",
+        dashboard=SWARM_DASHBOARD,
+        soon=True,
     ),
     Alert(
         name="SwarmShareFailing",

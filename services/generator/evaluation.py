@@ -12,6 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.generator.engines.base import Engine, Sample, SamplingParams
@@ -42,6 +43,14 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
     return version > last and (finished or version - last >= every)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """One answer for each held-out task, and how long the engine took for all of them."""
+
+    samples: Sequence[Sample]
+    seconds: float
+
+
 class Evaluator:
     """Evaluates one node's policy on its held-out tasks."""
 
@@ -65,7 +74,7 @@ class Evaluator:
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / "eval.jsonl"
         self._unwritten: list[EvalReport] = []
-        self._base_answers: list[Sample] | None = None
+        self._base_answers: _Answers | None = None
         self._resuming = True
 
     async def begin(self) -> None:
@@ -82,7 +91,7 @@ class Evaluator:
         if not self._tasks:
             return
         async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
-            if self._base_answers:
+            if self._base_answers is not None:
                 await self._report(self._base_answers, scorers)
             while True:
                 try:
@@ -146,22 +155,23 @@ class Evaluator:
             self._context.log.warning("evaluation_unreadable", reason=str(error), consequence="the policy is evaluated again")
             return None
 
-    async def _answers(self) -> list[Sample]:
+    async def _answers(self) -> _Answers:
         # One call, so that one policy version answers everything; generation and weight swaps wait
         # for it.
         async with self._engine.turn():
+            started = time.monotonic()
             samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
-        return [only for (only,) in samples]
+        return _Answers([only for (only,) in samples], time.monotonic() - started)
 
-    async def _report(self, answers: list[Sample], scorers: ScorerPool) -> None:
-        started = time.monotonic()
+    async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:
+        started, answers = time.monotonic(), answered.samples
         rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
         report = summarise(
             [(each.task.ref.dataset, reward) for each, (reward,) in zip(self._tasks, rewards, strict=True)],
             node=self._context.config.node.id,
             policy_version=answers[0].policy_version,
             created_at=time.time(),
-            seconds=round(time.monotonic() - started, 3),
+            seconds=round(answered.seconds + time.monotonic() - started, 3),
         )
         self._write(report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from shared.contracts.control import EvalReport
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.status_figures import StatusFigure
-from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
+from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics, buckets_from
 from shared.runtime.status import StatusBoard
 
-_TOKENS = tuple(2.0**power for power in range(1, 18))
+_TOKENS = buckets_from(1.0, 2.0**17, whole=True)
 
 
 class Figures:
@@ -29,6 +29,11 @@ class Figures:
             "swarm_completion_tokens",
             "Tokens per completion; its sum is the tokens generated.",
             buckets=_TOKENS,
+            registry=registry,
+        )
+        self._cut = Counter(
+            "swarm_completions_cut_total",
+            "Completions that generator.max_new_tokens cut off; swarm_completion_tokens_count has them all.",
             registry=registry,
         )
         self._call = Histogram(
@@ -77,8 +82,10 @@ class Figures:
             self._groups.labels(group.task.ref.dataset).inc()
             for completion in group.completions:
                 self._tokens.observe(completion.token_count)
+                self._cut.inc(completion.finish_reason == "length")
                 tokens += completion.token_count
         self._call.observe(seconds)
+        self._status.worked()
         self._status.add(StatusFigure.GROUPS_GENERATED, len(groups))
         self._status.add(StatusFigure.TOKENS_GENERATED, tokens)
         self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))

@@ -12,11 +12,11 @@ from services.sampler.steering import InForce
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.wire import Origin
 from shared.registry import STRATEGIES
-from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
+from shared.runtime.metrics import ACK_BUCKETS_S, LateGauge, buckets_from
 from shared.runtime.status import StatusBoard
 
-_LAG_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-_AGE_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
+_LAG_STEPS = (0.0, *buckets_from(1.0, 1024.0, whole=True))
+_AGE_S = buckets_from(1.0, 24 * 3600.0)
 _ORIGINS: tuple[Origin, ...] = ("local", "external")
 _DROPS: dict[Origin, tuple[DropReason, ...]] = {
     "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
@@ -85,7 +85,7 @@ class Figures:
         self._build = Histogram(
             "swarm_sampler_build_duration_seconds",
             "From the decision to build a batch to its acknowledgement.",
-            buckets=DURATION_BUCKETS_S[:-2],
+            buckets=ACK_BUCKETS_S,
             registry=registry,
         )
         self._largest_share = LateGauge(
@@ -106,6 +106,7 @@ class Figures:
 
     def built(self, plan: BatchPlan, seconds: float, now_s: float) -> None:
         """A batch is in the log; `now_s` is Unix time."""
+        self._status.worked()
         self._batches.inc()
         self._short.inc(plan.shortage != "none")
         for origin, entries in (("local", plan.local), ("external", plan.external)):

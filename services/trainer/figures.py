@@ -33,7 +33,8 @@ class TrainerGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:
-            return LateGauge(name, f"{text} in the last step. Absent until a step of this process.", registry=registry)
+            absent = "Absent until a step of this process, and after one in which nothing was measured."
+            return LateGauge(name, f"{text} in the last step. {absent}", registry=registry)
 
         def late(name: str, text: str) -> LateGauge:
             return LateGauge(name, text, registry=registry)
@@ -190,15 +191,16 @@ class TrainerGauges:
 
     def _show(self, record: StepRecord, context: ServiceContext) -> None:
         board, recent = context.status, list(self._recent)
+        board.worked()
         board.set(StatusFigure.STEP, record.step)
         board.set(StatusFigure.LOSS, record.loss)
-        board.set(StatusFigure.GRAD_NORM, record.grad_norm if record.grad_norm < 1e30 else 1e30)
+        board.set(StatusFigure.GRAD_NORM, None if record.grad_norm is None else min(record.grad_norm, 1e30))
         if record.reward_local is not None:
             board.set(StatusFigure.REWARD_LOCAL, record.reward_local)
         if record.reward_external is not None:
             board.set(StatusFigure.REWARD_EXTERNAL, record.reward_external)
-        board.set(StatusFigure.STALENESS_MEAN, record.staleness_mean or 0.0)
-        board.set(StatusFigure.STALENESS_MAX, record.staleness_max or 0)
+        board.set(StatusFigure.STALENESS_MEAN, record.staleness_mean)
+        board.set(StatusFigure.STALENESS_MAX, record.staleness_max)
         board.set(StatusFigure.STEP_SECONDS, record.phase_seconds.total)
         total_s = max(1e-9, sum(p.total for p in recent))
         for phase in _PHASES:

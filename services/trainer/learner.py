@@ -252,8 +252,11 @@ def _record(
 ) -> StepRecord:
     batch = preferred.batch
 
-    def mean(name: str) -> float:
-        return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
+    # Means over no tokens are 0 (`UpdateStats`), and a reader would take them for measurements.
+    measured = [update for update in updates if update.stats.tokens]
+
+    def mean(name: str) -> float | None:
+        return _mean([float(getattr(update.stats, name)) for update in measured])
 
     staleness, of_replayed = (
         [
@@ -272,11 +275,11 @@ def _record(
         updated=updates[0].moved,
         updates=sum(update.moved for update in updates),
         loss=mean("loss"),
-        grad_norm=sum(update.grad_norm for update in updates) / len(updates),
+        grad_norm=_mean([update.grad_norm for update in measured]),
         entropy=mean("entropy"),
         clip_fraction=mean("clip_fraction"),
         importance_ratio=mean("ratio_mean"),
-        importance_ratio_max=max(update.stats.ratio_max for update in updates),
+        importance_ratio_max=max((update.stats.ratio_max for update in measured), default=None),
         importance_weight=mean("importance_weight_mean"),
         truncated_fraction=mean("truncated_fraction"),
         dropped_fraction=mean("dropped_fraction"),

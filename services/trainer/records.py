@@ -45,24 +45,25 @@ class StepRecord:
     """One trainer step, on batch `step`; the policy it makes is version `step`.
 
     `updated` is False when no group had an advantage (or a gradient was not finite): the step
-    counts, the weights stay. `reward_local` is this node's mean reward of its local groups'
-    completions, sampled by its own policy; `reward_external` is this node's reward for the other
-    nodes' completions; None when the batch had none. `importance_ratio` is policy to proximal
-    policy, `importance_weight` proximal to behaviour after truncation, `kl_behaviour` nats per
-    token (k3); means over tokens of the groups that took part, and over the updates. `staleness_*`
-    counts policy versions, over local groups; None without one. `groups_replayed` local groups of
-    earlier batches were trained on again (`sampler.replay`): `groups_local`, `reward_local` and
-    `staleness_*` leave them out; `reward_replayed` is the mean reward of their completions,
-    `staleness_replayed` their mean staleness. In `grad_norm_local`, which is about whose text it
-    is, they are local. `answers_absurd` foreign answers were not trained on because this node's
-    policy finds them absurd, `absurd_of` says by node; `foreign_answers_of` says how many of each
-    node's were. Where the sampler left the choice to the trainer
-    (`services.trainer.selection.preference`), `groups_left_out` candidates were not trained on;
-    `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen groups'
-    text and of the others'. `behaviour_share` and `reencoded_share` are shares of the groups taken
-    in. `grad_norm_local` and `grad_norm_foreign` are the norms of what local and foreign groups
-    give to the gradient before any bound, means over the updates; None without such groups.
-    `groups_bounded` foreign groups were held to the bound of a group's gradient
+    counts, the weights stay. Where no token took part in an update nothing was measured: `loss` to
+    `kl_reference` are None then, because 0 would be a claim. `reward_local` is this node's mean
+    reward of its local groups' completions, sampled by its own policy; `reward_external` is this
+    node's reward for the other nodes' completions; None when the batch had none. `importance_ratio`
+    is policy to proximal policy, `importance_weight` proximal to behaviour after truncation,
+    `kl_behaviour` nats per token (k3); means over tokens of the groups that took part, and over the
+    updates. `staleness_*` counts policy versions, over local groups; None without one.
+    `groups_replayed` local groups of earlier batches were trained on again (`sampler.replay`):
+    `groups_local`, `reward_local` and `staleness_*` leave them out; `reward_replayed` is the mean
+    reward of their completions, `staleness_replayed` their mean staleness. In `grad_norm_local`,
+    which is about whose text it is, they are local. `answers_absurd` foreign answers were not
+    trained on because this node's policy finds them absurd, `absurd_of` says by node;
+    `foreign_answers_of` says how many of each node's were. Where the sampler left the choice to the
+    trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were not trained
+    on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen
+    groups' text and of the others'. `behaviour_share` and `reencoded_share` are shares of the
+    groups taken in. `grad_norm_local` and `grad_norm_foreign` are the norms of what local and
+    foreign groups give to the gradient before any bound, means over the updates; None without such
+    groups. `groups_bounded` foreign groups were held to the bound of a group's gradient
     (`trainer.foreign_norm_factor`), most in any update, `bounded_of` says by node; `over_budget_of`
     says whose groups among `skipped` were left out for their cost. `capability_of` says by node
     what foreign advantages were multiplied by, where enough is known of it
@@ -73,17 +74,17 @@ class StepRecord:
     time: float
     updated: bool
     updates: int
-    loss: float
-    grad_norm: float
-    entropy: float
-    clip_fraction: float
-    importance_ratio: float
-    importance_ratio_max: float
-    importance_weight: float
-    truncated_fraction: float
-    dropped_fraction: float
-    kl_behaviour: float
-    kl_reference: float
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_fraction: float | None
+    importance_ratio: float | None
+    importance_ratio_max: float | None
+    importance_weight: float | None
+    truncated_fraction: float | None
+    dropped_fraction: float | None
+    kl_behaviour: float | None
+    kl_reference: float | None
     learning_rate: float
     reward_local: float | None
     reward_external: float | None

@@ -263,7 +263,7 @@ class _Training:
             **batch_fields(batch),
             step=record.step,
             stream_seq=position.stream_seq,
-            loss=round(record.loss, 6),
+            loss=None if record.loss is None else round(record.loss, 6),
             reward_local=record.reward_local,
             reward_external=record.reward_external,
             updated=record.updated,

@@ -80,6 +80,7 @@ class ScoringFigures:
 
     def scored_local(self, dataset: str, result: JobResult) -> None:
         """A local group has its rewards."""
+        self._status.worked()
         self._count_scored("local", dataset, result)
 
     def scored_foreign(self, dataset: str, result: JobResult) -> None:

@@ -20,7 +20,7 @@ from services.verifier.figures import Figures
 from services.verifier.foreign_store import ForeignStore
 from services.verifier.own_model import OwnModel
 from services.verifier.places import Places
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.swarm_reader import BURST_S, SwarmReader
@@ -175,7 +175,11 @@ class Intake:
             return
         claimed = self._border.sender(sender, time.time())
         for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
-            self._refused.refuse(Refused(Refusal.FLOOD, subjects.rollouts_author(lost.subject), FLOODED), lost)
+            author = subjects.rollouts_author(lost.subject)
+            self._refused.refuse(Refused(self._beyond_budget(author), author, FLOODED), lost)
+
+    def _beyond_budget(self, author: str | None) -> Refusal:
+        return beyond_budget(self._border.sender(author, time.time()).earned if author else 0.0)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         examined = await self._examine(swarm, sender, message)
@@ -183,7 +187,8 @@ class Intake:
             return
         result = await self._score(sender, message.size_bytes, examined)
         if result.reason == CROWDED_OUT:
-            self._refused.refuse(Refused(Refusal.FLOOD, examined.sender, result.detail), message, examined.group_id)
+            reason = self._beyond_budget(examined.sender)
+            self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined.group_id)
             return
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:

@@ -13,6 +13,9 @@ class Refusal(Enum):
     BLOB_MISSING = "blob_missing"
     REFERENCE = "reference"
     FLOOD = "flood"
+    """Beyond what this node looks at, of a sender that has earned no standing here."""
+    SURPLUS = "surplus"
+    """The same of one that has: a fast honest node makes more than others can look at."""
     MALFORMED = "malformed"
     SCHEMA_VERSION = "schema_version"
     OTHER_SWARM = "other_swarm"
@@ -81,6 +84,13 @@ Only a body under a valid signature can be blamed on anyone, and only on the key
 * Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong
   clock, two nodes of one name. What no honest node of the same software sends weighs 1.
 """
+
+
+def beyond_budget(earned: float) -> Refusal:
+    """What a message is called that this node has no turn for, by the share that its sender has
+    earned, in [0, 1]: a fast honest node is no attacker, and must not look like one.
+    """
+    return Refusal.SURPLUS if earned >= 1.0 else Refusal.FLOOD
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,9 @@ class TaskScore(Message, frozen=True, kw_only=True):
 
 
 class EvalReport(Message, frozen=True, kw_only=True):
-    """One held-out evaluation of a node's policy (greedy, one answer a task)."""
+    """One held-out evaluation of a node's policy (greedy, one answer a task). `seconds`: of
+    generating and scoring the answers.
+    """
 
     schema: SchemaVersion = 1
     node: NodeId

@@ -16,6 +16,10 @@ class StatusFigure(StrEnum):
 
     # Of every process.
     HTTP_PORT = "http_port"
+    WORKED_AT = "worked_at"
+    """Unix time of the last unit of work: a generator's call, a group scored, a batch, a step."""
+    WORK_EVERY_S = "work_every_s"
+    """Seconds that usually lie between two (`shared.runtime.pace`)."""
 
     # The generator's.
     GROUPS_GENERATED = "groups_generated"

@@ -4,6 +4,7 @@ planes, and not known yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -25,13 +26,39 @@ from shared.transport.counters import ERROR_KINDS, Counters
 from shared.version import VERSION
 
 Plane = Literal["node", "swarm"]
-DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-PAYLOAD_BUCKETS_BYTES = tuple(4.0**power for power in range(5, 15))
+BUCKET_RATIO = 1.2
+"""Between a bucket's bounds. A quantile is interpolated within a bucket, so that it is never wrong
+by more than a fifth, whatever the distribution."""
+
+
+def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Bounds from `first` to `last` or a little beyond, each at most `BUCKET_RATIO` times the one
+    before. Of what lies below `first` only that is known. `whole`: of counts, where neighbours may
+    be one apart.
+    """
+    bounds = [first]
+    while bounds[-1] < last:
+        following = bounds[-1] * BUCKET_RATIO
+        # Rounded down, so that the ratio holds; three digits read well on a scrape.
+        digits = 2 - math.floor(math.log10(following))
+        rounded = math.floor(following * 10**digits) / 10**digits
+        bounds.append(max(float(math.floor(rounded)), bounds[-1] + 1) if whole else rounded)
+    return tuple(bounds)
+
+
+LONGEST_S = 3600.0
+DURATION_BUCKETS_S = buckets_from(0.01, LONGEST_S)
+"""10 ms to an hour: beyond every timeout's default (`generator.call_timeout_s`: half an hour)."""
+ACK_BUCKETS_S = buckets_from(0.002, 120.0)
+"""What is over in milliseconds when all is well, and in the time of a few retries else."""
+PAYLOAD_BUCKETS_BYTES = buckets_from(1024.0, 2.0**28)
 """1 KiB to 256 MiB."""
 
 
-def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
-    """A registry with what every service exports; `ready` is asked at each scrape."""
+def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegistry:
+    """A registry with what every service exports; `ready` is asked at each scrape, `run` is the
+    name of the run (`node.run`), empty for a process that belongs to none.
+    """
     # A series per counter and histogram that says when this process made it:
     # `process_start_time_seconds` says that once.
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -39,6 +66,9 @@ def service_registry(ready: Callable[[], bool]) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     Gauge("swarm_build_info", "Version of the software, always 1.", ["version"], registry=registry).labels(VERSION).set(1)
+    text = "Name of the run (node.run), always 1; rules that compare with what was before compare within a run."
+    if run:
+        Gauge("swarm_run_info", text, ["run"], registry=registry).labels(run).set(1)
     Gauge("swarm_ready", "1 while set up and connected to NATS, as /readyz says.", registry=registry).set_function(ready)
     return registry
 
@@ -87,18 +117,21 @@ class PlaneMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families with a sample for each plane."""
-        connected, reconnects, errors = families = self._families()
+        connected, reconnects, errors, certificate = families = self._families()
         for plane, current in self._planes.items():
             transport = current()
             counters = transport.counters if transport is not None else Counters()
             connected.add_metric([plane], float(transport is not None and transport.connected))
             reconnects.add_metric([plane], counters.reconnects)
+            expires_at = transport.certificate_expires_at if transport is not None else None
+            if expires_at is not None:
+                certificate.add_metric([plane], expires_at)
             for kind in ERROR_KINDS:
                 errors.add_metric([plane, kind], counters.errors[kind])
         yield from families
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily]:
+    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",
@@ -107,6 +140,12 @@ class PlaneMetrics(Collector):
             ),
             CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane came back.", labels=["plane"]),
             CounterMetricFamily("swarm_nats_errors", "Errors of the connection to the plane, by kind.", labels=["plane", "kind"]),
+            GaugeMetricFamily(
+                "swarm_certificate_expiry_timestamp_seconds",
+                "Unix time at which the certificate of the plane's server runs out, as it was shown when the connection was made. "
+                "Absent without TLS.",
+                labels=["plane"],
+            ),
         )
 
 
@@ -123,7 +162,7 @@ class PublishMetrics:
             "swarm_rollout_publish_duration_seconds",
             "From publishing a group to its acknowledgement, retries within the call included.",
             ["plane"],
-            buckets=DURATION_BUCKETS_S[:-1],
+            buckets=ACK_BUCKETS_S,
             registry=registry,
         ).labels(plane)
         self._size_bytes = Histogram(

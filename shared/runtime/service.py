@@ -31,6 +31,7 @@ from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
 from shared.lease.name import check_name
 from shared.roles import Role
+from shared.runtime.clock import ClockSkew
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import Log, configure_logging
@@ -134,7 +135,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             return "not connected to NATS"
         return None if context.ready else "setting up"
 
-    registry = service_registry(lambda: not_ready_because() is None)
+    registry = service_registry(lambda: not_ready_because() is None, config.node.run)
+    clock = ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
@@ -152,7 +154,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             status.set(StatusFigure.HTTP_PORT, health.port)
             context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
-            await _work(await asyncio.to_thread(build, config), context, lease)
+            await _work(await asyncio.to_thread(build, config), context, lease, clock)
             context.status.state(STOPPED)
             await context.status.report_once(node)
         log.info("stopped")
@@ -168,11 +170,11 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             folder.close()
 
 
-async def _work(service: Service, context: ServiceContext, lease: Lease) -> None:
+async def _work(service: Service, context: ServiceContext, lease: Lease, clock: ClockSkew) -> None:
     """Run the service for as long as it is this node's. Raises FatalError where another process has
     taken its place, and what the service raises.
     """
-    reporting = asyncio.create_task(context.status.report(context.node))
+    reporting = asyncio.create_task(context.status.report(context.node, clock))
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
     try:
         await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)

@@ -5,6 +5,7 @@ view.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import time
@@ -14,6 +15,8 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
+from shared.runtime.clock import ClockSkew
+from shared.runtime.pace import WorkPace
 from shared.transport.base import Transport, TransportError
 
 STOPPED = "stopped"
@@ -23,6 +26,7 @@ STATUS_INTERVAL_S = 2.0
 MISSED_HEARTBEATS = 15
 """So many must fail to come before a process counts as gone: on a machine that does much else, and
 while a server restarts, a process that works is late by several."""
+CLOCK_EVERY_REPORTS = 15
 SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
 """The patience of everything that asks whether a process is alive."""
 
@@ -43,11 +47,23 @@ class StatusBoard:
         self._replica = replica
         self._state = "starting"
         self._figures: dict[str, float] = {}
+        self._pace = WorkPace()
         self._started_at = time.time()
 
-    def set(self, name: StatusFigure | FamilyFigure, value: float) -> None:
-        """Set a figure."""
-        self._figures[str(name)] = float(value)
+    def set(self, name: StatusFigure | FamilyFigure, value: float | None) -> None:
+        """Set a figure; None takes it back, because nobody knows it now."""
+        if value is None:
+            self._figures.pop(str(name), None)
+        else:
+            self._figures[str(name)] = float(value)
+
+    def worked(self) -> None:
+        """One unit of the role's work is done: a call of the generator, a group scored, a batch, a
+        step. Who looks at the node tells by it that the process gets on, and not only answers.
+        """
+        self._pace.worked(time.monotonic())
+        self.set(StatusFigure.WORKED_AT, time.time())
+        self.set(StatusFigure.WORK_EVERY_S, self._pace.usual_s)
 
     def add(self, name: StatusFigure | FamilyFigure, amount: float = 1.0) -> None:
         """Count something."""
@@ -75,17 +91,24 @@ class StatusBoard:
             figures=dict(self._figures),
         )
 
-    async def report(self, transport: Transport) -> None:
+    async def report(self, transport: Transport, clock: ClockSkew | None = None) -> None:
         """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is
-        somebody else's news.
+        somebody else's news. `clock`: measured once in a while by these writes.
         """
-        while True:
-            await self.report_once(transport)
+        for number in itertools.count():
+            await self.report_once(transport, clock if number % CLOCK_EVERY_REPORTS == 0 else None)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    async def report_once(self, transport: Transport) -> None:
+    async def report_once(self, transport: Transport, clock: ClockSkew | None = None) -> None:
         """Write the status now; failures are ignored."""
+        bucket, key = node_bucket(self._node), status_key(self._role, self._replica)
+        sent_at = time.time()
         try:
-            await transport.kv.put(node_bucket(self._node), status_key(self._role, self._replica), encode(self.snapshot()))
+            revision = await transport.kv.put(bucket, key, encode(self.snapshot()))
+            answered_at = time.time()
+            if clock is not None:
+                entry = await transport.kv.get(bucket, key)
+                if entry is not None and entry.revision == revision:
+                    clock.measured(sent_at, entry.stored_at, answered_at)
         except TransportError:
             return

@@ -202,11 +202,14 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """A value with the revision that a later `KeyValue.update` must name."""
+    """A value with the revision that a later `KeyValue.update` must name. `stored_at`: Unix time in
+    seconds, by the server's clock.
+    """
 
     key: str
     value: bytes
     revision: int
+    stored_at: float = 0.0
 
 
 class KeyValue(Protocol):
@@ -273,6 +276,11 @@ class Transport(Protocol):
     @property
     def counters(self) -> Counters:
         """Connections and errors since it was opened."""
+        ...
+
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """Unix time at which the server's certificate runs out; None where there is none."""
         ...
 
     @property

@@ -31,4 +31,4 @@ def entry(bucket: str, message: StoredMessage | None) -> KvEntry | None:
     """The entry in a stored message; None for a deletion marker."""
     if message is None or message.inline is None or "KV-Operation" in message.headers:
         return None
-    return KvEntry(message.subject.removeprefix(f"$KV.{bucket}."), message.inline, message.seq)
+    return KvEntry(message.subject.removeprefix(f"$KV.{bucket}."), message.inline, message.seq, message.stored_at)

@@ -47,15 +47,16 @@ def find_prometheus() -> str:
     return found
 
 
-def prometheus_config(targets: Path, rules: Path) -> dict[str, Any]:
-    """Its configuration: the swarm's targets as job `swarm`, and the rules of the cluster's
-    monitoring.
+def prometheus_config(targets: Path, rules: Path, nats_targets: Path) -> dict[str, Any]:
+    """Its configuration: the swarm's targets as job `swarm`, its NATS server as job `nats`, and the
+    rules of the cluster's monitoring.
     """
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": "5s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
-            {"job_name": "swarm", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "5s"}]},
+            {"job_name": job, "file_sd_configs": [{"files": [str(file)], "refresh_interval": "5s"}]}
+            for job, file in (("swarm", targets), ("nats", nats_targets))
         ],
     }
 
@@ -76,6 +77,7 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.targets = folder / "targets.json"
+        self.nats_targets = folder / "nats.json"
         self._config = folder / "prometheus.yml"
         self._web_config = folder / "web.yml"
         rule_file = folder / "rules.yml"
@@ -83,7 +85,9 @@ class Prometheus:
         tls = LoopbackTls(folder)
         self._web_config.write_text(yaml.safe_dump(tls.web_config()))
         self.client = tls.client()
-        self._config.write_text(yaml.safe_dump(prometheus_config(self.targets.resolve(), rule_file.resolve())))
+        self._config.write_text(
+            yaml.safe_dump(prometheus_config(self.targets.resolve(), rule_file.resolve(), self.nats_targets.resolve()))
+        )
 
     @property
     def url(self) -> str:

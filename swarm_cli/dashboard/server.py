@@ -14,7 +14,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +34,8 @@ FILES = {
     "/uPlot.min.css": ("uPlot.min.css", "text/css; charset=utf-8"),
     "/uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
 }
-PASSED_ON = ("/api/v1/query", "/api/v1/query_range", "/api/v1/alerts")
+PASSED_ON = ("/api/v1/query", "/api/v1/query_range", "/api/v1/alerts", "/api/v1/rules")
+NATS_FIGURES = "/nats/metrics"
 QUERY_TIMEOUT_S = 30.0
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -54,9 +55,20 @@ class PageServer:
         OSError: the port is taken.
     """
 
-    def __init__(self, port: int, prometheus_url: str, panels: dict[str, Any], client: ssl.SSLContext | None = None) -> None:
-        """`client`: how to reach Prometheus where it speaks TLS."""
+    def __init__(
+        self,
+        port: int,
+        prometheus_url: str,
+        panels: dict[str, Any],
+        client: ssl.SSLContext | None = None,
+        nats_figures: Callable[[], str] = str,
+    ) -> None:
+        """`client`: how to reach Prometheus where it speaks TLS. `nats_figures`: what is scraped as
+        job `nats`.
+        """
         body = json.dumps(panels).encode()
+        self._expected = _Expected()
+        processes = self._expected
         # No proxy, whatever the environment says, and no redirect: both are the browser's business,
         # not this process'.
         asked = urllib.request.build_opener(
@@ -67,11 +79,17 @@ class PageServer:
             upstream = prometheus_url
             panels_json = body
             opener = asked
+            expected = processes
+            nats = staticmethod(nats_figures)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
         threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
+
+    def expect(self, processes: Sequence[dict[str, str]]) -> None:
+        """The processes that should be there, of which the page says how many answer."""
+        self._expected.body = json.dumps(list(processes)).encode()
 
     def close(self) -> None:
         """Stop serving."""
@@ -84,9 +102,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Make the redirection an HTTPError, which is passed on."""
 
 
+class _Expected:
+    body = b"[]"
+
+
 class _Handler(BaseHTTPRequestHandler):
     upstream = ""
     panels_json = b""
+    expected: _Expected
+    nats: Callable[[], str]
     opener: urllib.request.OpenerDirector
     protocol_version = "HTTP/1.1"
     timeout = 60
@@ -100,6 +124,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, kind, _file(name))
         elif path == "/panels.json":
             self._answer(200, "application/json", self.panels_json)
+        elif path == "/expected.json":
+            self._answer(200, "application/json", self.expected.body)
+        elif path == NATS_FIGURES:
+            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.nats().encode())
         elif path in PASSED_ON:
             self._pass_on(path, query)
         elif path.startswith(f"{PREFIX}/"):

@@ -8,20 +8,20 @@ import json
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import StatusFigure
-from shared.runtime.status import SILENT_S, STOPPED
+from shared.roles import ROLES
+from shared.runtime.status import STOPPED
 from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
-FORGET_S = 20 * SILENT_S
-"""A process that is silent this long is no target any more; before, Prometheus sees that it is
-down.
-"""
+FORGET_S = 24 * 3600.0
+"""A process that is silent stays a target, so that Prometheus sees that it is down for as long as
+it is; one that was killed and never replaced is history after a day."""
 
 
 def target_groups(views: Sequence[NodeView], now: float, here: str | None = None) -> list[dict[str, Any]]:
@@ -42,6 +42,40 @@ def target_groups(views: Sequence[NodeView], now: float, here: str | None = None
     return [
         {"targets": [where], "labels": {"node": status.node, "role": status.role}} for where, status in sorted(by_address.items())
     ]
+
+
+def expected(views: Sequence[NodeView], groups: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Processes that should be there, as `{"node": ..., "role": ...}`: every target, and of each
+    node with a target the roles that it has none of. A node whose policy is trained elsewhere has
+    never had a sampler or trainer, and needs neither.
+    """
+    found = [{"node": str(group["labels"]["node"]), "role": str(group["labels"]["role"])} for group in groups]
+    for view in views:
+        has = {each["role"] for each in found if each["node"] == view.node}
+        trains = any(view.roles(role) for role in ("sampler", "trainer"))
+        needed = [role for role in ROLES if role in ("generator", "verifier") or trains]
+        found += [{"node": view.node, "role": role} for role in needed if has and role not in has]
+    return sorted(found, key=lambda each: (each["node"], ROLES.index(each["role"])))
+
+
+def run_is_over(views: Sequence[NodeView], here: str, exists: Callable[[int], bool]) -> bool:
+    """Whether all processes that were known are gone, to be asked when their server does not
+    answer: a run that ended takes its server along, and nobody is left to say so. `exists` says
+    whether a process id is in use on this machine, `here`; a process elsewhere may be alive.
+    """
+    known = [status for view in views for status in view.statuses if status.state != STOPPED]
+    return all(status.host == here and not exists(status.pid) for status in known)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process of this machine has this id; one of another user's counts."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return pid > 0
 
 
 def address(status: ServiceStatus, here: str) -> str:

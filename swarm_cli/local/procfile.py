@@ -111,7 +111,9 @@ def _nats(layout: Layout) -> str:
     return (
         f'run="{var_dir}/runs/${{SWARM_NODE__RUN:-honcho}}" && mkdir -p "$run" && '
         "exec python -m shared.runtime.supervise --linger 3 -- "
-        f'nats-server --config {config} --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log"'
+        f'nats-server --config {config} --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log" '
+        # Figures at any free port; `swarm dashboard` reads it from the note in the run's folder.
+        '--http_port -1 --ports_file_dir "$run"'
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from swarm_cli.local.procfile import (
     render_procfile,
 )
 from swarm_cli.observe.plot import where_runs_are
+from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535
@@ -80,7 +82,7 @@ def up(
     check_ports(layout.ports)
     _announce(node_config, layout)
     outcome = run_lines(process_lines(layout), os.environ)
-    _explain_end(outcome, node_config)
+    _explain_end(outcome, node_config, layout.node_names)
     raise typer.Exit(outcome.code)
 
 
@@ -151,9 +153,12 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
     note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make watch)")
 
 
-def _explain_end(outcome: Outcome, config: NodeConfig) -> None:
+def _explain_end(outcome: Outcome, config: NodeConfig, nodes: Sequence[str]) -> None:
     run = config.node.run
     if outcome.code in STOPPED_BY_SIGNAL:
+        # A run that has taken its steps has had its verdict from the progress view.
+        for line in run_verdicts(config.node.var_dir / "runs" / run, nodes):
+            note(line)
         note(
             f"stopped. `swarm up --run {run}` goes on with it (make run RUN={run}), "
             f"`swarm plot {run}{where_runs_are(config)}` draws its curves (make plot RUN={run})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
-from swarm_cli.observe.evaluations import read_evaluations, read_steps  # noqa: E402
+from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps  # noqa: E402
 
+Evaluations = Mapping[Path, Sequence[Evaluation]]
+
+MOST_TASKS = 12
+"""Datasets that get a diagram; the mean over all of them hides which one is learned."""
 SMOOTHED_POINTS = 60
 """A curve is averaged over as many steps as leave about this many independent points."""
 
@@ -52,24 +56,42 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
     """
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
-    figure, grid = plt.subplots(4, 2, figsize=(13, 15), constrained_layout=True)
+    evaluations = {folder: read_evaluations(folder) for folder in node_dirs}
+    tasks = sorted({name for of_node in evaluations.values() for each in of_node for name in each.by_task})[:MOST_TASKS]
+    rows = 4 + -(-len(tasks) // 2)
+    figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
     axes = list(grid.flat)
-    _draw_held_out(axes[0], node_dirs, colours)
+    _draw_held_out(axes[0], evaluations, colours)
     steps = {folder: read_steps(folder) for folder in node_dirs}
-    for axis, panel in zip(axes[1:], PANELS, strict=True):
+    for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
+        _draw_task(axis, name, evaluations, colours)
+    for axis in axes[1 + len(PANELS) + len(tasks) :]:
+        axis.set_axis_off()
+    for axis, panel in zip(axes[1:], PANELS, strict=False):
         _draw_panel(axis, panel, steps, colours)
     figure.suptitle(f"Run {run}", fontsize=15)
     figure.savefig(target, dpi=110)
     plt.close(figure)
 
 
-def _draw_held_out(axis: Axes, node_dirs: Sequence[Path], colours: dict[Path, Any]) -> None:
+def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
+    axis.set_title(f"Held-out: {name}", fontsize=11)
+    axis.set_xlabel("policy version")
+    axis.set_ylabel("share of tasks solved")
+    for folder, of_node in evaluations.items():
+        points = [(each.policy_version, each.by_task[name]) for each in of_node if name in each.by_task]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=folder.name)
+    _finish(axis)
+    axis.set_ylim(0, 1)
+
+
+def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
     axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
     sizes = set()
-    for folder in node_dirs:
-        evaluations = read_evaluations(folder)
+    for folder, evaluations in by_node.items():
         if not evaluations:
             continue
         sizes |= {evaluation.n for evaluation in evaluations}

@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ TAIL_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`."""
+    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; `by_task` has the
+    pass rates of single datasets, where the file holds them.
+    """
 
     policy_version: int
     pass_rate: float
     n: int
+    by_task: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
@@ -63,8 +67,15 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
         if _is_number(version) and _is_number(pass_rate) and _is_number(n):
-            by_version[int(version)] = Evaluation(int(version), float(pass_rate), int(n))
+            by_version[int(version)] = Evaluation(int(version), float(pass_rate), int(n), _by_task(line.get("per_task")))
     return [by_version[version] for version in sorted(by_version)]
+
+
+def _by_task(scores: Any) -> dict[str, float]:
+    if not isinstance(scores, dict):
+        return {}
+    rates: dict[str, Any] = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
+    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_number(rate)}
 
 
 def _is_number(value: Any) -> bool:

@@ -13,6 +13,7 @@ from shared.config import NodeConfig
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
+from swarm_cli.observe.verdict import run_verdicts
 
 VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
 DEFAULT_VAR_DIR = Path("var")
@@ -35,6 +36,8 @@ def plot(
         raise CommandError(f"{run_dir}: no node has written {METRICS_FILE} or {EVAL_FILE} yet: let the run take a step first")
     target.parent.mkdir(parents=True, exist_ok=True)
     draw_curves(run_dir.resolve().name, nodes, target)
+    for line in run_verdicts(run_dir, [node.name for node in nodes]):
+        note(line)
     note(f"{len(nodes)} nodes ({', '.join(node.name for node in nodes)})")
     typer.echo(str(target))
 

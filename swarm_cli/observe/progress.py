@@ -14,6 +14,7 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.observe.standing import trouble
 from swarm_cli.observe.view import NodeView
 
 HEADER = (
@@ -90,7 +91,8 @@ def state(view: NodeView, now: float) -> str:
         return "starting: waiting for " + ", ".join(missing)
     if missing:
         return "no word from " + ", ".join(missing)
-    return view.alive("trainer", now)[0].state
+    still = trouble(view, now)
+    return ", ".join(still) if still else view.alive("trainer", now)[0].state
 
 
 def steps_done(views: Sequence[NodeView], steps: int) -> bool:

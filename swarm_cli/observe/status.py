@@ -13,12 +13,13 @@ from rich.table import Table
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily
 from shared.roles import ROLES
-from shared.text import visible_json
+from shared.text import visible, visible_json
 from shared.transport.base import ConsumerState
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
+from swarm_cli.observe.standing import finished, standing, trouble
 
 
 def status(
@@ -62,7 +63,8 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
     return {
         "step": view.step,
         "policy_version": view.version,
-        "finished": bool(view.position and view.position.finished),
+        "finished": finished(view),
+        "trouble": [*(f"no word from {role}" for role in ROLES if not view.alive(role, at)), *trouble(view, at)],
         "evaluation": None
         if view.evaluation is None
         else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
@@ -106,6 +108,9 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
         nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
     console.print(nodes)
+    for node in snapshot.nodes:
+        for words in trouble(node.view, snapshot.at):
+            console.print(f"{visible(node.node)}: {words}", markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
@@ -155,6 +160,8 @@ def _lag_cells(consumer: ConsumerState | None) -> list[str]:
 def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
     alive = node.view.alive(role, at)
     if alive:
-        return alive[0].state + (f" x{len(alive)}" if len(alive) > 1 else "")
+        still = standing(node.view, at)
+        state = still.words if still is not None and still.role == role else alive[0].state
+        return state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
     return f"silent {at - known[0].updated_at:.0f} s" if known else "never seen"

@@ -26,7 +26,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
-from swarm_cli.observe.top_model import TopHistory, TopModel
+from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 
 CONNECT_S = 3.0
@@ -84,6 +84,8 @@ class Top:
                     model = await _unless(quit_pressed, self.look()) or model
                 except NotConnected as error:
                     notice = self._away(error)
+                    if self._heard_at is not None:
+                        model = outdated(model, time.time() - self._heard_at)
                 headline = f"{self._node_url}  q ends"
                 live.update(
                     screen(model, width=console.width, height=console.height, headline=headline, notice=notice), refresh=True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, ServiceStatus
@@ -14,6 +14,7 @@ from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
+from swarm_cli.observe.standing import finished, standing, trouble
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
@@ -102,6 +103,12 @@ class NodeModel:
     processes: tuple[ProcessLine, ...]
     missing: tuple[str, ...]
     fills: tuple[Fill, ...]
+    trouble: tuple[str, ...] = ()
+    """What stands still or is late, in words; empty where the node gets on."""
+    stands_still: bool = False
+    finished: bool = False
+    known_s: float = 0.0
+    """How old all of this is: above 0 where the server has not answered since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +207,20 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         outbox=_count(view.newest("verifier", StatusFigure.OUTBOX)),
         dead=dead.state.messages if dead else 0,
         scorer_kills=int(view.total("verifier", StatusFigure.SCORERS_REPLACED)),
-        phase_shares=_phase_shares(view),
+        phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),
         missing=tuple(role for role in ROLES if not view.alive(role, now)),
         fills=tuple(_fill(fill, specs) for fill in node.streams),
+        trouble=trouble(view, now),
+        stands_still=standing(view, now) is not None,
+        finished=finished(view),
     )
+
+
+def outdated(model: TopModel, age_s: float) -> TopModel:
+    """What was known `age_s` ago, of a server that does not answer: no rate outlives its data."""
+    nodes = tuple(replace(node, steps_per_minute=None, phase_shares={}, known_s=age_s) for node in model.nodes)
+    return replace(model, nodes=nodes)
 
 
 def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
@@ -224,15 +240,18 @@ def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
 
 def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
     """Steps a minute as they were seen; from the length of the newest step at the first look, None
-    while nobody trains.
+    while nobody trains or the node stands still.
     """
-    if not view.alive("trainer", now):
+    if not view.alive("trainer", now) or finished(view) or standing(view, now) is not None:
         return None
     step_s = view.figure("trainer", StatusFigure.STEP_SECONDS)
     return seen if seen is not None else 60.0 / step_s if step_s > 0 else None
 
 
-def _phase_shares(view: NodeView) -> dict[str, float]:
+def _phase_shares(view: NodeView, now: float) -> dict[str, float]:
+    """Parts of the last steps' time; of a trainer that takes none they would tell the past."""
+    if not view.alive("trainer", now) or standing(view, now) is not None:
+        return {}
     shares = {phase: view.newest("trainer", FigureFamily.SHARE.of(phase)) for phase in PHASES}
     return {phase: min(1.0, max(0.0, share)) for phase, share in shares.items() if share is not None}
 

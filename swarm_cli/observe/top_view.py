@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shared.runtime.status import STOPPED
 from shared.text import visible
+from swarm_cli.observe.standing import duration
 from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -61,14 +62,6 @@ def sparkline(values: Sequence[float], columns: int) -> str:
     low = min(picked)
     span = max(max(picked) - low, 0.05)
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in picked)
-
-
-def age(seconds: float) -> str:
-    """Seconds as a person says them: 42s, 7m, 3h, 2d."""
-    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= unit:
-            return f"{int(seconds / unit)}{name}"
-    return f"{int(seconds)}s"
 
 
 def rate(steps_per_minute: float | None) -> str:
@@ -128,9 +121,23 @@ def _panel(node: NodeModel) -> Panel:
 
 
 def _health(node: NodeModel) -> str:
-    if not node.missing:
+    """Green is for what is known to get on, now."""
+    if node.known_s > 0:
+        return "yellow"
+    if node.missing:
+        return "red" if node.step else "yellow"
+    if not node.trouble:
         return "green"
-    return "red" if node.step else "yellow"
+    return "red" if node.stands_still else "yellow"
+
+
+def _state(node: NodeModel) -> str:
+    """The same in words."""
+    if node.known_s > 0:
+        return f"as of {duration(node.known_s)} ago"
+    if node.missing:
+        return "no " + ",".join(node.missing)
+    return node.trouble[0] if node.trouble else "finished" if node.finished else "ok"
 
 
 def _held_out(held_out: HeldOut) -> Text:
@@ -166,10 +173,14 @@ def _foreign_groups(node: NodeModel) -> Text:
 
 
 def _phases(node: NodeModel) -> Text:
-    """Where the trainer's time goes: a bar of ten, then the four longest phases."""
+    """Where the trainer's time goes: a bar of ten, then the four longest phases. What stands still
+    is told in its place.
+    """
+    if node.known_s > 0 or node.trouble:
+        return Text(f"{'  '.join(node.trouble) or _state(node)}", style=f"bold {_health(node)}")
     shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
     if not shares:
-        return Text("no step yet", style="dim")
+        return Text("no step in work" if node.step else "no step yet", style="dim")
     text = Text()
     for phase, share in shares:
         text.append("█" * round(10 * share), style=PHASE_STYLES[phase])
@@ -200,9 +211,9 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
     first = replicas[0]
     if not first.alive:
         what = "stopped" if first.state == STOPPED else "silent"
-        return Text(f"{role} {what} for {age(first.silent_s)}", style="bold red")
+        return Text(f"{role} {what} for {duration(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
-    return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {age(first.age_s)}")
+    return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {duration(first.age_s)}")
 
 
 def _fills(fills: Sequence[Fill]) -> Text:
@@ -264,8 +275,7 @@ def _table(nodes: Sequence[NodeModel], width: int) -> Table:
                 f"{_number(node.shared)}",
             ]
             cells += [_number(node.dead), _number(node.scorer_kills)]
-        state = "ok" if not node.missing else "no " + ",".join(node.missing)
-        table.add_row(*(Text(each) for each in cells), Text(state, style=_health(node)))
+        table.add_row(*(Text(each) for each in cells), Text(visible(_state(node)), style=_health(node)))
     return table
 
 

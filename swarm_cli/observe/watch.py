@@ -21,6 +21,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluations import newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
+from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 
 HEADER_EVERY = 10
@@ -120,6 +121,8 @@ class Watch:
         if not complete:
             _say(f"an evaluation of the last policy did not come within {FINAL_EVALUATION_S:.0f} s: see generator.log")
         for line in summary(rows):
+            _say(line)
+        for line in run_verdicts(self._run_dir, self._nodes):
             _say(line)
         run = self._config.node.run
         _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")

@@ -32,7 +32,7 @@ from shared.contracts.streams import ensure_node_streams
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, free_port
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -63,7 +63,7 @@ def server(tmp_path: Path, processes: dict[tuple[str, str], int]) -> Iterator[Na
     running.stop()
 
 
-async def _say(url: str, processes: dict[tuple[str, str], int]) -> None:
+async def _say(url: str, processes: dict[tuple[str, str], int], pid: int = 1) -> None:
     transport = await connect(url, name="test", timeout_s=10)
     for node, role in processes:
         await ensure_node_streams(transport, node)
@@ -72,7 +72,7 @@ async def _say(url: str, processes: dict[tuple[str, str], int]) -> None:
             node=node,
             role=role,  # type: ignore[arg-type]
             replica="0",
-            pid=1,
+            pid=pid,
             host=socket.gethostname(),
             state="working",
             started_at=now,
@@ -83,9 +83,9 @@ async def _say(url: str, processes: dict[tuple[str, str], int]) -> None:
     await transport.close()
 
 
-def start(port: int, url: str, folder: Path) -> subprocess.Popen[str]:
+def start(port: int, url: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
-    arguments = ["--port", str(port), "--node-url", url, "--folder", str(folder)]
+    arguments = ["--port", str(port), "--node-url", url, "--folder", str(folder), *more]
     command = [sys.executable, "-m", "swarm_cli", "dashboard", *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -203,3 +203,40 @@ def test_it_waits_for_a_swarm_that_is_not_there_and_names_a_taken_port(tmp_path:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0 and "no swarm answers at nats://127.0.0.1:9" in said and "make run" in said
+
+
+def test_a_server_that_hangs_is_told_and_a_run_that_is_over_leaves_no_alert(
+    processes: dict[tuple[str, str], int], tmp_path: Path
+) -> None:
+    monitor, port = free_port(), free_port_range()
+    server = NatsServer(tmp_path / "nats", config=f"http: 127.0.0.1:{monitor}").start()
+    alive = subprocess.Popen(["sleep", "600"])  # stands for the processes, of which the metrics are served here
+    asyncio.run(_say(server.url, processes, alive.pid))
+    process = start(port, server.url, tmp_path / "watch", "--nats-monitor", f"http://127.0.0.1:{monitor}", "--patience", "0.02")
+
+    def firing() -> set[str]:
+        alerts = get(f"http://127.0.0.1:{port}/api/v1/alerts")["data"]["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"} - {"Watchdog"}
+
+    def targets() -> list[Any]:
+        return query(port, "up")
+
+    try:
+        wait_until(lambda: bool(query(port, "nats_stream_total_messages")), process, "the server's figures are scraped")
+        assert len(get(f"http://127.0.0.1:{port}/expected.json")) == 2 * 4, "of each node all four roles"
+        wait_until(lambda: len(targets()) == len(processes) + 1, process, "every process and the server are targets")
+        assert "NatsDown" not in firing()
+        os.kill(server.pid, signal.SIGSTOP)
+        wait_until(lambda: "NatsDown" in firing(), process, "the server that hangs is told")
+        assert len(targets()) == len(processes) + 1, "what does not answer stays a target"
+        alive.kill()
+        alive.wait(10)
+        server.kill()
+        wait_until(lambda: not targets(), process, "a run of which nothing is left has no targets")
+        wait_until(lambda: not firing(), process, "and leaves no alert")
+        assert get(f"http://127.0.0.1:{port}/expected.json") == []
+    finally:
+        alive.kill()
+        server.kill()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)

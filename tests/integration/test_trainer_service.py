@@ -215,7 +215,11 @@ async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_wei
     await life.until_finished()
     await life.stop()
     (line,) = metric_lines(config)
-    assert line["updated"] is False and line["updates"] == 0 and line["grad_norm"] == 0.0
+    assert line["updated"] is False and line["updates"] == 0
+    nothing_measured = ("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max", "clip_fraction")
+    assert {line[name] for name in nothing_measured} == {None}, "0 would be a claim"
+    gauges = [f"swarm_trainer_{name}" for name in ("loss", "grad_norm", "entropy_nats", "kl_behaviour_nats")]
+    assert [life.context.registry.get_sample_value(name) for name in gauges] == [None] * len(gauges)
     assert life.value("swarm_trainer_unchanged_steps_total") == 1
     checkpoint, _ = checkpoints(config).newest()
     base = AutoModelForCausalLM.from_pretrained(model).state_dict()

@@ -1,84 +1,13 @@
-"""Stands in for prometheus-nats-exporter, which is a Go program that cannot be had here: reads a
-real server's monitoring port and names things as the exporter's sources do (`collector.go`,
-`jsz.go` and `healthz.go` in `collector/`, June 2026), with
-`-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`. What it proves is that the server
-says what rules and panels read.
+"""Serves a real NATS server's figures as prometheus-nats-exporter would, which is a Go program that
+cannot be had here (`swarm_cli.dashboard.nats_figures` names things as its sources do).
 """
 
 from __future__ import annotations
 
-import json
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-_STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
-_STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}
-_CONSUMER = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
-_SERVER = {"total_streams": "streams", "total_consumers": "consumers", "total_messages": "messages", "total_message_bytes": "bytes"}
-
-
-def exposition(monitor_url: str) -> str:
-    """The text that Prometheus scrapes, of the server whose monitoring port is at `monitor_url`."""
-    varz, jsz = _get(f"{monitor_url}/varz"), _get(f"{monitor_url}/jsz?consumers=true&config=true&raft=true")
-    name = varz["server_name"]
-    lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
-    status = _get(f"{monitor_url}/healthz")["status"]
-    lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
-    lines += _jetstream(jsz, name)
-    return "\n".join(lines) + "\n"
-
-
-def _jetstream(jsz: dict[str, Any], server: str) -> Iterator[str]:
-    meta = jsz.get("meta_cluster")
-    leads = "true" if meta is None or meta.get("leader") == server else "false"
-    labels = {"server_id": server, "server_name": server, "is_meta_leader": leads}
-    for key, field in _SERVER.items():
-        yield _line(f"nats_server_{key}", jsz.get(field, 0), labels)
-    yield _line("nats_server_max_storage", jsz["config"]["max_storage"], labels)
-    for account in jsz.get("account_details", []):
-        for stream in account.get("stream_detail") or []:
-            own = {**labels, "account": account["name"], "stream_name": stream["name"], "is_stream_leader": _leads(stream, server)}
-            for key, field in _STREAM.items():
-                yield _line(f"nats_stream_{key}", stream["state"].get(field, 0), own)
-            yield _line("nats_stream_limit_bytes", stream["config"]["max_bytes"], own)
-            yield _line("nats_stream_limit_messages", stream["config"]["max_msgs"], own)
-            for consumer in stream.get("consumer_detail") or []:
-                of = {**own, "consumer_name": consumer["name"], "is_consumer_leader": _leads(consumer, server)}
-                for field in _CONSUMER:
-                    yield _line(f"nats_consumer_{field}", consumer[field], of)
-
-
-def _leads(asset: dict[str, Any], server: str) -> str:
-    cluster = asset.get("cluster")
-    return "true" if cluster is None or cluster.get("leader") == server else "false"
-
-
-def _numbers(answer: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in answer.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{key}_")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{key}".replace("/", "_"), value
-        elif key in {"start", "config_load_time"}:
-            yield f"{prefix}{key}", datetime.fromisoformat(value[:26].rstrip("Z") + "+00:00").timestamp()
-
-
-def _line(name: str, value: float, labels: dict[str, str]) -> str:
-    return f"{name}{{{', '.join(f'{key}={json.dumps(text)}' for key, text in labels.items())}}} {value}"
-
-
-def _get(url: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            found: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body when it is not well
-        found = json.load(error)
-    return found
+from swarm_cli.dashboard.nats_figures import figures
 
 
 class NatsExporter:
@@ -87,7 +16,7 @@ class NatsExporter:
     def __init__(self, monitor_url: str) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the method's name is the library's
-                body = exposition(monitor_url).encode()
+                body = figures(monitor_url).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.end_headers()

@@ -6,7 +6,11 @@ The server's exporter is the one thing that is not real: see `nats_exporter.py`.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +19,15 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import Panel, substituted
+from monitoring.render import rule_file
+from services.verifier.sharing_rules import sign
+from shared.contracts import subjects
+from shared.contracts.codec import content_id, encode
+from shared.identity.keys import SigningKey, new_seed
+from shared.transport.connect import connect
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
+from tests.integration.test_verifier_service import group
 from tests.monitoring.nats_exporter import NatsExporter
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
 from tests.nats_server import NatsServer, free_port
@@ -63,6 +74,8 @@ class Watched:
 
     nodes: tuple[NodeProcesses, ...]
     prometheus: PrometheusServer
+    server: NatsServer
+    jobs: dict[str, list[tuple[str, dict[str, str]]]]
 
 
 def _http_port(node: NodeProcesses, role: str) -> int | None:
@@ -100,7 +113,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             for role in ROLES
         }
         targets = [(f"127.0.0.1:{port}", {"node": node, "role": role}) for (node, role), port in ports.items()]
-        prometheus = PrometheusServer(var / "prometheus", RULES, {"swarm": targets, "nats": [(exporter.address, {})]}).start()
+        jobs = {"swarm": targets, "nats": [(exporter.address, {})]}
+        prometheus = PrometheusServer(var / "prometheus", RULES, jobs).start()
         for node in nodes:
             wait_until(
                 lambda node=node: any(line["groups_external"] for line in node.steps()),  # type: ignore[misc]
@@ -114,7 +128,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 timeout_s=START_S,
                 what=f"an evaluation of a policy that {node.node} has trained",
             )
-        yield Watched(nodes, prometheus)
+        yield Watched(nodes, prometheus, server, jobs)
     finally:
         if prometheus is not None:
             prometheus.kill()
@@ -191,3 +205,72 @@ def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
             # may be the one before.
             scraped = [version for began, version in versions if began <= at][-2:]
             assert held_out in [pytest.approx(written[version]) for version in scraped], f"version {scraped} at {at}"
+
+
+PATIENCE = 0.05
+"""Of the cluster's with what stands still or is silent: the same rules, and a test that ends."""
+TOLD_S = 120.0
+FLOOD = 4000
+"""Messages that are signed and of tasks of their own: each takes one of the sender's turns."""
+
+
+@pytest.fixture(scope="module")
+def impatient(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
+    """Another Prometheus over the same processes, which is told of faults within seconds."""
+    folder = tmp_path_factory.mktemp("impatient")
+    (folder / "rules.yml").write_text(rule_file(scale=PATIENCE))
+    prometheus = PrometheusServer(folder, folder / "rules.yml", watched.jobs).start()
+    yield prometheus
+    prometheus.kill()
+
+
+def firing(prometheus: PrometheusServer) -> set[tuple[str, str]]:
+    """Alerts that fire, as (name, node)."""
+    alerts = prometheus.ask("alerts")["alerts"]
+    return {(each["labels"]["alertname"], each["labels"].get("node", "")) for each in alerts if each["state"] == "firing"}
+
+
+def test_a_trainer_that_is_stopped_is_told_though_it_answers_no_scrape(watched: Watched, impatient: PrometheusServer) -> None:
+    alpha, _ = watched.nodes
+    stalled = ("SwarmTrainerStalled", "alpha")
+    known = 'node:swarm_trainer_step_duration_seconds:mean6h{node="alpha"}'
+    wait_until(lambda: impatient.finite(known), alpha, timeout_s=START_S, what="the usual pace of alpha's trainer")
+    wait_until(lambda: stalled not in firing(impatient), alpha, timeout_s=START_S, what="a trainer at its pace")
+    alpha.processes["trainer"].send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: stalled in firing(impatient), timeout_s=TOLD_S, what="the stopped trainer is told")
+        wait_until(lambda: ("TargetDown", "alpha") in firing(impatient), timeout_s=TOLD_S, what="and that it does not answer")
+        assert stalled in firing(impatient), "and goes on being told"
+        assert ("SwarmTrainerStalled", "beta") not in firing(impatient)
+    finally:
+        alpha.processes["trainer"].send_signal(signal.SIGCONT)
+    wait_until(lambda: stalled not in firing(impatient), alpha, timeout_s=START_S, what="a trainer that goes on is told no more")
+
+
+def test_a_server_that_hangs_is_told(watched: Watched, impatient: PrometheusServer) -> None:
+    os.kill(watched.server.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: ("NatsDown", "") in firing(impatient), timeout_s=TOLD_S, what="the server that hangs is told")
+    finally:
+        os.kill(watched.server.pid, signal.SIGCONT)
+    wait_until(lambda: ("NatsDown", "") not in firing(impatient), timeout_s=START_S, what="a server that is back is told no more")
+
+
+def test_a_flood_of_a_stranger_is_told(watched: Watched, impatient: PrometheusServer) -> None:
+    async def flood() -> None:
+        plane = await connect(watched.server.url, name="mallory", timeout_s=30)
+        key = SigningKey(new_seed())
+        for number in range(FLOOD):
+            payload = encode(sign(group("mallory", number), key, share_tokens=False))
+            await plane.publish(
+                subjects.rollouts("mallory"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload)
+            )
+        await plane.close()
+
+    flooded = {("SwarmFlood", node.node) for node in watched.nodes}
+    assert not flooded & firing(impatient)
+    sender = threading.Thread(target=lambda: asyncio.run(flood()), daemon=True)
+    sender.start()
+    wait_until(lambda: flooded & firing(impatient), timeout_s=TOLD_S, what="the flood is told")
+    sender.join(TOLD_S)
+    assert not sender.is_alive()

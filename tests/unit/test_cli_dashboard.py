@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import socket
@@ -19,11 +20,14 @@ import yaml
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
 from monitoring.render import COMPONENT, REPOSITORY, rule_file
+from monitoring.rules import alerts
 from shared.contracts.control import ServiceStatus
-from swarm_cli.dashboard.command import SHOWN
-from swarm_cli.dashboard.prometheus import Prometheus, find_prometheus
+from shared.roles import ROLES
+from swarm_cli.dashboard.command import PATIENCE, SHOWN
+from swarm_cli.dashboard.nats_figures import figures, monitor_of
+from swarm_cli.dashboard.prometheus import SCRAPE_S, Prometheus, find_prometheus
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
-from swarm_cli.dashboard.targets import target_groups, write_targets
+from swarm_cli.dashboard.targets import expected, process_exists, run_is_over, target_groups, write_targets
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.observe.view import NodeView
@@ -66,9 +70,10 @@ def test_a_process_on_another_machine_is_scraped_there() -> None:
     assert groups(status("trainer", 9403, host="gpu7")) == [("gpu7:9403", "alpha", "trainer")]
 
 
-def test_a_silent_process_stays_a_target_for_a_while_and_a_stopped_one_does_not() -> None:
+def test_a_silent_process_stays_a_target_for_a_day_and_a_stopped_one_does_not() -> None:
     assert groups(status("trainer", 9403, age_s=60)) == [("127.0.0.1:9403", "alpha", "trainer")]
-    assert groups(status("trainer", 9403, age_s=3600)) == []
+    assert groups(status("trainer", 9403, age_s=3600)) == [("127.0.0.1:9403", "alpha", "trainer")], "longer than any alert's hold"
+    assert groups(status("trainer", 9403, age_s=25 * 3600)) == []
     assert groups(status("trainer", 9403, state="stopped")) == []
     assert groups(status("trainer", None)) == []
 
@@ -112,8 +117,63 @@ def test_prometheus_is_told_the_targets_and_the_clusters_rules(tmp_path: Path) -
     config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
     (rules,) = config["rule_files"]
     assert Path(rules).read_text() == (REPOSITORY / COMPONENT / "rules" / "swarm.yaml").read_text()
-    (job,) = config["scrape_configs"]
-    assert job["job_name"] == "swarm" and job["file_sd_configs"][0]["files"] == [str(prometheus.targets)]
+    files = {job["job_name"]: job["file_sd_configs"][0]["files"] for job in config["scrape_configs"]}
+    assert files == {"swarm": [str(prometheus.targets)], "nats": [str(prometheus.nats_targets)]}
+
+
+def test_what_should_be_there_counts_roles_that_never_came() -> None:
+    def roles(*statuses: ServiceStatus) -> list[str]:
+        views = [NodeView("alpha", statuses)]
+        return [each["role"] for each in expected(views, target_groups(views, NOW, here="here"))]
+
+    assert roles(status("generator", 9400), status("verifier", 9401), status("trainer", 9403, age_s=900)) == [*ROLES]
+    assert roles(status("verifier", 9401)) == ["generator", "verifier"], "its policy is trained elsewhere"
+    assert roles(status("trainer", 9403, state="stopped")) == [], "the node has ended in order"
+
+
+def test_a_run_is_over_when_its_server_and_all_its_processes_are_gone() -> None:
+    views = [NodeView("alpha", (status("trainer", 9403), status("verifier", 9401, state="stopped")))]
+    assert run_is_over(views, "here", lambda pid: False)
+    assert not run_is_over(views, "here", lambda pid: True), "only the server is gone: that is to be told"
+    assert not run_is_over(views, "elsewhere", lambda pid: False), "nobody here knows"
+    assert process_exists(os.getpid()) and not process_exists(2**31 - 1)
+
+
+def test_a_hung_server_is_told_as_unreachable_and_its_place_is_read_from_its_note(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "nats-server_7.ports").write_text('{"nats":["nats://127.0.0.1:4222"],"monitoring":["http://127.0.0.1:1"]}')
+    (run / "nats-server_8.ports").write_text('{"nats":')
+    assert monitor_of("nats://localhost:4222", tmp_path) == "http://127.0.0.1:1"
+    assert monitor_of("nats://localhost:4223", tmp_path) is None
+    assert figures("http://127.0.0.1:1") == 'nats_healthz_status_value{server_id="", value="unreachable"} 0.0\n'
+
+
+def test_patience_shortens_what_is_to_be_told_soon_and_nothing_else() -> None:
+    def rules(scale: float) -> dict[tuple[str, str], dict[str, str]]:
+        groups = yaml.safe_load(rule_file(scale=scale))["groups"]
+        return {(rule["alert"], rule["labels"]["severity"]): rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+    whole, half = rules(1.0), rules(0.5)
+    stalled = ("SwarmTrainerStalled", "critical")
+    assert (whole[stalled]["for"], half[stalled]["for"]) == ("1m", "30000ms")
+    assert "seconds > 120)" in whole[stalled]["expr"] and "seconds > 60)" in half[stalled]["expr"]
+    assert "[2m]" in whole["SwarmFlood", "warning"]["expr"] and "[60000ms]" in half["SwarmFlood", "warning"]["expr"]
+    changed = {name for (name, _), rule in half.items() if rule not in whole.values()}
+    assert changed == {alert.name for alert in alerts() if alert.soon}
+    for name in ("SwarmTrainerStalled", "NatsDown", "SwarmFlood"):
+        told_s = [_told_s(scaled, scale) for key, scaled in half.items() if key[0] == name for scale in (PATIENCE,)]
+        assert told_s and max(told_s) <= 120, "in the local page"
+        assert max(_told_s(rule, 1.0) for key, rule in whole.items() if key[0] == name) <= 300, "in a cluster"
+
+
+def _told_s(rule: dict[str, str], scale: float) -> float:
+    """From the fault to the alert at the latest: threshold, hold, a scrape and two evaluations."""
+    hold = rule["for"]
+    held_s = int(hold[:-2]) / 1000 if hold.endswith("ms") else 60.0 * int(hold[:-1])
+    silent_s = [float(found) for found in re.findall(r"seconds > (\d+)\) >", rule["expr"])]
+    between_s = SCRAPE_S + 2 * 5 if scale != 1.0 else 30 + 2 * 30
+    return max(silent_s, default=0.0) + held_s + between_s
 
 
 def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

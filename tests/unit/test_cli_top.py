@@ -11,8 +11,9 @@ from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
+from swarm_cli.observe.standing import duration
 from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history, top_refusal
-from swarm_cli.observe.top_view import SPARKS, age, rate, screen, sparkline
+from swarm_cli.observe.top_view import SPARKS, rate, screen, sparkline
 from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
@@ -199,4 +200,4 @@ def test_a_sparkline_spans_its_values_keeps_the_newest_and_does_not_magnify_nois
 
 def test_rates_and_ages_have_a_unit_that_suits_them() -> None:
     assert (rate(120.0), rate(5.0), rate(0.5), rate(None)) == ("2.00 steps/s", "5.0 steps/min", "30.0 steps/h", "– steps/s")
-    assert [age(seconds) for seconds in (5, 65, 7300, 200_000)] == ["5s", "1m", "2h", "2d"]
+    assert [duration(seconds) for seconds in (5, 65, 7300, 200_000)] == ["5s", "1m", "2h", "2d"]

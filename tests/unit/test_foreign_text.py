@@ -268,7 +268,7 @@ def test_without_a_stream_logs_go_to_standard_output(logs: None, capsys: pytest.
 @settings(deadline=None, max_examples=30)
 def test_a_metrics_sender_is_a_nodes_name_or_nobody(text: str) -> None:
     """What the border counts a refusal under comes from a subject, whose tokens a peer chooses."""
-    registry = service_registry(lambda: True)
+    registry = service_registry(lambda: True, "demo")
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
     figures.border.refused(
         Refused(Refusal.AUTHOR, subjects.rollouts_author(subjects.rollouts("x").replace(".x", f".{text}")), text)

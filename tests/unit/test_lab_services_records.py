@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lab.arms import plan_run
+from lab.measures import measures
 from lab.services_records import _COPIED, _step, check_services_run
 from lab.spec import SpecError, parse_spec
 
@@ -33,6 +34,16 @@ def test_lines_without_replay_or_of_an_older_trainer_are_read_as_before() -> Non
     old = _step("alpha", 3, LINE, completions=8)
     assert old == _step("alpha", 3, {**LINE, "groups_replayed": 0, "reward_replayed": None}, completions=8)
     assert "groups_replayed" not in old and old["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5) / 6)
+
+
+def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
+    unmeasured = dict.fromkeys(("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max"))
+    steps = [
+        {"kind": "step", **_step("alpha", number, {**LINE, **changes}, completions=8)}
+        for number, changes in enumerate([{"entropy": 0.5, "grad_norm": 2.0}, {**unmeasured, "updated": False}], 1)
+    ]
+    health = measures(steps).health
+    assert (health["entropy"], health["grad_norm"]) == ([(1, 0.5)], [(1, 2.0)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from services.trainer.records import MetricsLog, PhaseSeconds, StepRecord, forge
 
 
 def record(step: int, **changes: float) -> StepRecord:
-    numbers = {name: 0.5 for name, kind in StepRecord.__annotations__.items() if kind == "float"}
+    numbers = {name: 0.5 for name, kind in StepRecord.__annotations__.items() if kind in ("float", "float | None")}
     counts = {name: 1 for name, kind in StepRecord.__annotations__.items() if kind == "int"}
     rest = {"updated": True, "reward_local": 0.5, "reward_external": None, "skipped": {}, "absurd_of": {"beta": 1}}
     rest |= {"staleness_mean": None, "staleness_max": None}

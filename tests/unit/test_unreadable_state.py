@@ -5,6 +5,7 @@ is said, and the service goes on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,6 +107,30 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
     evaluator = an_evaluator(config, transport, engine, SimpleNamespace(prompt_ids=[1]))
     await evaluator.begin()
     assert turns == [1], "the base policy answers, as it does where nothing was evaluated yet"
+
+
+async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(config: NodeConfig) -> None:
+    transport, took_s = await node(), []
+
+    async def generate(*asked: Any, **settings: Any) -> list[list[Any]]:
+        began = time.monotonic()
+        await asyncio.sleep(0.05)  # an engine's work
+        took_s.append(time.monotonic() - began)
+        return [[SimpleNamespace(text="an answer", policy_version=0)]]
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        yield
+
+    async def score(*asked: Any) -> list[list[float]]:
+        return [[1.0]]
+
+    engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
+    task = SimpleNamespace(prompt_ids=[1], task=SimpleNamespace(ref=SimpleNamespace(dataset="gcd")))
+    evaluator = an_evaluator(config, transport, engine, task)
+    await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
+    (line,) = read_jsonl(config.node.run_dir / "eval.jsonl")
+    assert line["seconds"] >= round(took_s[0], 3) - 0.001
 
 
 async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConfig) -> None:

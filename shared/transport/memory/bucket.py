@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from shared.transport.base import Conflict, KvEntry
@@ -23,7 +24,7 @@ class MemoryBucket:
         if last_revision is not None and last_revision != revision:
             raise Conflict(f"key {key}: its newest revision is {revision}, not {last_revision}: read it and decide again")
         self._revision += 1
-        self._newest[key] = (KvEntry(key, value, self._revision), self._now())
+        self._newest[key] = (KvEntry(key, value, self._revision, time.time()), self._now())
         return self._revision
 
     def get(self, key: str) -> KvEntry | None:

@@ -54,6 +54,11 @@ class MemoryTransport:
         return not self._link.closed
 
     @property
+    def certificate_expires_at(self) -> float | None:
+        """None: nothing is encrypted inside a process."""
+        return None
+
+    @property
     def kv(self) -> KeyValue:
         """The server's key-value buckets."""
         return self._kv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,16 @@ class Client(nats.NATS):  # type: ignore[misc]
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
         self._demands_tls = demands_tls
+
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """Unix time at which the server's certificate runs out. nats-py shows no part of the TLS
+        session; None where there is none, and over websockets.
+        """
+        writer = getattr(self._transport, "_io_writer", None)
+        session = writer.get_extra_info("ssl_object") if writer is not None else None
+        ends = (session.getpeercert() or {}).get("notAfter") if session is not None else None
+        return float(ssl.cert_time_to_seconds(ends)) if ends else None
 
     async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
         if initial_connection and self._demands_tls and not info.get("tls_required"):

@@ -47,6 +47,11 @@ class NatsTransport:
         return self._connection.connected
 
     @property
+    def certificate_expires_at(self) -> float | None:
+        """Unix time at which the server's certificate runs out; None without TLS."""
+        return self._connection.certificate_expires_at
+
+    @property
     def counters(self) -> Counters:
         """Reconnects, errors and the like since the connection was opened."""
         return self._connection.counters

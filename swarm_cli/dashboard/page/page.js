@@ -10,7 +10,7 @@ const WHOLE = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7]
 const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const element = (id) => document.getElementById(id);
 const state = { dashboard: "", node: "", range: "900", refresh: "5", ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
-let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0;
+let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0, answering = 0;
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -207,14 +207,25 @@ function clock(tick, before) {
 
 /** One card for each alert and state, whatever it is about. `Watchdog` only says that alerting works, by firing always. */
 async function showAlerts() {
-  const { alerts } = await ask("alerts");
+  const [{ alerts }, { groups }] = await Promise.all([ask("alerts"), ask("rules", { type: "alert" })]);
   const cards = new Map();
   for (const alert of alerts.filter(({ labels }) => labels.severity !== "none")) {
     const key = [alert.state === "firing" ? 0 : 1, alert.labels.severity === "critical" ? 0 : 1, alert.labels.alertname].join(" ");
     cards.set(key, [...(cards.get(key) || []), alert]);
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
-  element("alerts").replaceChildren(...(shown.length ? shown : [make("span", { class: "good", textContent: "No alert fires." })]));
+  const [checked, good] = whatWasChecked(groups);
+  element("alerts").replaceChildren(...shown, make("span", { class: good ? (shown.length ? "" : "good") : "bad", textContent: (shown.length ? "" : "None fires of ") + checked }));
+}
+
+/** How many alert rules were looked at and when; not good where nothing is scraped, or the rules were not looked at lately. */
+function whatWasChecked(groups) {
+  const evaluated = groups.filter(({ rules }) => rules.length);
+  const rules = evaluated.reduce((sum, group) => sum + group.rules.filter((rule) => rule.labels?.severity !== "none").length, 0);
+  const oldest = Math.min(...evaluated.map(({ lastEvaluation }) => Date.parse(lastEvaluation))), age = Math.max(0, (Date.now() - oldest) / 1000);
+  const failing = evaluated.flatMap((group) => group.rules).filter((rule) => rule.health === "err").map(({ name }) => name);
+  const words = `${rules} alert rules, checked ${duration(age)} ago` + (answering ? ` over ${answering} processes` : ", but no process is scraped") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
+  return [words, rules > 0 && age < 60 && answering > 0 && !failing.length];
 }
 
 function alertCard(same) {
@@ -230,10 +241,14 @@ function alertCard(same) {
 }
 
 async function showTargets() {
-  const result = await instant('up{job="swarm"}');
+  const [result, expected] = await Promise.all([instant('up{job="swarm"}'), fetch("expected.json").then((answer) => answer.json())]);
   const nodes = [...new Set(result.map(({ metric }) => metric.node))].sort();
   const down = result.filter(({ value }) => value[1] !== "1").map(({ metric }) => `${metric.node} ${metric.role}`);
-  const text = result.length ? `${result.length - down.length} of ${result.length} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
+  const scraped = new Set(result.map(({ metric }) => `${metric.node} ${metric.role}`));
+  down.push(...expected.map(({ node, role }) => `${node} ${role}`).filter((name) => !scraped.has(name)));
+  answering = result.filter(({ value }) => value[1] === "1").length;
+  const all = answering + down.length;
+  const text = all ? `${answering} of ${all} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
   element("targets").replaceChildren(make("span", { class: down.length || !result.length ? "bad" : "", textContent: text }));
   chooseNodes(nodes);
 }

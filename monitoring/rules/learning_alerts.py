@@ -1,0 +1,89 @@
+"""Alerts on learning that fails while steps go on. The same symptoms end up in the verdict on a run
+(`swarm_cli.observe.verdict`).
+"""
+
+from __future__ import annotations
+
+from monitoring.rules.base import NODE_DASHBOARD, SWARM_DASHBOARD, Alert, Severity
+
+_CHANCE = "clamp_min(1 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.02)"
+"""Two standard errors of a pass rate of a half, the widest there is, on so many tasks."""
+
+RULES: tuple[Alert, ...] = (
+    Alert(
+        name="SwarmHeldOutBelowBase",
+        expr=f"(0 - node:swarm_held_out_gain:latest) > on (job, node) group_left () {_CHANCE}",
+        hold="5m",
+        severity=Severity.CRITICAL,
+        summary="{{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out tasks less than its base policy",
+        description="Training has made the policy of {{ $labels.node }} worse than the one it began with, by more than chance "
+        "explains for a set of this size.",
+        dashboard=SWARM_DASHBOARD,
+        soon=True,
+    ),
+    Alert(
+        name="SwarmHeldOutFalling",
+        expr="""
+        (max_over_time(node:swarm_held_out_pass_ratio:latest[1d]) - node:swarm_held_out_pass_ratio:latest)
+        > on (job, node) group_left () clamp_min(2 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.05)
+        """,
+        hold="15m",
+        severity=Severity.WARNING,
+        summary="Held-out pass rate of {{ $labels.node }} is {{ $value | humanizePercentage }} below the run's best of the day",
+        description="The newest evaluated policy of {{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out "
+        "tasks less than the best of this run in the last "
+        "24 hours: more than chance explains for a set of this size.",
+        dashboard=SWARM_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmRewardFalling",
+        expr="""
+        (node:swarm_local_reward:mean15m < 0.5 * max_over_time(node:swarm_local_reward:mean15m[6h]))
+        and
+        (max_over_time(node:swarm_local_reward:mean15m[6h]) - node:swarm_local_reward:mean15m > 0.05)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="Reward of {{ $labels.node }}'s own answers has fallen to {{ $value | humanizePercentage }}",
+        description="The mean reward of the answers of {{ $labels.node }} is less than half of the best that this run had in the "
+        "last six hours: the policy gets worse at the tasks that it trains on.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmEntropyCollapsed",
+        expr="""
+        (max by (job, node) (avg_over_time(swarm_trainer_entropy_nats[15m])) < 0.02)
+        unless on (job, node) (node:swarm_local_reward:mean15m > 0.9)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary='Entropy of {{ $labels.node }}\'s policy is {{ $value | printf "%.3f" }} nats a token',
+        description="The policy of {{ $labels.node }} gives nearly always the same answer, and not the right one: the answers of "
+        "a group do not differ, and nothing better is found.",
+        dashboard=NODE_DASHBOARD,
+    ),
+    Alert(
+        name="SwarmPolicyDiverges",
+        expr="max by (job, node) (avg_over_time(swarm_trainer_kl_behaviour_nats[5m])) > 0.5",
+        hold="1m",
+        severity=Severity.WARNING,
+        summary='The policy of {{ $labels.node }} moved {{ $value | printf "%.1f" }} nats a token from the one that sampled',
+        description="The policy that {{ $labels.node }} trains is far from the one that sampled the answers it is trained on (KL "
+        "divergence; a healthy run stays below a tenth of this): steps are too large, or generator and trainer disagree.",
+        dashboard=NODE_DASHBOARD,
+        soon=True,
+    ),
+    Alert(
+        name="SwarmGradientNormHigh",
+        expr="""
+        quantile_over_time(0.5, node:swarm_trainer_grad_norm:max[15m])
+        > 20 * (quantile_over_time(0.5, node:swarm_trainer_grad_norm:max[6h] offset 15m) > 0)
+        """,
+        hold="10m",
+        severity=Severity.WARNING,
+        summary='Gradient norm of {{ $labels.node }} is {{ $value | printf "%.1f" }}',
+        description="The median norm of the gradients of {{ $labels.node }} is more than twenty times that of the run's hours "
+        "before. They are clipped (trainer.grad_clip), and what is left of them is mostly noise.",
+        dashboard=NODE_DASHBOARD,
+    ),
+)

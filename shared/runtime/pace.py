@@ -1,0 +1,42 @@
+"""How often a process does its work, and when it is late: pure, time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+
+GAPS_KEPT = 50
+LATE_FACTOR = 5.0
+LATE_AT_LEAST_S = 30.0
+"""Evaluations, checkpoints and a busy machine make gaps of several seconds in quick work."""
+
+
+class WorkPace:
+    """Times between units of work, such as steps, of which the newest are kept."""
+
+    def __init__(self) -> None:
+        self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
+        self._last: float | None = None
+
+    def worked(self, now: float) -> None:
+        """A unit of work ended at `now`, in seconds of a clock that does not go back."""
+        if self._last is not None:
+            self._gaps.append(max(0.0, now - self._last))
+        self._last = now
+
+    @property
+    def usual_s(self) -> float | None:
+        """The gap that a moment taken at random falls into, None before the third unit of work.
+
+        Not the mean: work that comes in bursts has mostly gaps of next to nothing. The longest gap
+        is left out, so that one past stall does not hide the next.
+        """
+        if len(self._gaps) < 2:
+            return None
+        gaps = sorted(self._gaps)[:-1]
+        total = sum(gaps)
+        return sum(gap * gap for gap in gaps) / total if total > 0 else 0.0
+
+
+def late_after_s(usual_s: float | None) -> float | None:
+    """How long after its last unit of work a process is late; None where its pace is not known."""
+    return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)

@@ -1,0 +1,119 @@
+"""A NATS server's own figures as Prometheus reads them, for one machine: in a cluster
+prometheus-nats-exporter does this, a Go program beside each server.
+
+Reads a server's monitoring port and names things as the exporter's sources do (`collector.go`,
+`jsz.go` and `healthz.go` in `collector/`, June 2026), with
+`-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
+_STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}
+_CONSUMER = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
+_SERVER = {"total_streams": "streams", "total_consumers": "consumers", "total_messages": "messages", "total_message_bytes": "bytes"}
+
+
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+TIMEOUT_S = 1.5
+"""Less than the time between two scrapes."""
+_NOTES_BYTES = 65_536
+
+
+def monitor_of(node_url: str, var_dir: Path) -> str | None:
+    """Monitoring address of the server at `node_url`, where `swarm up` started it: the server
+    writes it into its run's folder. None where no run's server is that one.
+    """
+    port = urlsplit(node_url).port
+    notes = [note for run in (var_dir / "runs").glob("*") for note in run.glob("nats-server_*.ports")]
+    found = []
+    for note in notes:
+        try:
+            written = json.loads(note.read_bytes()[:_NOTES_BYTES])
+            if any(urlsplit(url).port == port for url in written["nats"]):
+                found.append((note.stat().st_mtime, str(written["monitoring"][0])))
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            continue  # a note that is being written, or of a server that ended a moment ago
+    return max(found)[1] if found else None
+
+
+def figures(monitor_url: str) -> str:
+    """The text that Prometheus scrapes. Never raises: a server that does not answer is told as the
+    exporter tells it, so that its alert fires.
+    """
+    try:
+        return exposition(monitor_url)
+    except (OSError, ValueError, KeyError, TypeError):
+        return _line("nats_healthz_status_value", 0.0, {"server_id": "", "value": "unreachable"}) + "\n"
+
+
+def exposition(monitor_url: str) -> str:
+    """The figures of the server whose monitoring port is at `monitor_url`.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it does not answer, or not as a NATS server.
+    """
+    varz, jsz = _get(f"{monitor_url}/varz"), _get(f"{monitor_url}/jsz?consumers=true&config=true&raft=true")
+    name = varz["server_name"]
+    lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
+    status = _get(f"{monitor_url}/healthz")["status"]
+    lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
+    lines += _jetstream(jsz, name)
+    return "\n".join(lines) + "\n"
+
+
+def _jetstream(jsz: dict[str, Any], server: str) -> Iterator[str]:
+    meta = jsz.get("meta_cluster")
+    leads = "true" if meta is None or meta.get("leader") == server else "false"
+    labels = {"server_id": server, "server_name": server, "is_meta_leader": leads}
+    for key, field in _SERVER.items():
+        yield _line(f"nats_server_{key}", jsz.get(field, 0), labels)
+    yield _line("nats_server_max_storage", jsz["config"]["max_storage"], labels)
+    for account in jsz.get("account_details", []):
+        for stream in account.get("stream_detail") or []:
+            own = {**labels, "account": account["name"], "stream_name": stream["name"], "is_stream_leader": _leads(stream, server)}
+            for key, field in _STREAM.items():
+                yield _line(f"nats_stream_{key}", stream["state"].get(field, 0), own)
+            yield _line("nats_stream_limit_bytes", stream["config"]["max_bytes"], own)
+            yield _line("nats_stream_limit_messages", stream["config"]["max_msgs"], own)
+            for consumer in stream.get("consumer_detail") or []:
+                of = {**own, "consumer_name": consumer["name"], "is_consumer_leader": _leads(consumer, server)}
+                for field in _CONSUMER:
+                    yield _line(f"nats_consumer_{field}", consumer[field], of)
+
+
+def _leads(asset: dict[str, Any], server: str) -> str:
+    cluster = asset.get("cluster")
+    return "true" if cluster is None or cluster.get("leader") == server else "false"
+
+
+def _numbers(answer: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in answer.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{key}_")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}".replace("/", "_"), value
+        elif key in {"start", "config_load_time"}:
+            yield f"{prefix}{key}", datetime.fromisoformat(value[:26].rstrip("Z") + "+00:00").timestamp()
+
+
+def _line(name: str, value: float, labels: dict[str, str]) -> str:
+    return f"{name}{{{', '.join(f'{key}={json.dumps(text)}' for key, text in labels.items())}}} {value}"
+
+
+def _get(url: str) -> dict[str, Any]:
+    try:
+        with _NO_PROXY.open(url, timeout=TIMEOUT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body when it is not well
+        found = json.load(error)
+    return found

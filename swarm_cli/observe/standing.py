@@ -1,0 +1,94 @@
+"""Whether a node that answers also gets on: the time since its last step, batch and group against
+their usual pace, and since its processes' last word. Pure, time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.contracts.control import ServiceStatus
+from shared.contracts.status_figures import StatusFigure
+from shared.roles import ROLES, Role
+from shared.runtime.pace import late_after_s
+from shared.runtime.status import STATUS_INTERVAL_S
+from swarm_cli.observe.view import NodeView
+
+FIRST_WORK_S = 600.0
+"""A model loads, and the base policy is evaluated, before there is a first step."""
+QUIET_S = 5 * STATUS_INTERVAL_S
+"""A process that is silent this long is told, long before it counts as gone (`SILENT_S`)."""
+
+_WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
+"""What each role makes, those first whose standing still says most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A role that answers and does not get on. `usual_s` is None before its pace is known."""
+
+    role: Role
+    for_s: float
+    usual_s: float | None
+
+    @property
+    def words(self) -> str:
+        """Such as `no step for 2m (usually every 1s)`."""
+        usual = "" if self.usual_s is None else f" (usually every {duration(self.usual_s)})"
+        return f"no {_WORK[self.role]} for {duration(self.for_s)}{usual}"
+
+
+def standing(view: NodeView, now: float) -> Standing | None:
+    """The first role in the order of `_WORK` that stands still though it answers; None where all
+    get on, and for a node whose trainer has taken all its steps.
+
+    The sampler, generator and verifier may wait for the trainer on purpose, and so stand still only
+    where no trainer does.
+    """
+    if finished(view):
+        return None
+    for role in _WORK:
+        alive = view.alive(role, now)
+        found = [late for status in alive if (late := _late(status, now)) is not None]
+        # Of several replicas one that works is enough.
+        if found and len(found) == len(alive):
+            return min(found, key=lambda each: each.for_s)
+    return None
+
+
+def finished(view: NodeView) -> bool:
+    """Whether the trainer has taken all its steps, after which the node rests."""
+    return bool(view.position and view.position.finished)
+
+
+def quiet(view: NodeView, now: float) -> list[str]:
+    """Roles that are late with their word and not yet gone, such as `trainer silent for 14s`."""
+    found = []
+    for role in ROLES:
+        alive = view.alive(role, now)
+        if alive and (silent_s := now - alive[0].updated_at) > QUIET_S:
+            found.append(f"{role} silent for {duration(silent_s)}")
+    return found
+
+
+def trouble(view: NodeView, now: float) -> tuple[str, ...]:
+    """What keeps a node that answers from being well, in words."""
+    still = standing(view, now)
+    return (*([still.words] if still else []), *quiet(view, now))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 0.4s, 42s, 7m, 3h, 2d."""
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= unit:
+            return f"{int(seconds / unit)}{name}"
+    return f"{seconds:.1f}s" if 0 < seconds < 1 else f"{int(seconds)}s"
+
+
+def _late(status: ServiceStatus, now: float) -> Standing | None:
+    worked_at = status.figures.get(StatusFigure.WORKED_AT)
+    usual_s = status.figures.get(StatusFigure.WORK_EVERY_S)
+    if worked_at is None and status.role != "trainer":
+        return None  # a sampler without foreign groups or a verifier of a new node may have nothing to do yet
+    since_s = now - (status.started_at if worked_at is None else worked_at)
+    patience_s = late_after_s(usual_s) or FIRST_WORK_S
+    return Standing(status.role, since_s, usual_s) if since_s > patience_s else None

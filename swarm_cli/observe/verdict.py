@@ -1,0 +1,180 @@
+"""What came of a run, in a line or a few for each node: pure functions over its steps and
+evaluations, and `run_verdicts`, which reads them.
+
+The same symptoms are alerts while the run goes on (`monitoring/rules/learning_alerts.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from shared.text import visible
+from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
+
+FEWEST_STEPS = 8
+"""Of fewer, nothing is said but what the held-out tasks say."""
+CHANCE_ERRORS = 2.0
+CHANCE_AT_LEAST = 0.02
+REWARD_PART = 0.5
+REWARD_DROP = 0.05
+REWARD_STEPS = 4
+ENTROPY_NATS = 0.02
+"""Below it a policy gives nearly always the same answer; the demos' good ones have 0.05 to 0.2."""
+SOLVED_REWARD = 0.9
+"""A policy that is right nearly always may be sure of it."""
+ENTROPY_FACTOR = 3.0
+ENTROPY_RISE_NATS = 1.0
+KL_NATS = 0.5
+"""Between the policy that sampled and the one that is trained; in the demos it stays below 0.06."""
+KL_STEPS = 3
+GRADIENT_FACTOR = 20.0
+UNCHANGED_PART = 0.5
+REMEDY = "remedy: docs/runbooks/SwarmHeldOutBelowBase.md; most often a lower trainer.learning_rate"
+
+
+class Outcome(StrEnum):
+    """What a run's records say."""
+
+    LEARNED = "learned"
+    UNCLEAR = "unclear"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reasons` begin with what the held-out tasks say; the rest are symptoms of failing."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+    def lines(self, node: str) -> list[str]:
+        """Such as `alpha: learned: held-out 0.655, +0.565 over the base policy`; symptoms and the
+        remedy follow, a line each.
+        """
+        words = {
+            Outcome.LEARNED: "learned",
+            Outcome.UNCLEAR: "no clear gain",
+            Outcome.FAILED: "LEARNING FAILS",
+            Outcome.UNKNOWN: "not judged",
+        }[self.outcome]
+        first, *symptoms = self.reasons
+        remedy = [REMEDY] if self.outcome is Outcome.FAILED else []
+        return [f"{visible(node)}: {words}: {first}", *(f"  {text}" for text in [*symptoms, *remedy])]
+
+
+def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Verdict:
+    """Judge a node's run. `steps` are lines of `metrics.jsonl` in order, `evaluations` by policy
+    version; either may be empty.
+    """
+    outcome, held_out = _held_out(evaluations)
+    symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
+    if symptoms and outcome is not Outcome.LEARNED:
+        outcome = Outcome.FAILED
+    return Verdict(outcome, (held_out, *symptoms))
+
+
+def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
+    """The verdicts on a run's nodes as lines; none of a node that has written nothing."""
+    lines = []
+    for node in nodes:
+        steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
+        if steps or evaluations:
+            lines += verdict(steps, evaluations).lines(node)
+    return lines
+
+
+def margin(one: Evaluation, other: Evaluation) -> float:
+    """How far two pass rates are apart by chance: two standard errors of their difference."""
+    variance = sum(each.pass_rate * (1 - each.pass_rate) / max(1, each.n) for each in (one, other))
+    return max(CHANCE_AT_LEAST, CHANCE_ERRORS * math.sqrt(variance))
+
+
+def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
+    """What the held-out tasks say by themselves."""
+    base = next((each for each in evaluations if each.policy_version == 0), None)
+    if base is None or len(evaluations) < 2:
+        return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
+    newest, best = evaluations[-1], max(evaluations, key=lambda each: each.pass_rate)
+    gain = newest.pass_rate - base.pass_rate
+    if gain < -margin(newest, base):
+        return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
+    if best.pass_rate - newest.pass_rate > margin(best, newest):
+        words = f"held-out fell from its best, {best.pass_rate:.3f} at version {best.policy_version}, to {newest.pass_rate:.3f}"
+        return (Outcome.UNCLEAR if gain > margin(newest, base) else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
+    if gain > margin(newest, base):
+        return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
+    chance = f"chance explains up to {margin(newest, base):.3f} on {newest.n} tasks"
+    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {chance}"
+
+
+def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Values of a field; steps in which it was not measured (null) are left out."""
+    values = (step.get(name) for step in steps)
+    return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The first and the last quarter; None where there are too few values to compare."""
+    quarter = len(values) // 4
+    return (values[:quarter], values[-quarter:]) if quarter >= 2 else None
+
+
+def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    values = _numbers(steps, "reward_local")
+    ends = _ends(values)
+    if ends is None:
+        return None
+    size = max(REWARD_STEPS, len(values) // 8)
+    best, last = max(fmean(values[at : at + size]) for at in range(len(values) - size + 1)), fmean(ends[1])
+    falls = last < REWARD_PART * best and best - last > REWARD_DROP
+    return f"the reward of local groups fell from {best:.3f}, its best, to {last:.3f}" if falls else None
+
+
+def _entropy(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Collapse, unless the policy is right nearly always; or a policy that answers at random."""
+    values, rewards = _numbers(steps, "entropy"), _ends(_numbers(steps, "reward_local"))
+    if len(values) < 2:
+        return None
+    ends = _ends(values) or (values[:1], values[-1:])
+    first, last = fmean(ends[0]), fmean(ends[1])
+    if last < ENTROPY_NATS and (rewards is None or fmean(rewards[1]) < SOLVED_REWARD):
+        return f"the policy's entropy collapsed, from {first:.3f} to {last:.3f} nats a token"
+    if last > ENTROPY_FACTOR * first and last - first > ENTROPY_RISE_NATS:
+        return f"the policy's entropy rose from {first:.2f} to {last:.2f} nats a token: it answers at random"
+    return None
+
+
+def _divergence(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    values = _numbers(steps, "kl_behaviour")
+    size = min(KL_STEPS, len(values))
+    worst = max((fmean(values[at : at + size]) for at in range(len(values) - size + 1)), default=0.0) if size else 0.0
+    if worst <= KL_NATS:
+        return None
+    return f"the policy moved {worst:.1f} nats a token away from the one that sampled (KL), in {size} steps"
+
+
+def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    ends = _ends(_numbers(steps, "grad_norm"))
+    if ends is None:
+        return None
+    first, last = median(ends[0]), median(ends[1])
+    return f"the gradient's norm rose from {first:.2g} to {last:.2g}" if last > GRADIENT_FACTOR * first > 0 else None
+
+
+def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Most steps without an update; a solved set of tasks ends so too, and is not failing."""
+    without = sum(step.get("updated") is False for step in steps)
+    rewards = _ends(_numbers(steps, "reward_local"))
+    solved = rewards is not None and fmean(rewards[1]) >= SOLVED_REWARD
+    told = without > UNCHANGED_PART * len(steps) and not solved
+    return f"{without} of {len(steps)} steps left the weights as they were" if told else None
+
+
+_SYMPTOMS: tuple[Callable[[Sequence[Mapping[str, Any]]], str | None], ...] = (_reward, _entropy, _divergence, _gradient, _unchanged)

@@ -1,0 +1,157 @@
+"""A node that answers and does not get on is told, in every view; one that rests is not."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from shared.contracts.control import ServiceStatus, TrainerPosition
+from shared.contracts.status_figures import StatusFigure
+from shared.roles import ROLES, Role
+from shared.runtime.pace import GAPS_KEPT, LATE_AT_LEAST_S, LATE_FACTOR, WorkPace, late_after_s
+from shared.runtime.status import StatusBoard
+from swarm_cli.observe.progress import state
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.standing import FIRST_WORK_S, standing
+from swarm_cli.observe.status import as_object, show
+from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
+from swarm_cli.observe.top_view import screen
+from swarm_cli.observe.view import NodeView
+
+NOW = 1_000_000.0
+RED, GREEN, YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"
+
+
+def status(role: Role, *, age_s: float = 1.0, worked_s: float | None = 1.0, every_s: float | None = 1.0) -> ServiceStatus:
+    figures = {} if worked_s is None else {str(StatusFigure.WORKED_AT): NOW - worked_s}
+    if every_s is not None:
+        figures[StatusFigure.WORK_EVERY_S] = every_s
+    figures |= {"step_seconds": 0.5, "forward_backward_share": 0.46} if role == "trainer" else {}
+    return ServiceStatus(
+        node="alpha",
+        role=role,
+        replica="0",
+        pid=1,
+        host="here",
+        state="training",
+        started_at=NOW - 5000,
+        updated_at=NOW - age_s,
+        figures=figures,
+    )
+
+
+def view(*, finished: bool = False, **of_role: ServiceStatus) -> NodeView:
+    statuses = tuple(of_role.get(role, status(role)) for role in ROLES)
+    return NodeView("alpha", statuses, TrainerPosition(policy_version=900, consumed_local=0, finished=finished))
+
+
+def model(of: NodeView) -> TopModel:
+    return TopHistory().model(SwarmSnapshot(NOW, (NodeSnapshot(of, (), True),), (), True), [], {})
+
+
+def drawn(shows: TopModel, width: int = 80, height: int | None = None) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(screen(shows, width=width, height=height, headline="nats://here"))
+    return captured.get()
+
+
+def border(shows: TopModel) -> str:
+    """The colour of a panel's corner."""
+    text = drawn(shows)
+    return text[: text.index("╭")][-5:]
+
+
+def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_red_and_has_no_rate() -> None:
+    stuck = model(view(trainer=status("trainer", worked_s=140.0)))
+    text = drawn(stuck)
+    assert border(stuck) == RED and border(model(view())) == GREEN
+    assert "no step for 2m (usually every 1s)" in text
+    assert "– steps/s" in text and "46%" not in text
+    assert "2.00 steps/s" in drawn(model(view())), "one that steps has its rate, at the first look too"
+
+
+def test_the_same_is_said_by_status_and_by_the_progress_view() -> None:
+    stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
+    snapshot = SwarmSnapshot(NOW, (NodeSnapshot(stuck, (), True),), (), True)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(snapshot, console)
+    assert "no step for 16m (usually every 1s)" in console.export_text()
+    assert as_object(snapshot)["nodes"]["alpha"]["trouble"] == ["no step for 16m (usually every 1s)"]
+    assert state(stuck, NOW) == "no step for 16m (usually every 1s)"
+    assert as_object(SwarmSnapshot(NOW, (NodeSnapshot(view(), (), True),), (), True))["nodes"]["alpha"]["trouble"] == []
+
+
+def test_in_rows_the_last_column_says_it_too() -> None:
+    stuck = model(view(trainer=status("trainer", worked_s=140.0)))
+    assert "no step for 2m" in drawn(stuck, width=160, height=5)
+
+
+def test_slow_steps_are_no_trouble_until_several_are_missing() -> None:
+    assert standing(view(trainer=status("trainer", worked_s=590.0, every_s=120.0)), NOW) is None
+    late = standing(view(trainer=status("trainer", worked_s=610.0, every_s=120.0)), NOW)
+    assert late is not None and late.words == "no step for 10m (usually every 2m)"
+
+
+def test_a_node_that_has_taken_all_its_steps_rests_and_is_green() -> None:
+    done = view(finished=True, trainer=status("trainer", worked_s=9000.0), sampler=status("sampler", worked_s=9000.0))
+    assert standing(done, NOW) is None and border(model(done)) == GREEN
+    assert "– steps/s" in drawn(model(done)), "and its rate does not outlive its steps"
+
+
+def test_a_first_step_is_waited_for_and_a_verifier_without_work_is_no_trouble() -> None:
+    young = status("trainer", worked_s=None, every_s=None)
+    assert standing(view(trainer=young), NOW - 5000 + FIRST_WORK_S - 1) is None
+    never = standing(view(trainer=young), NOW)
+    assert never is not None and never.words == "no step for 1h"
+    assert standing(view(verifier=status("verifier", worked_s=None, every_s=None)), NOW) is None
+
+
+def test_a_process_that_is_late_with_its_word_makes_its_node_yellow_before_it_counts_as_gone() -> None:
+    late = model(view(trainer=status("trainer", age_s=14.0)))
+    assert border(late) == YELLOW and "trainer silent for 14s" in drawn(late)
+    assert border(model(view(trainer=status("trainer", age_s=40.0)))) == RED
+
+
+def test_what_a_server_said_that_does_not_answer_any_more_is_not_green_and_has_no_rate() -> None:
+    old = outdated(model(view()), 75.0)
+    assert border(old) == YELLOW
+    assert "as of 1m ago" in drawn(old) and "– steps/s" in drawn(old)
+
+
+def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_the_next() -> None:
+    pace, at = WorkPace(), 0.0
+    for _ in range(4):
+        for _ in range(16):
+            pace.worked(at)
+            at += 0.01
+        at += 120.0
+    assert pace.usual_s is not None and 100 < pace.usual_s < 130
+    steady = WorkPace()
+    for at in (*range(20), *range(1000, 1020)):
+        steady.worked(float(at))
+    assert steady.usual_s == 1.0
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=3, max_size=3 * GAPS_KEPT))
+def test_the_usual_gap_is_one_that_was_seen_and_lateness_is_several_of_it(times: list[float]) -> None:
+    pace = WorkPace()
+    for at in sorted(times):
+        pace.worked(at)
+    gaps = [b - a for a, b in zip(sorted(times), sorted(times)[1:], strict=False)]
+    assert pace.usual_s is not None and 0.0 <= pace.usual_s <= max(gaps) * (1 + 1e-9)
+    assert late_after_s(pace.usual_s) == max(LATE_AT_LEAST_S, LATE_FACTOR * pace.usual_s)
+
+
+def test_a_status_says_when_its_process_worked_last_and_a_figure_can_be_taken_back() -> None:
+    board = StatusBoard("alpha", "trainer", "0")
+    board.worked()
+    figures = board.snapshot().figures
+    assert abs(figures[StatusFigure.WORKED_AT] - time.time()) < 5 and StatusFigure.WORK_EVERY_S not in figures
+    board.set(StatusFigure.LOSS, 0.5)
+    board.set(StatusFigure.LOSS, None)
+    assert StatusFigure.LOSS not in board.snapshot().figures

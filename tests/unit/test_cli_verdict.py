@@ -1,0 +1,127 @@
+"""The verdict on a run: learning that fails is said, learning that goes well is not called failing,
+and chance is called chance.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_cli.observe.curves import draw_curves
+from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.verdict import Outcome, run_verdicts, verdict
+
+REPO = Path(__file__).parents[2]
+RECORDED = sorted(path for path in (REPO / "experiments/results/smollm2-demo").glob("seed*/*") if (path / "eval.jsonl").is_file())
+
+
+def steps(count: int = 40, **values: Any) -> list[dict[str, Any]]:
+    """A healthy run; a list of two numbers goes in a line from the first to the second."""
+    told = {"entropy": [0.8, 0.2], "kl_behaviour": 0.004, "grad_norm": 2.0, "reward_local": [0.1, 0.6], "updated": True} | values
+
+    def at(value: Any, part: float) -> Any:
+        return value[0] + part * (value[1] - value[0]) if isinstance(value, list) else value
+
+    return [{"step": n + 1, **{name: at(value, n / (count - 1)) for name, value in told.items()}} for n in range(count)]
+
+
+def rates(*pass_rates: float, n: int = 200) -> list[Evaluation]:
+    return [Evaluation(25 * number, rate, n) for number, rate in enumerate(pass_rates)]
+
+
+def test_a_rising_held_out_rate_is_learning_and_says_by_how_much() -> None:
+    assert verdict(steps(), rates(0.09, 0.4, 0.655)).lines("alpha") == [
+        "alpha: learned: held-out 0.655, +0.565 over the base policy"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"reward_local": 0.01}, "reward of local groups fell"),
+        ({"entropy": 0.001}, "entropy collapsed"),
+        ({"entropy": 6.6}, "answers at random"),
+        ({"kl_behaviour": 5.0}, "away from the one that sampled (KL)"),
+        ({"grad_norm": 400.0}, "gradient's norm rose"),
+        ({"updated": False, "entropy": None, "kl_behaviour": None, "grad_norm": None}, "40 of 60 steps left the weights"),
+    ],
+)
+def test_each_way_of_failing_is_named_with_its_figures(values: dict[str, Any], words: str) -> None:
+    healthy = steps(20, reward_local=0.3)
+    found = verdict([*healthy, *steps(**{"reward_local": 0.3, **values})], rates(0.09, 0.1))
+    assert found.outcome is Outcome.FAILED
+    (told,) = found.reasons[1:]
+    assert words in told
+    assert "remedy" in found.lines("alpha")[-1]
+    assert verdict(steps(), rates(0.09, 0.1)).outcome is Outcome.UNCLEAR
+
+
+def test_a_pass_rate_below_the_base_policys_is_failing_and_one_within_chance_is_not() -> None:
+    assert verdict([], rates(0.09, 0.0)).outcome is Outcome.FAILED
+    assert "from 0.090 to 0.000" in verdict([], rates(0.09, 0.0)).reasons[0]
+    assert verdict([], rates(0.09, 0.07)).outcome is Outcome.UNCLEAR
+    assert verdict([], rates(0.3, 0.1, n=10)).outcome is Outcome.UNCLEAR, "ten tasks say little"
+
+
+def test_a_fall_from_the_best_is_told_though_there_is_a_gain_left() -> None:
+    found = verdict(steps(), rates(0.09, 0.7, 0.4))
+    assert found.outcome is Outcome.UNCLEAR and "0.700 at version 25, to 0.400" in found.reasons[0]
+
+
+def test_a_policy_that_is_right_nearly_always_may_be_sure_of_it_and_rest() -> None:
+    solved = steps(entropy=0.001, reward_local=0.99, updated=False)
+    assert verdict(solved, rates(0.5, 0.98)).lines("a") == ["a: learned: held-out 0.980, +0.480 over the base policy"]
+
+
+def test_without_evaluations_that_is_said_instead_of_a_verdict() -> None:
+    found = verdict(steps(), [])
+    assert found.outcome is Outcome.UNKNOWN and "eval.tasks" in found.reasons[0]
+
+
+@pytest.mark.parametrize("folder", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_recorded_runs_of_a_real_model_that_learned_are_called_so(folder: Path) -> None:
+    assert RECORDED
+    assert verdict(read_steps(folder), read_evaluations(folder)) == verdict([], read_evaluations(folder))
+    assert verdict(read_steps(folder), read_evaluations(folder)).outcome is Outcome.LEARNED
+
+
+_FIELD = st.one_of(st.none(), st.booleans(), st.floats(allow_nan=True), st.text(max_size=3))
+
+
+@given(
+    st.lists(st.fixed_dictionaries({name: _FIELD for name in ("entropy", "kl_behaviour", "grad_norm", "reward_local", "updated")})),
+    st.lists(st.builds(Evaluation, st.integers(0, 9), st.floats(0, 1), st.integers(0, 300)), max_size=4),
+)
+def test_whatever_the_files_hold_there_is_a_verdict(record: list[dict[str, Any]], evaluations: list[Evaluation]) -> None:
+    assert verdict(record, evaluations).lines("alpha")
+
+
+def test_a_nodes_files_are_read_and_a_node_without_any_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "alpha").mkdir()
+    lines = [
+        {"policy_version": 50 * number, "pass_rate": rate, "n": 200, "per_task": {"gcd": {"n": 100, "pass_rate": rate / 2}, "x": 3}}
+        for number, rate in enumerate((0.09, 0.0))
+    ]
+    (tmp_path / "alpha" / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (told, remedy) = run_verdicts(tmp_path, ["alpha", "beta"])
+    assert told.startswith("alpha: LEARNING FAILS: held-out fell below") and "remedy" in remedy
+    assert [each.by_task for each in read_evaluations(tmp_path / "alpha")] == [{"gcd": 0.045}, {"gcd": 0.0}]
+
+
+@pytest.mark.slow
+def test_each_dataset_of_the_held_out_tasks_gets_a_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: titles.extend(axis.get_title() for axis in figure.axes))
+    (tmp_path / "alpha").mkdir()
+    score = {"n": 100, "pass_rate": 0.5, "mean_reward": 0.5}
+    line = {"policy_version": 0, "pass_rate": 0.5, "n": 200, "per_task": {"gcd": score, "leg_counting": score, "a": score}}
+    (tmp_path / "alpha" / "eval.jsonl").write_text(json.dumps(line) + "\n")
+    draw_curves("run", [tmp_path / "alpha"], tmp_path / "out.png")
+    assert {"Held-out: gcd", "Held-out: leg_counting", "Held-out: a"} <= set(titles)
