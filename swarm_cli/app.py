@@ -19,6 +19,7 @@ from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.experiment.commands import experiment_app
 from swarm_cli.key_commands import keys_app, roster_app
+from swarm_cli.local.control_commands import add, down, restart
 from swarm_cli.local.up import up
 from swarm_cli.model.commands import model_app
 from swarm_cli.model.evaluate import evaluate
@@ -39,6 +40,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(up)
+app.command()(down)
+app.command()(restart)
+app.command()(add)
 app.command()(watch)
 app.command()(status)
 app.command()(top)

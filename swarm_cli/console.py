@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from types import TracebackType
 
 import typer
@@ -33,8 +34,11 @@ def log_to_standard_error() -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(visible_lines(text), file=sys.stderr, flush=True)
+    """A line for the person at the terminal, while there is one: one that was closed is no reason
+    for a command to fail.
+    """
+    with suppress(OSError):
+        print(visible_lines(text), file=sys.stderr, flush=True)
 
 
 def say(text: str = "") -> None:
