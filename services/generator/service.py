@@ -10,6 +10,7 @@ engine busy while some of its groups are long.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -25,6 +26,7 @@ from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
+from shared.config.sections import GeneratorSection
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import ModelIdentity, RolloutGroup
@@ -252,14 +254,23 @@ async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[Non
     await stack.enter_async_context(entered)
 
 
-def _key_of(file: str) -> str | None:
-    """A server's key, from its file. Raises `FatalError` where that cannot be read."""
-    if not file:
-        return None
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
+def _server_key(generator: GeneratorSection) -> str | None:
+    """A server's key, from its file or variable. Raises `FatalError` where it cannot be had."""
+    if generator.openai_key_file:
+        file = generator.openai_key_file
+        try:
+            key = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
+        if not key:
+            raise FatalError(f"generator.openai_key_file {file} is empty: write the server's key into it, or unset the setting")
+        return key
+    if generator.openai_key_variable:
+        name = generator.openai_key_variable
+        if not (key := os.environ.get(name, "").strip()):
+            raise FatalError(f"generator.openai_key_variable is {name}, which is not set: export it, or use openai_key_file")
+        return key
+    return None
 
 
 def _engine_of(config: NodeConfig, max_length: int) -> Engine:
@@ -279,8 +290,8 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
         kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
         tensor_parallel_size=generator.tensor_parallel,
         base_url=generator.openai_url or None,
-        api_key=_key_of(generator.openai_key_file),
+        api_key=_server_key(generator),
         options=generator.engine_options,
-        served_model=config.model.name or None,
+        served_model=generator.openai_model or config.model.name or None,
         turns=device_turns(config, "generator"),
     )
