@@ -10,11 +10,9 @@ engine busy while some of its groups are long.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from pathlib import Path
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
@@ -24,9 +22,9 @@ from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
+from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
-from shared.config.sections import GeneratorSection
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import ModelIdentity, RolloutGroup
@@ -254,25 +252,6 @@ async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[Non
     await stack.enter_async_context(entered)
 
 
-def _server_key(generator: GeneratorSection) -> str | None:
-    """A server's key, from its file or variable. Raises `FatalError` where it cannot be had."""
-    if generator.openai_key_file:
-        file = generator.openai_key_file
-        try:
-            key = Path(file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
-        if not key:
-            raise FatalError(f"generator.openai_key_file {file} is empty: write the server's key into it, or unset the setting")
-        return key
-    if generator.openai_key_variable:
-        name = generator.openai_key_variable
-        if not (key := os.environ.get(name, "").strip()):
-            raise FatalError(f"generator.openai_key_variable is {name}, which is not set: export it, or use openai_key_file")
-        return key
-    return None
-
-
 def _engine_of(config: NodeConfig, max_length: int) -> Engine:
     """The engine that the configuration names; `max_length` is the model's context in tokens."""
     generator = config.generator
@@ -290,7 +269,7 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
         kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
         tensor_parallel_size=generator.tensor_parallel,
         base_url=generator.openai_url or None,
-        api_key=_server_key(generator),
+        api_key=server_key(generator),
         options=generator.engine_options,
         served_model=generator.openai_model or config.model.name or None,
         turns=device_turns(config, "generator"),

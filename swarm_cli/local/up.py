@@ -30,6 +30,7 @@ from swarm_cli.local.procfile import (
     render_procfile,
 )
 from swarm_cli.observe.plot import where_runs_are
+from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535
@@ -82,6 +83,8 @@ def up(
     with holding_run(folder):
         check_ports(layout.ports)
         _announce(node_config, layout)
+        for sentence in ruinous_settings(node_config):
+            note(f"warning: {sentence}")
         outcome = run_lines(
             process_lines(layout),
             os.environ,
@@ -147,9 +150,10 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
         f"({', '.join(layout.node_names)}), {f'ends after {steps} steps' if steps else 'until Ctrl-C'}"
     )
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
-    note(f"end:   Ctrl-C, or swarm down {config.node.run}; services say only warnings here (--verbose: all)")
     elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
-    note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"look:  swarm top{elsewhere} (one screen, live)")
+    note(f"       swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
 
 
 def _explain_end(outcome: Outcome, config: NodeConfig) -> None:

@@ -69,7 +69,8 @@ class Watch:
             await transport.close()
 
     async def _follow(self, transport: Transport) -> None:
-        _say(LEGEND)
+        for line in LEGEND.splitlines():
+            _say(line)
         tables, heard_at, steps_done_at = 0, time.monotonic(), None
         while True:
             await asyncio.sleep(self._every_s)
