@@ -7,6 +7,7 @@ neither styles (rich's markup) nor control characters here, only text (`shared.t
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -23,6 +24,7 @@ CELL_CHARACTERS = 64
 """Longest text of a table's cell: the names that are allowed are shorter, and one that is not must
 not push the others aside.
 """
+_UNCUT_COLUMNS = 10_000
 
 
 def log_to_standard_error() -> None:
@@ -53,11 +55,16 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
-def terminal() -> Console:
+def terminal(*, fit: bool = False) -> Console:
     """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for
     themselves.
+
+    A table that goes into a pipe or a file is as wide as its text, because whoever reads it there
+    cannot widen a window to see what was cut; with `fit`, or where COLUMNS says so, it has a
+    terminal's width all the same.
     """
-    return Console(markup=False, emoji=False)
+    whole = not fit and not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(markup=False, emoji=False, width=_UNCUT_COLUMNS if whole else None)
 
 
 def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:
