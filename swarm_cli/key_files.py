@@ -24,6 +24,9 @@ def key_file_problems(config: NodeConfig) -> list[str]:
 
 
 def _problems(config: NodeConfig) -> Iterator[str]:
+    """Of every file that this configuration uses; those of a plane or engine that it has not are
+    not looked at.
+    """
     nats, verifier = config.nats, config.verifier
     if nats.node_key_file:
         for role in ROLES:
@@ -40,6 +43,7 @@ def _problems(config: NodeConfig) -> Iterator[str]:
 
 
 def _checked(setting: str, file: str, look: Callable[[Path], str | None]) -> Iterator[str]:
+    """What `look` finds wrong with a setting's file, or that it cannot be looked at."""
     if not file:
         return
     path = Path(file)

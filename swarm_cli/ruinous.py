@@ -15,7 +15,7 @@ _HOT, _COLD = 1.5, 0.3
 
 def ruinous_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with what is usual."""
-    return [*_of_training(config), *_of_sampling(config)]
+    return [*_training_ruin(config), *_sampling_ruin(config)]
 
 
 def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
@@ -37,7 +37,7 @@ def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_templat
     return sentences
 
 
-def _of_training(config: NodeConfig) -> Iterator[str]:
+def _training_ruin(config: NodeConfig) -> Iterator[str]:
     trainer = config.trainer
     adapters = trainer.lora.rank > 0
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
@@ -49,7 +49,7 @@ def _of_training(config: NodeConfig) -> Iterator[str]:
         yield "eval.tasks = 0: nobody sees whether the policy gets better or worse; 200 held-out questions do"
 
 
-def _of_sampling(config: NodeConfig) -> Iterator[str]:
+def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
     generator = config.generator
     if generator.temperature > _HOT:
         yield f"generator.temperature = {generator.temperature:g}: answers become noise; usual is 0.7 to 1"

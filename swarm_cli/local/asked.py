@@ -55,9 +55,9 @@ def named(service: str, states: Mapping[str, str]) -> list[str]:
     """
     if service in states:
         return [service]
-    of_role = [name for name in states if node_of(name) and name.rpartition("-")[2] == service] if service in ROLES else []
-    if not of_role:
+    with_role = [name for name in states if node_of(name) and name.rpartition("-")[2] == service] if service in ROLES else []
+    if not with_role:
         raise CommandError(
             f"nothing here is called {service[:80]!r}: name one of {', '.join(states)}, or a role ({', '.join(ROLES)})"
         )
-    return of_role
+    return with_role

@@ -91,6 +91,7 @@ class Output:
         return f"\x1b[{colour}m{text}\x1b[0m"
 
     def _write_all(self) -> None:
+        """The thread: write what is queued, until there is nobody to read it."""
         while (text := self._queue.get()) is not None:
             if self._dropped and not self._gone:
                 dropped, self._dropped = self._dropped, 0

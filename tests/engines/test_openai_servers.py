@@ -41,10 +41,10 @@ def sampled(
 def test_a_server_of_text_alone_is_asked_in_its_words_and_its_text_is_counted(model_folders: dict[bool, Path]) -> None:
     behaviour = Behaviour()
     answers, tokenizer = sampled(model_folders[True], behaviour)
-    assert [len(of_prompt) for of_prompt in answers] == [3, 3]
+    assert [len(samples) for samples in answers] == [3, 3]
     assert all(set(body) <= OPENAIS_OWN and body["n"] == 3 for body in behaviour.asked)
     assert [body["prompt"] for body in behaviour.asked] == [tokenizer.decode(ids) for ids in ([5, 6, 7], [8, 9])]  # type: ignore[attr-defined]
-    for sample in (each for of_prompt in answers for each in of_prompt):
+    for sample in (each for samples in answers for each in samples):
         assert sample.logprobs is None
         ended = sample.finish_reason == "stop"
         assert len(sample.token_ids) == len(tokenizer.encode(sample.text)) + ended  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def test_top_k_is_asked_for_although_it_is_not_openais_own(model_folders: dict[b
 def test_a_server_that_gives_one_completion_is_asked_once_for_each_under_other_seeds(model_folders: dict[bool, Path]) -> None:
     behaviour = Behaviour(many=False)
     answers, _ = sampled(model_folders[True], behaviour)
-    assert [len(of_prompt) for of_prompt in answers] == [3, 3]
+    assert [len(samples) for samples in answers] == [3, 3]
     assert len({body["seed"] for body in behaviour.asked}) == 6 == len(behaviour.asked)
 
 

@@ -24,7 +24,7 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
     scores = ({"policy_version": 0, "n": 8, "pass_rate": 0.125}, {"policy_version": 1, "n": 8, "pass_rate": 0.5})
     per_task = ({"gcd": {"pass_rate": 0.25}}, {"gcd": {"pass_rate": 0.75}})
-    lines = [json.dumps({**score, "per_task": of_task}) for score, of_task in zip(scores, per_task, strict=True)]
+    lines = [json.dumps({**score, "per_task": by_task}) for score, by_task in zip(scores, per_task, strict=True)]
     (node / "eval.jsonl").write_text("\n".join(lines) + "\n")
     (node / "metrics.jsonl").write_text('{"step": 1, "groups_local": 3, "groups_external": 2}\n{"step": 2, "groups_local": 9}\n')
     out = export_policy(node, tmp_path / "out").folder

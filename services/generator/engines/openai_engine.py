@@ -218,6 +218,9 @@ class OpenAiEngine(Engine):
         return [self._sample(choice, folder) for choice in choices]
 
     def _sample(self, choice: dict[str, Any], folder: ModelFolder) -> Sample:
+        """One completion; what the server could do at the start it must do now. Raises
+        `EngineError`.
+        """
         finish: Literal["stop", "length"] | Any = choice.get("finish_reason")
         if finish not in ("stop", "length"):
             raise EngineError(f"{self._server.base_url} ended a completion with {finish}: see the server's log")

@@ -48,12 +48,12 @@ def model_card(
     """The card, as Hugging Face reads it. Of a base that is a folder it says the folder's name
     alone: the path is this machine's.
     """
-    of_hub = bool(model.model_revision)
-    base = model.model_path if of_hub else Path(model.model_path).name
-    name = f"{base} at commit {model.model_revision}" if of_hub else f"the folder `{visible(base)}`"
+    from_hub = bool(model.model_revision)
+    base = model.model_path if from_hub else Path(model.model_path).name
+    name = f"{base} at commit {model.model_revision}" if from_hub else f"the folder `{visible(base)}`"
     kind = "LoRA adapters" if adapter else "whole weights, adapters merged" if model.lora_rank else "whole weights"
     header = ["---", f"library_name: {'peft' if adapter else 'transformers'}"]
-    header += [f"base_model: {base}"] if of_hub else []
+    header += [f"base_model: {base}"] if from_hub else []
     header += ["pipeline_tag: text-generation", "tags: [reinforcement-learning, swarm]", "---", ""]
     facts = [
         f"# {visible(base)}, {step} steps of reinforcement learning",
