@@ -1,91 +1,140 @@
-"""The `swarm` program: its commands, and how their failures are told."""
+"""The `swarm` program: its commands, and how their failures are told.
+
+A command's module is imported when that command is asked for, and all of them for `swarm --help`
+alone: what one of them needs (NATS, numpy, rich tables) is a second that the others do without.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
-from shared.config import ConfigError
-from shared.runtime.errors import EXIT_CONFIG
-from shared.transport.base import TransportError
-from swarm_cli.ban_commands import ban, unban
-from swarm_cli.config_commands import config_app
-from swarm_cli.console import log_to_standard_error, note
-from swarm_cli.dashboard.command import dashboard
-from swarm_cli.dlq_commands import dlq_app
-from swarm_cli.errors import CommandError
-from swarm_cli.experiment.commands import experiment_app
-from swarm_cli.key_commands import keys_app, roster_app
-from swarm_cli.local.up import up
-from swarm_cli.model.commands import model_app
-from swarm_cli.model.evaluate import evaluate
-from swarm_cli.nats.commands import nats_app
-from swarm_cli.observe.plot import plot
-from swarm_cli.observe.status import status
-from swarm_cli.observe.top import top
-from swarm_cli.observe.watch import watch
-from swarm_cli.rollouts.command import rollouts
-from swarm_cli.task_commands import task_app
-
-app = typer.Typer(
-    rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
-    name="swarm",
-    help="Nodes that post-train language models with reinforcement learning and share what they experience.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command()(up)
-app.command()(watch)
-app.command()(status)
-app.command()(top)
-app.command()(dashboard)
-app.command()(plot)
-app.command(name="eval")(evaluate)
-app.command()(rollouts)
-app.command()(ban)
-app.command()(unban)
-app.add_typer(config_app)
-app.add_typer(dlq_app)
-app.add_typer(experiment_app)
-app.add_typer(keys_app)
-app.add_typer(roster_app)
-app.add_typer(model_app)
-app.add_typer(nats_app)
-app.add_typer(task_app)
+COMMANDS = {
+    "up": "swarm_cli.local.up:up",
+    "down": "swarm_cli.local.control_commands:down",
+    "restart": "swarm_cli.local.control_commands:restart",
+    "add": "swarm_cli.local.control_commands:add",
+    "watch": "swarm_cli.observe.watch:watch",
+    "status": "swarm_cli.observe.status:status",
+    "top": "swarm_cli.observe.top:top",
+    "dashboard": "swarm_cli.dashboard.command:dashboard",
+    "plot": "swarm_cli.observe.plot:plot",
+    "eval": "swarm_cli.model.evaluate:evaluate",
+    "rollouts": "swarm_cli.rollouts.command:rollouts",
+    "ban": "swarm_cli.ban_commands:ban",
+    "unban": "swarm_cli.ban_commands:unban",
+}
+GROUPS = {
+    "config": "swarm_cli.config_commands:config_app",
+    "dlq": "swarm_cli.dlq_commands:dlq_app",
+    "experiment": "swarm_cli.experiment.commands:experiment_app",
+    "keys": "swarm_cli.key_commands:keys_app",
+    "roster": "swarm_cli.key_commands:roster_app",
+    "model": "swarm_cli.model.commands:model_app",
+    "nats": "swarm_cli.nats.commands:nats_app",
+    "task": "swarm_cli.task_commands:task_app",
+}
+"""Where each command and group of commands is, in the order in which `swarm --help` lists them."""
 
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
+
+
+def build(only: str = "") -> typer.Typer:
+    """The program with the command or group `only`, or with all where it has none of that name."""
+    import typer
+
+    built = typer.Typer(
+        rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
+        name="swarm",
+        help="Nodes that post-train language models with reinforcement learning and share what they experience.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+
+    @built.callback()
+    def options(
+        version: bool = typer.Option(False, "--version", is_eager=True, callback=_say_version, help="Print the version."),
+    ) -> None:
+        pass
+
+    for name, where in COMMANDS.items():
+        if only in (name, "") or only not in COMMANDS | GROUPS:
+            built.command(name=name)(_found(where))
+    for name, where in GROUPS.items():
+        if only in (name, "") or only not in COMMANDS | GROUPS:
+            built.add_typer(_found(where))
+    return built
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: the program with every command."""
+    if name == "app":
+        return build()
+    raise AttributeError(name)
 
 
 def main() -> NoReturn:
     """Run a command. A failure is a sentence on standard error and an exit code, not a
     traceback.
     """
-    if sys.argv[1:2] and sys.argv[1] in _DERIVING_COMMANDS:
+    asked = sys.argv[1] if sys.argv[1:] else ""
+    if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
+    from swarm_cli.console import log_to_standard_error, note
+
     log_to_standard_error()
     try:
-        app()
-    except ConfigError as error:
-        note(f"swarm: {error}")
-        sys.exit(EXIT_CONFIG)
-    except CommandError as error:
-        note(f"swarm: {error}")
-        sys.exit(error.exit_code)
-    except TransportError as error:
-        note(f"swarm: {error}")
-        sys.exit(1)
+        build(asked)()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        note(f"swarm: {error}")
+        sys.exit(code)
     sys.exit(0)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The code of a failure that is told in a sentence; None: it is a fault of the program."""
+    from shared.config import ConfigError
+    from shared.runtime.errors import EXIT_CONFIG
+    from shared.transport.base import TransportError
+    from swarm_cli.errors import CommandError
+
+    if isinstance(error, ConfigError):
+        return EXIT_CONFIG
+    if isinstance(error, CommandError):
+        return error.exit_code
+    return 1 if isinstance(error, TransportError) else None
+
+
+def _found(where: str) -> typer.Typer:
+    module, _, name = where.partition(":")
+    found: typer.Typer = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        import typer
+
+        from shared.version import VERSION
+
+        typer.echo(f"swarm {VERSION}")
+        raise typer.Exit
 
 
 def _fix_hash_seed() -> None:
     """Start again under hash seed 0, where every dataset derives the same tasks as in the
-    services.
+    services. Before anything is imported, which would be done twice.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

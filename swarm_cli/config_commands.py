@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -13,8 +14,12 @@ from shared.config.basic import BASIC
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import ConfigOption, check_objective, load_chosen, sources
+from swarm_cli.console import say
 from swarm_cli.errors import CommandError
+from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
+from swarm_cli.reachable import unreachable
+from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
 from swarm_cli.toml_view import config_toml
 from swarm_cli.without_effect import settings_without_effect
 
@@ -58,20 +63,39 @@ def _keys(section: type[BaseModel]) -> Iterator[str]:
 
 
 @config_app.command()
-def check(config: ConfigOption = None) -> None:
-    """Check the values, make one task of each source, and look for the model. Notes say which
-    settings have no effect.
+def check(
+    config: ConfigOption = None,
+    connect: Annotated[bool, typer.Option("--connect", help="Try its servers and ports too.")] = False,
+) -> None:
+    """Check the values, make one task of each source, look for the model and the key files. Notes
+    say which settings have no effect, warnings which are likely to ruin the run.
     """
     node_config = load_chosen(config)
     check_objective(node_config)
     for sentence in settings_without_effect(node_config):
-        typer.echo(f"note: {sentence}")
-    if toy_to_be_built(node_config):
-        typer.echo(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
-    problems = task_problems(node_config) + ([] if toy_to_be_built(node_config) else model_problems(node_config.model))
+        say(f"note: {sentence}")
+    toy = toy_to_be_built(node_config)
+    if toy:
+        say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+    problems = [*task_problems(node_config), *key_file_problems(node_config), *([] if toy else model_problems(node_config.model))]
+    warnings = ruinous_settings(node_config)
+    if not toy and not problems:
+        warnings += ruinous_with_model(node_config, *facts_of(node_config.model))
+    for sentence in warnings:
+        say(f"warning: {sentence}")
+    if connect:
+        problems += asyncio.run(unreachable(node_config))
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
-    typer.echo(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}")
+    beside = f", {len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else ""
+    say(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}{beside}")
+
+
+def facts_of(model: ModelSection) -> tuple[int, bool]:
+    """The model's context in tokens, and whether its tokenizer has a chat template."""
+    from shared.model.loading import load_tokenizer, model_max_length
+
+    return model_max_length(model), bool(load_tokenizer(model).chat_template)
 
 
 def task_problems(config: NodeConfig) -> list[str]:

@@ -7,8 +7,10 @@ neither styles (rich's markup) nor control characters here, only text (`shared.t
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from contextlib import suppress
 from types import TracebackType
 
 import typer
@@ -22,6 +24,7 @@ CELL_CHARACTERS = 64
 """Longest text of a table's cell: the names that are allowed are shorter, and one that is not must
 not push the others aside.
 """
+_UNCUT_COLUMNS = 10_000
 
 
 def log_to_standard_error() -> None:
@@ -33,8 +36,11 @@ def log_to_standard_error() -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(visible_lines(text), file=sys.stderr, flush=True)
+    """A line for the person at the terminal, while there is one: one that was closed is no reason
+    for a command to fail.
+    """
+    with suppress(OSError):
+        print(visible_lines(text), file=sys.stderr, flush=True)
 
 
 def say(text: str = "") -> None:
@@ -49,11 +55,16 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
-def terminal() -> Console:
+def terminal(*, fit: bool = False) -> Console:
     """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for
     themselves.
+
+    A table that goes into a pipe or a file is as wide as its text, because whoever reads it there
+    cannot widen a window to see what was cut; with `fit`, or where COLUMNS says so, it has a
+    terminal's width all the same.
     """
-    return Console(markup=False, emoji=False)
+    whole = not fit and not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(markup=False, emoji=False, width=_UNCUT_COLUMNS if whole else None)
 
 
 def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:

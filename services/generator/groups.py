@@ -34,8 +34,10 @@ def rollout_group(
                 text=sample.text,
                 finish_reason=sample.finish_reason,
                 token_count=len(sample.token_ids),
-                token_ids=pack_ids(sample.token_ids),
-                behaviour_logprobs=pack_logprobs(sample.logprobs),
+                # Text encoded again need not be what was sampled: nobody is to train on it as if
+                # it were.
+                token_ids=None if sample.logprobs is None else pack_ids(sample.token_ids),
+                behaviour_logprobs=None if sample.logprobs is None else pack_logprobs(sample.logprobs),
             )
             for sample in samples
         ],

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from pathlib import Path
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
@@ -23,6 +22,7 @@ from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
+from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.contracts.codec import content_id, decode, encode
@@ -252,16 +252,6 @@ async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[Non
     await stack.enter_async_context(entered)
 
 
-def _key_of(file: str) -> str | None:
-    """A server's key, from its file. Raises `FatalError` where that cannot be read."""
-    if not file:
-        return None
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
-
-
 def _engine_of(config: NodeConfig, max_length: int) -> Engine:
     """The engine that the configuration names; `max_length` is the model's context in tokens."""
     generator = config.generator
@@ -279,8 +269,8 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
         kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
         tensor_parallel_size=generator.tensor_parallel,
         base_url=generator.openai_url or None,
-        api_key=_key_of(generator.openai_key_file),
+        api_key=server_key(generator),
         options=generator.engine_options,
-        served_model=config.model.name or None,
+        served_model=generator.openai_model or config.model.name or None,
         turns=device_turns(config, "generator"),
     )

@@ -74,7 +74,9 @@ class VerifierService:
             consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
-        pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=config.nats.swarm_url is not None)
+        # Without J nobody here would use a foreign group: none is read, checked or scored.
+        takes_in = config.nats.swarm_url is not None and config.sampler.external > 0
+        pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=takes_in)
         link = SwarmLink(config, context.swarm, figures, log)
         if config.nats.swarm_url is not None:
             context.planes.watch("swarm", lambda: link.held)
@@ -105,7 +107,9 @@ class VerifierService:
                 self._watch_queues(context, figures),
             ]
             if config.nats.swarm_url is not None:
-                loops += [intake.run(), watch.run(), reports.run_evals(), reports.run_record()]
+                loops += [watch.run(), reports.run_evals(), reports.run_record()]
+            if takes_in:
+                loops.append(intake.run())
             await run_until_stopped(context.stopping, *loops)
         except SandboxError as error:
             raise FatalError(str(error)) from None

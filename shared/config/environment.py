@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from shared.suggestion import did_you_mean
+
 ENV_PREFIX = "SWARM_"
 CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
 
@@ -28,7 +30,8 @@ def environment_problem(variables: Mapping[str, str], settings: type[BaseModel])
         path = name[len(ENV_PREFIX) :].lower().split("__")
         if path[0] not in settings.model_fields:
             names = ", ".join(sorted([*settings.model_fields, "config"]))
-            return f"environment variable {name}: no section {path[0]!r}; sections are {names}"
+            hint = did_you_mean(path[0], settings.model_fields)
+            return f"environment variable {name}: no section {path[0]!r}; {f'{hint} ' if hint else ''}sections are {names}"
         kinds = _kinds(settings, path)
         structured = [kind for kind in kinds if _is_structured(kind)]
         if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):

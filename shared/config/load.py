@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problem
+from shared.config.meant_keys import meant_key
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -159,7 +160,8 @@ def explain(error: ValidationError, source: str) -> str:
         field = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message = "unknown key; remove it or correct its spelling (`swarm config show --all` lists all keys)"
+            hint = meant_key(problem["loc"], NodeConfig) or "remove it or correct its spelling"
+            message = f"unknown key; {hint} (`swarm config show --all` lists all keys)"
         elif field and problem["type"] not in {"value_error", "missing"}:
             message += f", got {problem['input']!r}"
             if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):

@@ -192,7 +192,17 @@ class GeneratorSection(Section):
         "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then names its tokenizer."
     )
     openai_key_file: str = Field(
-        "", description="File with the key that such a server asks for, sent as a bearer token; empty: none."
+        "",
+        description="File with the key that such a server asks for, sent as a bearer token; empty: openai_key_variable's.",
+    )
+    openai_key_variable: str = Field(
+        "",
+        pattern=r"^[A-Za-z_0-9]*$",
+        description="Environment variable with that key, such as OPENAI_API_KEY; none is looked at unasked, so that no server gets "
+        "a key that was meant for another. The key itself is no setting, and in no log.",
+    )
+    openai_model: str = Field(
+        "", description="The model's name on such a server; empty: model.name, or the only one that the server lists."
     )
     completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
     groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")

@@ -1,11 +1,28 @@
 """What makes a program a service: start-up, logs, health, metrics, status, orderly end (`main`),
 and restart (`supervise`).
 
-What a service does is in its own folder under `services/`.
+What a service does is in its own folder under `services/`. The names below are imported when they
+are asked for: a command that only wants the exit codes or the logs needs no NATS client.
 """
 
-from shared.runtime.errors import EXIT_CONFIG, FatalError
-from shared.runtime.service import Service, ServiceContext, main
-from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared.runtime.errors import EXIT_CONFIG, FatalError
+    from shared.runtime.service import Service, ServiceContext, main
+    from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
 
 __all__ = ["EXIT_CONFIG", "FatalError", "Service", "ServiceContext", "main", "run_until_stopped", "sleep_unless_stopped"]
+
+_HOMES = {
+    **dict.fromkeys(("EXIT_CONFIG", "FatalError"), "errors"),
+    **dict.fromkeys(("Service", "ServiceContext", "main"), "service"),
+    **dict.fromkeys(("run_until_stopped", "sleep_unless_stopped"), "tasks"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,8 +6,12 @@ that crashes or is killed is started again after a back-off, a child that finish
 on (78) ends the supervisor with the same code. Too many crashes in a short time end it too, with
 the child's code: something is wrong that restarting will not mend.
 
-`--linger 3` before the `--` lets the child live three seconds longer than asked: honcho stops
-everything at once, and a NATS server that is gone first leaves every service waiting for an answer.
+`--linger 3` before the `--` lets the child live three seconds longer than SIGTERM asks: honcho
+stops everything at once, and a NATS server that is gone first leaves every service waiting for an
+answer. `swarm up` stops it last and asks with SIGINT, which waits for nothing.
+
+Whoever is killed here takes nothing along that runs on: the supervisor ends with its parent, and
+the child with the supervisor.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from collections import deque
 from types import FrameType
 
 from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.parent_death import end_with_parent, ending_with_parent
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 CRASH_WINDOW_S = 120.0
@@ -53,9 +58,10 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
 
     Args:
         command: program and arguments.
-        linger_s: how long after SIGTERM or SIGINT the child is told to stop. Above 0 the child has
-            a process group of its own, because honcho signals whole groups.
+        linger_s: how long after SIGTERM the child is told to stop. Above 0 the child has a process
+            group of its own, because honcho signals whole groups.
     """
+    end_with_parent()
     policy = RestartPolicy()
     child: subprocess.Popen[bytes] | None = None
     stop_signal: int | None = None
@@ -63,7 +69,7 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal stop_signal
         stop_signal = number
-        if linger_s:
+        if linger_s and number == signal.SIGTERM:
             signal.setitimer(signal.ITIMER_REAL, linger_s)
         else:
             stop_child()
@@ -76,7 +82,7 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
     while stop_signal is None:
-        child = subprocess.Popen(command, process_group=0 if linger_s else None)
+        child = subprocess.Popen(command, process_group=0 if linger_s else None, preexec_fn=ending_with_parent())
         if stop_signal is not None:  # it came while the child was being started
             child.terminate()
         code = child.wait()

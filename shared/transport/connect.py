@@ -7,10 +7,6 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from shared.transport.base import Transport
-from shared.transport.memory.transport import MemoryTransport, shared_server
-from shared.transport.nats.connection import Connection
-from shared.transport.nats.options import Options
-from shared.transport.nats.transport import NatsTransport
 
 
 async def connect(
@@ -42,7 +38,14 @@ async def connect(
             be used.
     """
     if url.startswith("memory://"):
+        from shared.transport.memory.transport import MemoryTransport, shared_server
+
         return MemoryTransport(shared_server(urlsplit(url).netloc))
+    # Imported with the first connection: commands that make none start half a second sooner.
+    from shared.transport.nats.connection import Connection
+    from shared.transport.nats.options import Options
+    from shared.transport.nats.transport import NatsTransport
+
     connection = Connection(
         Options(url=url, name=name, key_file=key_file, ca_file=ca_file, inbox_prefix=inbox_prefix, domain=domain)
     )

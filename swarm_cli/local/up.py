@@ -17,8 +17,10 @@ from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome, run_lines
+from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.launch import GRACE_S, STOPPED_BY_SIGNAL, Outcome, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
@@ -30,6 +32,7 @@ from swarm_cli.local.procfile import (
 )
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535
@@ -53,10 +56,12 @@ def up(
     nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of the NATS server.")] = DEFAULT_NATS_PORT,
     nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
+    grace_s: Annotated[float, typer.Option(min=1, help="Seconds a process has to end before it is killed.")] = GRACE_S,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that services say, not only warnings.")] = False,
     print_procfile: Annotated[bool, typer.Option("--print-procfile", help="Print the lines instead of running them.")] = False,
 ) -> None:
     """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress
-    view.
+    view. Ctrl-C ends it, and so does `swarm down`; a terminal that closes does not.
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
@@ -77,11 +82,24 @@ def up(
         typer.echo(render_procfile(layout), nl=False)
         return
     os.environ.update(swarm_of_run(node_config, layout))
+    if not verbose and "level" not in node_config.log.model_fields_set:
+        os.environ["SWARM_LOG__LEVEL"] = "warning"
     check_objective(node_config)
     ensure_toy_policy(node_config)
-    check_ports(layout.ports)
-    _announce(node_config, layout)
-    outcome = run_lines(process_lines(layout), os.environ)
+    folder = node_config.node.var_dir / "runs" / node_config.node.run
+    with holding_run(folder):
+        check_ports(layout.ports)
+        _announce(node_config, layout)
+        for sentence in ruinous_settings(node_config):
+            note(f"warning: {sentence}")
+        outcome = run_lines(
+            process_lines(layout),
+            os.environ,
+            ends_by_steps=node_config.trainer.max_steps > 0 and progress,
+            grace_s=grace_s,
+            log_file=folder / "up.log",
+            beside=lambda supervisor: answering(folder, Asked(supervisor, layout).answer),
+        )
     _explain_end(outcome, node_config, layout.node_names)
     raise typer.Exit(outcome.code)
 
@@ -150,7 +168,9 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
     )
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
     elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
-    note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"look:  swarm top{elsewhere} (one screen, live)")
+    note(f"       swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
 
 
 def _explain_end(outcome: Outcome, config: NodeConfig, nodes: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ def engine_parity(folder: str) -> Parity:
         (of_engine, of_trainer)
         for samples, rows in zip(groups, scored, strict=True)
         for sample, row in zip(samples, rows, strict=True)
-        for of_engine, of_trainer in zip(sample.logprobs, row, strict=True)
+        for of_engine, of_trainer in zip(sample.logprobs or (), row, strict=True)
     ]
     apart = [abs(of_engine - of_trainer) for of_engine, of_trainer in pairs]
     # A NaN is no agreement, and max() may pass over it.

@@ -25,8 +25,9 @@ SUMMARY_HEADER = (
     f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}"
 )
 LEGEND = (
-    "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks never trained on, (base): of "
-    "the policy it began with; made, shared, taken, refused: rollout groups; stale: policy versions between sampling and use"
+    "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks\n"
+    "never trained on, (base): of the policy it began with; made, shared, taken, refused: rollout\n"
+    "groups; stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
 STATE_CHARACTERS = 80

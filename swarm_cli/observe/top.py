@@ -46,7 +46,7 @@ def top(
 ) -> None:
     """Show who learns, who shares and what waits for what, live; q ends it."""
     view = Top(load_chosen(config), nodes or [], node_url, swarm_url)
-    console = terminal()
+    console = terminal(fit=True)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         asyncio.run(view.once(console))
     else:

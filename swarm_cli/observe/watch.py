@@ -17,7 +17,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
-from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.errors import checked_node
 from swarm_cli.observe.evaluations import newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
@@ -27,7 +27,6 @@ from swarm_cli.observe.view import NodeView, gather
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0
 """How long the last evaluation may take before the run ends without it."""
-LOST_SERVER_S = 60.0
 
 
 def watch(
@@ -71,7 +70,8 @@ class Watch:
             await transport.close()
 
     async def _follow(self, transport: Transport) -> None:
-        _say(LEGEND)
+        for line in LEGEND.splitlines():
+            _say(line)
         tables, heard_at, steps_done_at = 0, time.monotonic(), None
         while True:
             await asyncio.sleep(self._every_s)
@@ -96,11 +96,10 @@ class Watch:
         try:
             return await gather(transport, self._nodes)
         except NotConnected as error:
+            # A view that gives up would end the run where whoever started it ends with the first
+            # process (`honcho start`).
             silent_s = time.monotonic() - heard_at
-            if silent_s > LOST_SERVER_S:
-                where = f"see nats.log in {self._run_dir}"
-                raise CommandError(f"the NATS server has not answered for {silent_s:.0f} s ({error}): {where}") from None
-            _say(f"the NATS server does not answer; trying again ({error})")
+            _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
 
     def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:

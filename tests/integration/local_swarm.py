@@ -42,8 +42,8 @@ class Swarm:
         out, err = process.communicate(timeout=START_TIMEOUT_S)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def status(self) -> dict[str, Any]:
-        answer = self.call("status", "alpha", "beta", "--json", "--node-url", f"nats://127.0.0.1:{self.nats_port}")
+    def status(self, *nodes: str) -> dict[str, Any]:
+        answer = self.call("status", *(nodes or ("alpha", "beta")), "--json", "--node-url", f"nats://127.0.0.1:{self.nats_port}")
         found: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
         return found
 

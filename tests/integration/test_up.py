@@ -49,7 +49,7 @@ def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished
 
 
 def test_the_services_end_in_time_when_the_run_does(finished: subprocess.CompletedProcess[str]) -> None:
-    assert "SIGKILL" not in finished.stdout, finished.stdout[-3000:]
+    assert "is killed:" not in finished.stdout, finished.stdout[-3000:]
 
 
 @pytest.mark.parametrize("node", ["alpha", "beta"])
@@ -105,7 +105,7 @@ def goes_on(node: dict[str, Any]) -> bool:
     return node["step"] > STEPS and all(any(replica["alive"] for replica in replicas) for replicas in node["services"].values())
 
 
-def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
+def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stops_on_ctrl_c(
     swarm: Swarm, finished: subprocess.CompletedProcess[str]
 ) -> None:
     process = swarm.up()
@@ -121,6 +121,14 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
         else:
             pytest.fail(f"the nodes did not go on within the deadline: {json.dumps(seen)[:6000]}")
         again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+        added = swarm.call("add")
+        while time.monotonic() < deadline:
+            third = swarm.status("gamma")
+            if third and all(any(replica["alive"] for replica in third["nodes"]["gamma"]["services"][role]) for role in ROLES):
+                break
+            time.sleep(STATUS_INTERVAL_S)
+        else:
+            pytest.fail(f"the third node did not come:\n{added.stderr}\n{json.dumps(third)[:3000]}")
     finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
@@ -130,4 +138,6 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
     assert set(alpha["services"]) == set(ROLES)
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
+    assert added.returncode == 0 and "gamma-trainer: process" in added.stderr
+    assert (swarm.node_dir("gamma") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"

@@ -192,6 +192,22 @@ async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(n
     assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_node_that_trains_on_no_foreign_group_reads_and_scores_none_and_shares_its_own(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    url = nats_server().url
+    alone = configured("beta", url, tmp_path)
+    alone = alone.model_copy(update={"sampler": alone.sampler.model_copy(update={"external": 0})})
+    async with verifier(configured("alpha", url, tmp_path)) as alpha, verifier(alone) as beta:
+        await generate(alpha.node, group("alpha", 0))
+        await generate(beta.node, group("beta", 0))
+        await until(lambda: alpha.status.get("accepted") == 1 and alpha.status.get("shared") == 1)
+        # It has had its own group's time to look at the swarm, and has not begun to.
+        assert beta.status.get("shared") == 1
+        assert await beta.node.kv.get(subjects.node_bucket("beta"), subjects.INTAKE_KEY) is None
+        assert beta.status.get("accepted") == beta.status.get("refused") == 0
+
+
 async def test_a_group_of_another_tokenizer_keeps_its_authors_logprobs_and_no_token_ids(
     nats_server: MakeServer, tmp_path: Path
 ) -> None:

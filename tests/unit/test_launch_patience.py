@@ -33,8 +33,8 @@ RUN = "import sys, json; from swarm_cli.local.launch import run_lines; sys.exit(
 def test_a_process_that_takes_seven_seconds_to_end_is_not_killed(tmp_path: Path) -> None:
     ended, ready = tmp_path / "ended", tmp_path / "ready"
     lines = {
-        "slow": shlex.join([sys.executable, "-c", SLOW, str(ended), str(ready)]),
-        "quick": shlex.join([sys.executable, "-c", QUICK, str(ready)]),
+        "slow": "exec " + shlex.join([sys.executable, "-c", SLOW, str(ended), str(ready)]),
+        "progress": "exec " + shlex.join([sys.executable, "-c", QUICK, str(ready)]),
     }
     command = [sys.executable, "-c", RUN, json.dumps(lines)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ})

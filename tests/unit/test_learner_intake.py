@@ -57,9 +57,10 @@ def test_groups_of_another_tokenizer_are_encoded_again_with_their_end_token(rule
     assert not group.is_local and (intake.with_behaviour, intake.reencoded) == (0, 1)
 
 
-def test_a_group_of_the_same_tokenizer_without_token_ids_is_encoded_again(rules: IntakeRules) -> None:
+def test_a_local_group_of_text_alone_is_not_trained_on(rules: IntakeRules) -> None:
     scored = scored_group(rules.tokenizer, random.Random(0), token_ids=None, behaviour_logprobs=None)
-    assert take_in(batch_of(1, [scored]), rules).reencoded == 1
+    intake = take_in(batch_of(1, [scored]), rules)
+    assert not intake.groups and intake.skipped == {"text_alone": 1}
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [

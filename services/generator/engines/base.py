@@ -68,13 +68,14 @@ class Sample:
 
     `token_ids` holds the end token when `finish_reason` is `stop`; `logprobs` has one number a
     token; `text` is decoded without special tokens. `policy_version` is the version that sampled
-    every one of these tokens.
+    every one of these tokens. With `logprobs` None only the text is the policy's: `token_ids` are
+    that text encoded again.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...] | None
     policy_version: int = 0
 
 

@@ -1,26 +1,46 @@
 """Engine over any server with OpenAI's completions interface, for policies that do not train here.
 
-Token ids go in and must come out: the server has to understand `return_token_ids`, as vLLM does.
-For behaviour logprobs of temperatures other than 1 start vLLM with
-`--logprobs-mode processed_logprobs`.
+What the server can do is found out at the start, with a completion of one token:
+
+| the server | what comes of it |
+|---|---|
+| takes token ids and gives them back (`return_token_ids`, as vLLM does) | groups with tokens |
+| takes and gives text alone | groups of text alone |
+| gives one completion a request, whatever `n` says | it is asked once for each |
+
+Of text alone the tokens are counted with the model's own tokenizer, and no logprobs are known:
+verifier and swarm take such groups, this node's trainer does not. For behaviour logprobs of
+temperatures other than 1 start vLLM with `--logprobs-mode processed_logprobs`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import httpx2
+import structlog
 
 from services.generator.engines.base import Engine, EngineError, EngineSettings, Sample, SamplingParams, UnsupportedByEngine
 from services.generator.engines.model_folder import ModelFolder, derived_seed, read_model_folder
+from services.generator.engines.openai_requests import OpenAiRequests, RefusedRequest
 
-_RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+log = structlog.get_logger(__name__)
+
+_NOT_TAKEN = (400, 404, 405, 422, 501)
+"""How servers refuse fields or endpoints that they do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the server does. `tokens`: takes token ids and gives them back, with logprobs; `many`:
+    several completions a request.
+    """
+
+    tokens: bool
+    many: bool
 
 
 class OpenAiEngine(Engine):
@@ -55,65 +75,52 @@ class OpenAiEngine(Engine):
     ) -> None:
         self._model_path = model_path
         self._revision = revision
-        self._base_url = base_url.rstrip("/")
         self._served_model = served_model
         self._max_model_len = max_model_len
-        self._request_timeout_s = request_timeout_s
         self._folder: ModelFolder | None = None
-        self._turns = asyncio.Semaphore(max_connections)
-        self._client = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx2.Timeout(request_timeout_s, connect=10.0),
-            limits=httpx2.Limits(max_connections=max_connections),
-        )
+        self._abilities = Abilities(tokens=True, many=True)
+        self._server = OpenAiRequests(base_url, api_key, request_timeout_s, max_connections)
 
     async def start(self) -> None:
-        """Read the tokenizer and make sure that the server serves the model."""
+        """Read the tokenizer, make sure that the server serves the model, and find out what it can
+        do.
+        """
         self._folder = await asyncio.to_thread(
             read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
         )
-        served = [str(model["id"]) for model in (await self._request("GET", "/models"))["data"]]
-        wanted = self._served_model or (served[0] if len(served) == 1 else None)
-        if wanted not in served:
-            raise EngineError(f"{self._base_url} serves {served}, not {wanted}: set the served model to one of these")
-        self._served_model = wanted
+        self._served_model = await self._model_on_server()
+        self._abilities = await self._probe(self._folder)
+        if self._abilities.tokens:
+            log.info("openai_server", model=self._served_model, tokens=True, many=self._abilities.many)
+        else:
+            consequence = "groups hold text alone, and this node's trainer takes none of them"
+            log.warning("openai_server", model=self._served_model, tokens=False, many=self._abilities.many, consequence=consequence)
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says, one request a prompt; how repeatable that is depends on
-        the server.
+        """Sample as `Engine.generate` says, one request a prompt where the server gives several
+        completions; how repeatable that is depends on the server.
         """
         if self._folder is None:
             raise EngineError("the openai engine has not started: await start() first")
-        folder, greedy = self._folder, params.temperature == 0.0
-        n_asked = 1 if greedy else n
+        folder, n_asked = self._folder, 1 if params.temperature == 0.0 else n
         limits = folder.new_token_limits(prompts, params.max_new_tokens)
+        requests, per_request = (1, n_asked) if self._abilities.many else (n_asked, 1)
         bodies = [
-            {
-                "model": self._served_model,
-                "prompt": list(prompt),
-                "n": n_asked,
-                "max_tokens": limit,
-                "temperature": params.temperature,
-                "top_p": 1.0 if greedy else params.top_p,
-                "seed": derived_seed(seed, index),
-                "logprobs": 1,
-                # Not OpenAI's own. Said even when off: vLLM would take them from the model's
-                # generation_config.
-                "top_k": 0 if greedy else params.top_k,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "stop_token_ids": list(folder.end_token_ids),
-                "return_token_ids": True,
-            }
+            [
+                self._body(folder, prompt, per_request, limit, params, derived_seed(seed, index * requests + number))
+                for number in range(requests)
+            ]
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         ]
-        answers = await asyncio.gather(*(self._request("POST", "/completions", body) for body in bodies))
-        return [self._samples(answer, n_asked, folder) * (n // n_asked) for answer in answers]
+        answered = await asyncio.gather(*(self._server.ask("POST", "/completions", body) for each in bodies for body in each))
+        samples = [self._samples(answer, per_request, folder) for answer in answered]
+        grouped = [sum(samples[first : first + requests], []) for first in range(0, len(samples), requests)]
+        return [group * (n // n_asked) for group in grouped]
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Refuse: the server's weights are not this node's to change."""
         raise UnsupportedByEngine(
-            f"policy {version}: the openai engine cannot load weights into {self._base_url}: "
+            f"policy {version}: the openai engine cannot load weights into {self._server.base_url}: "
             "use engine vllm or transformers for a policy that trains, or run this node without a trainer"
         )
 
@@ -125,60 +132,120 @@ class OpenAiEngine(Engine):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._server.close()
+
+    async def _model_on_server(self) -> str:
+        """The model's name there. A server that lists none is believed to have the one that was
+        named.
+        """
+        try:
+            listed = (await self._server.ask("GET", "/models")).get("data") or []
+            served = [str(model["id"]) for model in listed]
+        except RefusedRequest as error:
+            if self._served_model is None or error.status not in _NOT_TAKEN:
+                raise
+            return self._served_model
+        except (KeyError, TypeError) as error:
+            raise EngineError(
+                f"{self._server.base_url}/models: not the list of an OpenAI-compatible server ({error!r}): check the address"
+            ) from None
+        wanted = self._served_model or (served[0] if len(served) == 1 else None)
+        if wanted is None or wanted not in served:
+            raise EngineError(
+                f"{self._server.base_url} serves {served}, not {wanted}: set generator.openai_model to one of these "
+                "(without it, model.name is asked for)"
+            )
+        return wanted
+
+    async def _probe(self, folder: ModelFolder) -> Abilities:
+        """Ask for two completions of one token, with token ids and, where that does not go, with
+        text.
+
+        Raises:
+            EngineError: neither goes.
+        """
+        prompt, params = folder.tokenizer.encode("1 + 1 =") or list(folder.end_token_ids[:1]), SamplingParams(max_new_tokens=1)
+        for tokens in (True, False):
+            self._abilities = Abilities(tokens=tokens, many=True)
+            try:
+                answer = await self._server.ask("POST", "/completions", self._body(folder, prompt, 2, 1, params, 1))
+            except RefusedRequest as error:
+                if tokens and error.status in _NOT_TAKEN:
+                    continue
+                raise EngineError(f"{error} (the completions interface is needed; chat alone is not enough)") from None
+            choices = answer.get("choices") or []
+            if not choices or not all(isinstance(choice, dict) and isinstance(choice.get("text"), str) for choice in choices):
+                raise EngineError(
+                    f"{self._server.base_url}/completions answered without the text of a completion: is this a server with "
+                    "OpenAI's completions interface?"
+                )
+            if not tokens or all(_has_tokens(choice) for choice in choices):
+                return Abilities(tokens=tokens, many=len(choices) == 2)
+        raise AssertionError("unreachable: with text alone there is an answer or an error")
+
+    def _body(
+        self, folder: ModelFolder, prompt: Sequence[int], n: int, limit: int, params: SamplingParams, seed: int
+    ) -> dict[str, Any]:
+        """A request for `n` completions. What is not OpenAI's own goes only to a server that knows
+        it, or where sampling would otherwise not be as asked for.
+        """
+        greedy = params.temperature == 0.0
+        body: dict[str, Any] = {
+            "model": self._served_model,
+            "prompt": list(prompt) if self._abilities.tokens else _as_text(folder, prompt),
+            "n": n,
+            "max_tokens": limit,
+            "temperature": params.temperature,
+            "top_p": 1.0 if greedy else params.top_p,
+            "seed": seed,
+        }
+        if not self._abilities.tokens:
+            return body | ({"top_k": params.top_k} if params.top_k and not greedy else {})
+        return body | {
+            "logprobs": 1,
+            # Said even when off: vLLM would take them from the model's generation_config.
+            "top_k": 0 if greedy else params.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(folder.end_token_ids),
+            "return_token_ids": True,
+        }
 
     def _samples(self, answer: dict[str, Any], n: int, folder: ModelFolder) -> list[Sample]:
-        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice["index"]))
         if len(choices) != n:
-            raise EngineError(f"{self._base_url} returned {len(choices)} completions of {n}: use a server that supports n")
-        return [_sample(choice, folder, self._base_url) for choice in choices]
+            raise EngineError(f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started")
+        return [self._sample(choice, folder) for choice in choices]
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask until there is an answer, with growing pauses, up to the deadline."""
-        url = self._base_url + path
-        give_up_at = time.monotonic() + self._request_timeout_s
-        pause_s = _FIRST_PAUSE_S
-        for tries in range(1, 1_000_000):
-            try:
-                async with self._turns, asyncio.timeout(max(give_up_at - time.monotonic(), 0.001)):
-                    answer = await self._client.request(method, url, json=body)
-                if answer.is_success:
-                    return dict(answer.json())
-                cause = f"status {answer.status_code}: {answer.text[:300]}"
-                retry = answer.status_code in _RETRY_STATUS
-            except (httpx2.TransportError, TimeoutError) as error:
-                cause, retry = f"{type(error).__name__}: {error}", True
-            except ValueError as error:
-                raise EngineError(
-                    f"{method} {url}: the answer is not JSON ({error}): is this an OpenAI-compatible server?"
-                ) from error
-            if not retry:
-                raise EngineError(f"{method} {url}: refused with {cause}: check the server's address, key, model and version")
-            if time.monotonic() + pause_s >= give_up_at:
-                raise EngineError(
-                    f"{method} {url}: no answer after {tries} tries in {self._request_timeout_s:g} s ({cause}): "
-                    "start the server, correct its address or raise the request timeout"
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise AssertionError("unreachable: the deadline ends the loop")
+    def _sample(self, choice: dict[str, Any], folder: ModelFolder) -> Sample:
+        """One completion; what the server could do at the start it must do now. Raises
+        `EngineError`.
+        """
+        finish: Literal["stop", "length"] | Any = choice.get("finish_reason")
+        if finish not in ("stop", "length"):
+            raise EngineError(f"{self._server.base_url} ended a completion with {finish}: see the server's log")
+        if not self._abilities.tokens:
+            text = str(choice["text"])
+            ids = folder.tokenizer.encode(text, add_special_tokens=False)
+            return Sample((*ids, *(folder.end_token_ids[:1] if finish == "stop" else ())), text, finish, None)
+        if not _has_tokens(choice):
+            raise EngineError(f"{self._server.base_url} returned no token ids with their logprobs, unlike when it was started")
+        token_ids = choice["token_ids"]
+        logprobs = tuple(float(logprob) for logprob in choice["logprobs"]["token_logprobs"])
+        return Sample(tuple(token_ids), folder.text(token_ids), finish, logprobs)
 
 
-def _sample(choice: dict[str, Any], folder: ModelFolder, base_url: str) -> Sample:
-    token_ids = choice.get("token_ids")
-    logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-    if token_ids is None or logprobs is None or len(token_ids) != len(logprobs):
-        raise EngineError(
-            f"{base_url} returned no token ids with their logprobs: use a server that supports return_token_ids, such as vLLM"
-        )
-    if choice["finish_reason"] not in ("stop", "length"):
-        raise EngineError(f"{base_url} ended a completion with {choice['finish_reason']}: see the server's log")
-    return Sample(
-        token_ids=tuple(token_ids),
-        text=folder.text(token_ids),
-        finish_reason=choice["finish_reason"],
-        logprobs=tuple(float(logprob) for logprob in logprobs),
-    )
+def _has_tokens(choice: dict[str, Any]) -> bool:
+    token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    return token_ids is not None and logprobs is not None and len(token_ids) == len(logprobs)
+
+
+def _as_text(folder: ModelFolder, prompt: Sequence[int]) -> str:
+    """The prompt's text, control tokens included, without the first one where the server's own
+    tokenizer will put it there again.
+    """
+    text: str = folder.tokenizer.decode(list(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text.removeprefix(folder.tokenizer.bos_token or "")
 
 
 def open_engine(settings: EngineSettings) -> OpenAiEngine:

@@ -18,6 +18,7 @@ from services.trainer.durable.checkpoint import (
     TrainedModel,
     read_checkpoint,
 )
+from services.trainer.durable.model_card import write_card
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
@@ -63,6 +64,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     with appearing_whole(out_dir) as staging:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
+        write_card(staging, checkpoint, dtype=wanted, adapter=False)
     return Exported(out_dir, wanted, rounding)
 
 
@@ -84,6 +86,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
         # The base's embeddings were not trained; left to itself, peft asks the hub whether to save
         # them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
+        write_card(staging, checkpoint, dtype="float32", adapter=True)
     return Exported(out_dir, "float32")
 
 

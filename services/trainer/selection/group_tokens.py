@@ -81,9 +81,14 @@ class GroupTokens:
 
 
 def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
-    """Of a group that this node sampled. Raises SkippedGroup."""
+    """Of a group that this node sampled. Raises SkippedGroup: `text_alone` of a group by a server
+    that keeps its tokens to itself, because another encoding of the text is not what its policy
+    sampled.
+    """
+    if any(completion.token_ids is None for completion in group.completions):
+        raise SkippedGroup("text_alone")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
-    if same_tokenizer and all(completion.token_ids is not None for completion in group.completions):
+    if same_tokenizer:
         return _fitting(_as_sampled(group, rules), rules)
     completions = [
         encode_answer(rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id)

@@ -1,0 +1,92 @@
+"""Requests to a server with OpenAI's interface: asked again while that may help, and told in a
+sentence when it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+
+from services.generator.engines.base import EngineError
+
+_RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+
+
+class RefusedRequest(EngineError):
+    """The server answered that it will not do this; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OpenAiRequests:
+    """Asks one server.
+
+    Args:
+        base_url: its address with its version, such as `http://localhost:8000/v1`.
+        api_key: sent as a bearer token when given, and in no message of an error.
+        timeout_s: deadline of one request, retries included.
+        max_connections: most requests at a time.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None, timeout_s: float, max_connections: int) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._api_key = api_key
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(max_connections)
+        self._client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx2.Timeout(timeout_s, connect=10.0),
+            limits=httpx2.Limits(max_connections=max_connections),
+        )
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask until there is an answer, with growing pauses, up to the deadline.
+
+        Raises:
+            RefusedRequest: the server refused; asking again would not help.
+            EngineError: there was no answer in time, or none in JSON.
+        """
+        url = self.base_url + path
+        give_up_at = time.monotonic() + self._timeout_s
+        pause_s = _FIRST_PAUSE_S
+        for tries in range(1, 1_000_000):
+            try:
+                async with self._turns, asyncio.timeout(max(give_up_at - time.monotonic(), 0.001)):
+                    answer = await self._client.request(method, url, json=body)
+                if answer.is_success:
+                    return dict(answer.json())
+                cause = f"status {answer.status_code}: {self._without_key(answer.text)[:300]}"
+                if answer.status_code not in _RETRY_STATUS:
+                    raise RefusedRequest(
+                        f"{method} {url}: refused with {cause}: check the server's address, key, model and version",
+                        answer.status_code,
+                    )
+            except (httpx2.TransportError, TimeoutError) as error:
+                cause = f"{type(error).__name__}: {error}"
+            except (ValueError, TypeError) as error:
+                raise EngineError(
+                    f"{method} {url}: the answer is not JSON ({error}): is this an OpenAI-compatible server?"
+                ) from error
+            if time.monotonic() + pause_s >= give_up_at:
+                raise EngineError(
+                    f"{method} {url}: no answer after {tries} tries in {self._timeout_s:g} s ({cause}): "
+                    "start the server, correct its address or raise the request timeout"
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise AssertionError("unreachable: the deadline ends the loop")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _without_key(self, text: str) -> str:
+        """Some servers quote the key that they refuse."""
+        return text.replace(self._api_key, "<the key>") if self._api_key else text

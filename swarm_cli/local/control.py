@@ -1,0 +1,196 @@
+"""Who runs a run on this machine, and how to ask that process for something from anywhere on it.
+
+Two files in the run's folder. `up.lock` is held with flock by the `swarm up` that runs the run: the
+kernel lets go of it however that process ends, so neither a file that was left behind nor a process
+number that was given away again can be taken for a running swarm. `up.sock` takes one question, a
+line of JSON, and gives one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from swarm_cli.errors import CommandError
+
+LOCK, SOCKET = "up.lock", "up.sock"
+_QUESTION_S = 10.0
+_QUESTION_BYTES = 2**16
+
+Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+"""Answers a question; ValueError says what is wrong with it."""
+
+
+@contextmanager
+def holding_run(folder: Path) -> Iterator[None]:
+    """Be the one process that runs the run in `folder`, for the length of the block.
+
+    Raises:
+        CommandError: another one is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        if not _taken(file):
+            raise CommandError(
+                f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
+                f"`swarm add --run {folder.name}` adds a node to it; or choose another name with --run"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+        # The file stays: another process may have it open already, and wait for it.
+
+
+def _taken(file: TextIO) -> bool:
+    """Whether the lock could be had. Who only looks (`holder`) has it for a moment too."""
+    for _ in range(20):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.02)
+    return False
+
+
+def holder(folder: Path) -> int | None:
+    """The process that runs the run in `folder`; None where nobody does."""
+    try:
+        with (folder / LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _pid(file) or 0
+    except OSError:
+        pass
+    return None
+
+
+def running_run(run: str, var_dir: Path) -> Path:
+    """Folder of the named run, or of the only one that runs.
+
+    Raises:
+        CommandError: it does not run, none does, or several do.
+    """
+    runs = var_dir / "runs"
+    running = sorted(file.parent for file in runs.glob(f"*/{LOCK}") if holder(file.parent) is not None)
+    names = ", ".join(folder.name for folder in running)
+    if run:
+        if runs / run in running:
+            return runs / run
+        raise CommandError(
+            f"no `swarm up` runs the run {run!r} in {runs}: {f'those that run are {names}' if names else 'none runs there'}"
+        )
+    if len(running) == 1:
+        return running[0]
+    if running:
+        raise CommandError(f"several runs are running: name one of {names}")
+    raise CommandError(
+        f"no `swarm up` runs in {runs}: start one, or give the folder with --var-dir (a `honcho start` ends by Ctrl-C only)"
+    )
+
+
+def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION_S) -> dict[str, Any]:
+    """The answer of the process that runs the run in `folder`.
+
+    Raises:
+        CommandError: it refused, or gave no answer within `deadline_s`.
+    """
+    pid = holder(folder)
+    try:
+        with socket.socket(socket.AF_UNIX) as line, _short_name(folder) as name:
+            line.settimeout(deadline_s)
+            line.connect(name)
+            line.sendall(json.dumps(question).encode() + b"\n")
+            with line.makefile("rb") as file:
+                answer = json.loads(file.readline() or b"{}")
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"run {folder.name} is running, as process {pid}, and does not answer ({error}): "
+            f"`kill -9 {pid}` ends it, and its services end by themselves"
+        ) from None
+    if "error" in answer:
+        raise CommandError(str(answer["error"]))
+    return dict(answer)
+
+
+def wait_until_over(folder: Path, deadline_s: float) -> bool:
+    """Whether nobody runs the run in `folder` any more, at the latest after `deadline_s`."""
+    give_up_at = time.monotonic() + deadline_s
+    while holder(folder) is not None:
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@asynccontextmanager
+async def answering(folder: Path, answer: Answerer) -> AsyncIterator[None]:
+    """Answer questions about the run in `folder`, from its owner alone, for the length of the
+    block. Where the file system takes no sockets nobody can ask, and the run runs all the same.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(_QUESTION_S):
+                line = await reader.readline()
+            try:
+                said = await answer(json.loads(line))
+            except (ValueError, TypeError, CommandError) as error:
+                said = {"error": str(error)}
+            writer.write(json.dumps(said).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_unix_server(serve, sock=_listening(folder), limit=_QUESTION_BYTES)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.close()
+        (folder / SOCKET).unlink(missing_ok=True)
+
+
+def _listening(folder: Path) -> socket.socket:
+    with suppress(FileNotFoundError):
+        (folder / SOCKET).unlink()  # of a process that was killed: this one holds the run now
+    listening = socket.socket(socket.AF_UNIX)
+    with _short_name(folder) as name:
+        listening.bind(name)
+    (folder / SOCKET).chmod(0o600)
+    listening.setblocking(False)
+    return listening
+
+
+@contextmanager
+def _short_name(folder: Path) -> Iterator[str]:
+    """A name for the socket that fits the 108 characters that Linux has for it, whatever the
+    folder's.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{SOCKET}"
+    finally:
+        os.close(descriptor)
+
+
+def _pid(file: TextIO) -> int:
+    file.seek(0)
+    text = file.read(20).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _by(file: TextIO) -> str:
+    pid = _pid(file)
+    return f" (process {pid})" if pid else ""

@@ -1,0 +1,126 @@
+"""One process of a swarm on this machine: started, read from, watched, asked to end, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from shared.runtime.parent_death import ending_with_parent
+
+_CHUNK = 2**16
+_LONGEST_LINE = 2**20
+
+
+class Process:
+    """A shell command in a session of its own: the terminal's Ctrl-C reaches only who looks after
+    it, and it ends when that one does.
+
+    said: called with each line of its output, standard error included.
+    """
+
+    def __init__(self, name: str, command: str, environment: Mapping[str, str], said: Callable[[str], None]) -> None:
+        self.name = name
+        self.command = command
+        self._said = said
+        self._rest = b""
+        self._popen = subprocess.Popen(
+            command,
+            shell=True,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=ending_with_parent(),
+        )
+        assert self._popen.stdout is not None
+        self._out = self._popen.stdout.fileno()
+        os.set_blocking(self._out, False)
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._out, self._read)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that the shell became."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended.done()
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether it has ended and something that it started has not: its supervisor was killed,
+        and the service has just been told by the kernel.
+        """
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return not self.running
+
+    async def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code, negative for a signal; None when it is still running after `timeout_s`."""
+        done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
+        return self._ended.result() if done else None
+
+    def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        if self.running:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all that it started in its group."""
+        if self.running or self.left_behind:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        """Pass on what it has written; at the end of the output stop looking."""
+        try:
+            chunk = os.read(self._out, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._loop.remove_reader(self._out)
+            chunk = b"\n" if self._rest else b""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._said(line.decode(errors="replace"))
+
+    def _reap(self) -> None:
+        """It has ended. What it wrote last is still in the pipe, which a process that it left
+        behind may hold open.
+        """
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._popen.wait()
+        self._drain()
+        assert self._popen.stdout is not None
+        self._loop.remove_reader(self._out)
+        self._popen.stdout.close()
+        self._ended.set_result(code)
+
+    def _drain(self) -> None:
+        """Read what is there, at most as much as a pipe holds."""
+        taken = b""
+        with suppress(OSError):
+            while len(taken) < _LONGEST_LINE and (chunk := os.read(self._out, _CHUNK)):
+                taken += chunk
+        for line in (self._rest + taken).split(b"\n"):
+            if line:
+                self._said(line.decode(errors="replace"))
+        self._rest = b""

@@ -1,0 +1,81 @@
+"""What a swarm on one machine does when one of its processes ends. Pure: times are arguments.
+
+| what ended | what follows |
+|---|---|
+| the progress view, with all steps taken | the run ends, with 0 |
+| the progress view, in any other way | it starts again: a view that fails ends nothing |
+| a service, with 0 or by a signal, unasked | it starts again, later each time |
+| a service for good: 78, or too many crashes | it stays away, and the rest runs on; but |
+| ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
+| ... the last whole node's | the run ends, with its code |
+| the NATS server, for good | the run ends, with its code |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.runtime.supervise import BACKOFF_S, CRASH_WINDOW_S
+
+SERVER, VIEW = "nats", "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Start the process again, after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StayAway:
+    """The process is given up; the others run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run is over, with `code`."""
+
+    code: int
+
+
+def node_of(process: str) -> str:
+    """The node that a process belongs to: `alpha-trainer` is alpha's; "" for server and view."""
+    return process.rpartition("-")[0]
+
+
+@dataclass(slots=True)
+class RunRules:
+    """What is known of the ends so far.
+
+    ends_by_steps: whether the run has a number of steps, after which the view ends it.
+    """
+
+    ends_by_steps: bool
+    given_up: set[str] = field(default_factory=set)
+    _ends: dict[str, list[float]] = field(default_factory=dict)
+
+    def after_end(self, process: str, code: int, now_s: float, processes: frozenset[str]) -> StartAgain | StayAway | EndRun:
+        """What follows the end of `process` with `code` (negative: by that signal), one of
+        `processes`, without anybody having asked for it.
+        """
+        if process == VIEW and code == 0 and self.ends_by_steps:
+            return EndRun(0)
+        if process == VIEW or code <= 0:
+            return StartAgain(self._delay_s(process, now_s))
+        self.given_up.add(process)
+        nodes = {node_of(each) for each in processes} - {""}
+        broken = {node_of(each) for each in self.given_up} - {""}
+        if process == SERVER or self.ends_by_steps or nodes <= broken:
+            return EndRun(code)
+        return StayAway()
+
+    def started_again(self, process: str) -> None:
+        """A person had it started again: it is not given up any more."""
+        self.given_up.discard(process)
+        self._ends.pop(process, None)
+
+    def _delay_s(self, process: str, now_s: float) -> float:
+        ends = [end for end in self._ends.get(process, []) if end > now_s - CRASH_WINDOW_S] + [now_s]
+        self._ends[process] = ends
+        return BACKOFF_S[min(len(ends), len(BACKOFF_S)) - 1]

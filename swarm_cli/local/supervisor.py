@@ -1,0 +1,264 @@
+"""Runs a swarm's processes on this machine until the run is over: starts, restarts, adds, ends.
+
+`honcho start` runs the same lines, for developers. It is not what `swarm up` runs on: its loop ends
+all when one process ends, and stops for good when nobody reads its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+
+from shared.cancelling import cancel_and_wait
+from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.supervise import BACKOFF_S
+from swarm_cli.local.output import SYSTEM, Output
+from swarm_cli.local.process import Process
+from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
+
+STOPPED_BY_SIGNAL = (130, 143)
+"""Exit codes of a run that SIGINT or SIGTERM ended."""
+SERVER_GRACE_S = 20.0
+_LEFT_BEHIND_S = 30.0
+_KILLED_S = 10.0
+"""How long a killed process may take to be gone: it may be in the kernel, at a slow disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it ended: the code of the process that ended it, and that process's name."""
+
+    code: int
+    first: str | None
+
+
+class Supervisor:
+    """Looks after the processes in `lines`, name to shell command.
+
+    rules: what an end means.
+    grace_s: seconds that a process has to end, once asked, before it is killed.
+    """
+
+    def __init__(
+        self, lines: Mapping[str, str], environment: Mapping[str, str], rules: RunRules, output: Output, grace_s: float
+    ) -> None:
+        self._lines = dict(lines)
+        self._environment = environment
+        self._rules = rules
+        self._output = output
+        self._grace_s = grace_s
+        self._running: dict[str, Process] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._hurry = asyncio.Event()
+        self._changing = asyncio.Lock()
+        for name in lines:
+            output.expect(name)
+
+    async def run(self) -> Outcome:
+        """Start every process; returns when the run is over and all have ended."""
+        self._obey_signals()
+        try:
+            for name in self._lines:
+                if self._over.done():
+                    break
+                self._start(name)
+                await asyncio.sleep(0)
+            return await self._over
+        finally:
+            await self._end_all()
+
+    def end(self, code: int, first: str | None = None) -> None:
+        """The run is over."""
+        if not self._over.done():
+            self._over.set_result(Outcome(code, first))
+
+    def hurry(self) -> None:
+        """Kill what has not ended yet, without waiting for the grace to be over."""
+        self._hurry.set()
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Of each process, in a few words."""
+        return {name: self._state(name) for name in self._lines}
+
+    async def restart(self, name: str) -> str:
+        """End one process, within the grace, and start it again; says what became of it.
+
+        Raises:
+            KeyError: there is no such process.
+        """
+        async with self._changing:
+            return await self._restart(name, self._lines[name])
+
+    async def _restart(self, name: str, command: str) -> str:
+        before = self._running.get(name)
+        await self._stop_watching(name)
+        if before is not None and before.running:
+            await self._end_one(before, signal.SIGINT if name == SERVER else signal.SIGTERM)
+        if self._over.done():
+            return f"{name}: the run is ending"
+        self._rules.started_again(name)
+        self._lines[name] = command
+        self._start(name)
+        return f"{name}: process {self._running[name].pid}" + (f", was {before.pid}" if before else "")
+
+    async def change(self, lines: Mapping[str, str]) -> list[str]:
+        """Start what is new in `lines`, and again what has another command now (the view, which is
+        told of the new node); says what was started.
+        """
+        said = []
+        async with self._changing:
+            for name, command in lines.items():
+                if self._lines.get(name) == command or self._over.done():
+                    continue
+                if name in self._lines:
+                    await self._restart(name, command)
+                    continue
+                self._lines[name] = command
+                self._output.expect(name)
+                self._start(name)
+                said.append(f"{name}: process {self._running[name].pid}")
+        return said
+
+    def _state(self, name: str) -> str:
+        process = self._running.get(name)
+        if process is not None and process.running:
+            return f"process {process.pid}"
+        return "given up" if name in self._rules.given_up else "about to start again"
+
+    def _start(self, name: str) -> None:
+        self._launch(name)
+        self._watches[name] = asyncio.create_task(self._watch(name))
+
+    def _launch(self, name: str) -> None:
+        self._running[name] = Process(name, self._lines[name], self._environment, lambda line: self._output.write(name, line))
+
+    async def _watch(self, name: str) -> None:
+        """Wait for one process's end, and do what the rules say of it."""
+        while True:
+            code = await self._running[name].wait()
+            assert code is not None
+            if self._over.done():
+                return
+            follows = self._rules.after_end(name, code, time.monotonic(), frozenset(self._lines))
+            if isinstance(follows, EndRun):
+                self.end(_as_exit_code(follows.code), name)
+                return
+            if not isinstance(follows, StartAgain):
+                why = "cannot go on" if code == EXIT_CONFIG else f"was given up with code {code}"
+                self._say(f"{name} {why}; the others run on. Mend the cause that it names above, then: swarm restart {name}")
+                return
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self._say(f"{name} {how}: it starts again in {follows.delay_s:g} s")
+            await self._launch_later(name, follows.delay_s)
+            if self._over.done():
+                return
+
+    async def _launch_later(self, name: str, delay_s: float) -> None:
+        """Start a process again, once nothing of its last life is left; as often as the system
+        refuses to (too many processes, no memory).
+        """
+        left = self._running[name]
+        give_up_at = time.monotonic() + min(self._grace_s, _LEFT_BEHIND_S)
+        while True:
+            await asyncio.sleep(delay_s)
+            if self._over.done():
+                return
+            if left.left_behind and time.monotonic() < give_up_at:
+                delay_s = 0.1
+                continue
+            left.kill()
+            try:
+                self._launch(name)
+                return
+            except OSError as error:
+                delay_s = BACKOFF_S[-1]
+                self._say(f"{name} cannot be started ({error.strerror or error}): the next try is in {delay_s:g} s")
+
+    async def _stop_watching(self, name: str) -> None:
+        watch = self._watches.pop(name, None)
+        if watch is not None:
+            await cancel_and_wait(watch)
+
+    async def _end_all(self) -> None:
+        """End the services and the view, each within the grace, and the server after them: a
+        service without it waits for answers.
+        """
+        others = [process for name, process in self._running.items() if name != SERVER]
+        await asyncio.gather(*(self._end_one(process) for process in others))
+        if SERVER in self._running:
+            await self._end_one(self._running[SERVER], signal.SIGINT, min(self._grace_s, SERVER_GRACE_S))
+        await cancel_and_wait(*self._watches.values())
+
+    async def _end_one(self, process: Process, number: signal.Signals = signal.SIGTERM, grace_s: float | None = None) -> None:
+        """Ask a process to end, and kill it after the grace or as soon as a person is in a
+        hurry.
+        """
+        grace_s = self._grace_s if grace_s is None else grace_s
+        process.ask_to_end(number)
+        ended = asyncio.ensure_future(process.wait())
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        await cancel_and_wait(ended, hurried)
+        if process.running:
+            why = "you asked again" if self._hurry.is_set() else f"it did not end within {grace_s:g} s"
+            self._say(f"{process.name} is killed: {why}")
+            process.kill()
+            if await process.wait(_KILLED_S) is None:
+                self._say(f"{process.name} (process {process.pid}) does not end even so: it is left behind")
+
+    def _obey_signals(self) -> None:
+        """SIGINT and SIGTERM end the run, and kill when they come again. A terminal that closes
+        (SIGHUP) ends nothing: `swarm down` does.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_by_signal, 128 + number)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    def _asked_by_signal(self, code: int) -> None:
+        if self._over.done():
+            self.hurry()
+        else:
+            self._say(f"ending every process, within {self._grace_s:g} s; Ctrl-C again kills them")
+            self.end(code)
+
+    def _hung_up(self) -> None:
+        self._output.detach()
+        self._say("the terminal is gone; the swarm runs on, and `swarm down` ends it")
+
+    def _say(self, text: str) -> None:
+        self._output.write(SYSTEM, text)
+
+
+Beside = Callable[[Supervisor], AbstractAsyncContextManager[None]]
+
+
+def run_supervised(
+    lines: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    ends_by_steps: bool,
+    output: Output,
+    grace_s: float,
+    beside: Beside | None = None,
+) -> Outcome:
+    """Run the lines until the run is over and all have ended, within what `beside` opens (the
+    control socket).
+    """
+
+    async def run() -> Outcome:
+        supervisor = Supervisor(lines, environment, RunRules(ends_by_steps), output, grace_s)
+        async with beside(supervisor) if beside else nullcontext():
+            return await supervisor.run()
+
+    return asyncio.run(run())
+
+
+def _as_exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code

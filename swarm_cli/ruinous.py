@@ -1,0 +1,65 @@
+"""Settings that are allowed and have ruined runs, or most likely will. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.config import NodeConfig
+
+HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
+"""Of AdamW. Full fine-tuning of pretrained policies takes 1e-6 to 1e-5, the demo's toy 1e-4, and
+adapters ten times that."""
+_LONG_ANSWER = 65_536
+_HOT, _COLD = 1.5, 0.3
+
+
+def ruinous_settings(config: NodeConfig) -> list[str]:
+    """A sentence for each setting that is likely to ruin the run, with what is usual."""
+    return [*_training_ruin(config), *_sampling_ruin(config)]
+
+
+def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
+    """The same of what only the model tells: its context in tokens, and whether its tokenizer has a
+    chat template.
+    """
+    sentences = []
+    asked = config.generator.max_new_tokens
+    if asked >= context_tokens:
+        sentences.append(
+            f"generator.max_new_tokens = {asked:,}: the model's context holds {context_tokens:,} with the question, so answers end "
+            "where it does, and one that never ends takes all of it; a few hundred do for most tasks"
+        )
+    if not has_chat_template:
+        sentences.append(
+            f"model.path = {config.model.path}: its tokenizer has no chat template, so questions are plain text, which a model "
+            "tuned for chats answers badly; take its -Instruct folder, or add chat_template.jinja. Right for a base model"
+        )
+    return sentences
+
+
+def _training_ruin(config: NodeConfig) -> Iterator[str]:
+    trainer = config.trainer
+    adapters = trainer.lora.rank > 0
+    if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
+        usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
+        yield f"trainer.learning_rate = {trainer.learning_rate:g}: a policy forgets all it knows within steps; usual is {usual}"
+    if not config.sampler.local:
+        yield "sampler.local = 0: the policy learns from other nodes' answers alone, and never from what it says itself"
+    if not config.eval.tasks:
+        yield "eval.tasks = 0: nobody sees whether the policy gets better or worse; 200 held-out questions do"
+
+
+def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
+    generator = config.generator
+    if generator.temperature > _HOT:
+        yield f"generator.temperature = {generator.temperature:g}: answers become noise; usual is 0.7 to 1"
+    if generator.temperature < _COLD:
+        yield (
+            f"generator.temperature = {generator.temperature:g}: the answers of a group become alike, and from those nothing is "
+            "learned; usual is 0.7 to 1"
+        )
+    if generator.max_new_tokens > _LONG_ANSWER:
+        yield (
+            f"generator.max_new_tokens = {generator.max_new_tokens:,}: an answer that never ends holds up its whole group and the "
+            "trainer's memory; a few hundred do for most tasks, some thousands for long reasoning"
+        )

@@ -1,0 +1,123 @@
+"""`swarm config check` beyond single values: what is likely to ruin a run, which key was meant,
+whether key files are what they are named for, and whether servers answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.config.load import load_config as load
+from shared.identity.keys import new_seed
+from swarm_cli import reachable
+from swarm_cli.key_files import key_file_problems
+from swarm_cli.reachable import unreachable
+from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
+from swarm_cli.shipped import DEMO_CONFIG
+
+
+def configured(**sections: dict[str, Any]) -> NodeConfig:
+    return load_config(overrides={"tasks": [{"dataset": "gcd"}], **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"trainer": {"learning_rate": 1.0}}, "trainer.learning_rate = 1: .*usual is 1e-6 to 1e-5"),
+        ({"trainer": {"learning_rate": 0.1, "lora": {"rank": 8}}}, "usual is 1e-5 to 1e-4 with adapters"),
+        ({"generator": {"max_new_tokens": 1_000_000}}, "generator.max_new_tokens = 1,000,000"),
+        ({"generator": {"temperature": 3.0}}, "generator.temperature = 3: answers become noise"),
+        ({"generator": {"temperature": 0.05}}, "become alike"),
+        ({"eval": {"tasks": 0}}, "eval.tasks = 0"),
+        ({"sampler": {"local": 0}}, "sampler.local = 0"),
+    ],
+)
+def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
+    if "sampler" in sections:
+        sections = {"sampler": {"local": 0, "adapt": "off", "shortage": "wait"}}
+    (sentence,) = ruinous_settings(configured(**sections))
+    assert re.search(words, sentence), sentence
+
+
+def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
+    assert ruinous_settings(load_config(DEMO_CONFIG)) == []
+    assert ruinous_settings(configured()) == []
+    assert ruinous_with_model(configured(), 2048, True) == []
+
+
+def test_the_models_context_and_chat_template_are_held_against_the_settings() -> None:
+    longer, plain = ruinous_with_model(configured(generator={"max_new_tokens": 4096}), 2048, False)
+    assert "the model's context holds 2,048" in longer
+    assert "no chat template" in plain
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[trainer]\nlearing_rate = 1e-5", "trainer.learing_rate: unknown key; did you mean learning_rate?"),
+        ("[trainer]\ntop_p = 0.9", "did you mean generator.top_p?"),
+        ("[trainer.lora]\nrnak = 8", "trainer.lora.rnak: unknown key; did you mean rank?"),
+        ("[trainr]\nlearning_rate = 1e-5", "trainr: unknown key; did you mean trainer?"),
+        ("[sampler]\nzzz = 1", "remove it or correct its spelling"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_one_that_was_meant(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "node.toml").write_text(f'{text}\n[[tasks]]\ndataset = "gcd"\n')
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "node.toml")
+    assert words in str(refused.value)
+
+
+def test_a_key_of_a_task_source_that_was_misspelt_is_answered_too(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\nweigth = 2.0\n')
+    with pytest.raises(ConfigError, match="tasks.0.weigth: unknown key; did you mean weight?"):
+        load(tmp_path / "node.toml")
+
+
+def test_key_files_are_looked_at_and_their_content_is_not_shown(tmp_path: Path) -> None:
+    seed, public, open_seed, key = (tmp_path / name for name in ("seed", "public", "open", "key"))
+    for file in (seed, open_seed):
+        file.write_bytes(new_seed())
+    seed.chmod(0o600)
+    open_seed.chmod(0o644)
+    public.write_text("UABCDEF")
+    public.chmod(0o600)
+    key.write_text("sk-secret\n")
+    key.chmod(0o640)
+    missing, folder = tmp_path / "missing", tmp_path
+
+    def problems(**nats: Any) -> list[str]:
+        return key_file_problems(configured(nats=nats))
+
+    assert problems(node_key_file=str(seed)) == []
+    assert "does not exist" in problems(node_key_file=f"{missing}")[0]
+    assert len(problems(node_key_file=f"{tmp_path}/{{role}}.nk")) == 4, "one for each role"
+    assert "chmod 600" in problems(node_key_file=str(open_seed))[0]
+    assert "public key" in problems(swarm_key_file=str(public))[0]
+    assert "no certificate in PEM" in problems(node_ca_file=str(public))[0]
+    assert "cannot be read" in problems(node_ca_file=str(folder))[0]
+    openai = configured(generator={"engine": "openai", "openai_url": "http://x/v1", "openai_key_file": str(key)})
+    (said,) = key_file_problems(openai)
+    assert "chmod 600" in said and "sk-secret" not in said
+    roster = configured(verifier={"trust": "roster", "roster_file": str(missing)})
+    assert key_file_problems(roster)
+
+
+def test_with_connect_servers_that_do_not_answer_and_ports_that_are_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held, socket.socket() as closed:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
+        url = f"nats://127.0.0.1:{closed.getsockname()[1]}"
+        config = configured(nats={"node_url": url, "swarm_url": url}, http={"port": held.getsockname()[1]})
+        monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+        said = asyncio.run(unreachable(config))
+    assert any(line.startswith("nats.node_url") for line in said)
+    assert any(line.startswith("nats.swarm_url") for line in said)
+    assert any("is taken" in line for line in said)

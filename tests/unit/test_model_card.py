@@ -1,0 +1,53 @@
+"""An exported policy says what it is, in files that others can read."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.trainer.durable.checkpoint import TrainedModel
+from services.trainer.durable.export import export_policy
+from services.trainer.durable.model_card import CARD, model_card
+from shared.model.weights import trainable_tensors
+from tests.architectures.tiny import tiny_model
+from tests.engines.tiny_models import write_model_folder
+from tests.unit.test_export_architectures import trained
+
+
+@pytest.mark.slow
+def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_modes(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    base = write_model_folder(tmp_path / "little", model)
+    node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
+    scores = ({"policy_version": 0, "n": 8, "pass_rate": 0.125}, {"policy_version": 1, "n": 8, "pass_rate": 0.5})
+    per_task = ({"gcd": {"pass_rate": 0.25}}, {"gcd": {"pass_rate": 0.75}})
+    lines = [json.dumps({**score, "per_task": by_task}) for score, by_task in zip(scores, per_task, strict=True)]
+    (node / "eval.jsonl").write_text("\n".join(lines) + "\n")
+    (node / "metrics.jsonl").write_text('{"step": 1, "groups_local": 3, "groups_external": 2}\n{"step": 2, "groups_local": 9}\n')
+    out = export_policy(node, tmp_path / "out").folder
+    card = (out / CARD).read_text()
+    assert "the folder `little`" in card and str(tmp_path) not in card
+    assert "| steps | 1 |" in card and "| run | monday, node alpha |" in card
+    assert "| all | 0.125 | 0.500 |" in card and "| gcd | 0.250 | 0.750 |" in card
+    assert "3 groups of answers of its own, 2 of other nodes" in card, "what came after the checkpoint does not count"
+    assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o644}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
+def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluations_says_so() -> None:
+    model = TrainedModel(
+        model_path="some/model",
+        dtype="bfloat16",
+        lora_rank=8,
+        lora_alpha=16.0,
+        lora_dropout=0.0,
+        lora_target_modules="all-linear",
+        model_revision="a" * 40,
+    )
+    card = model_card(model, 7, evaluations=[], steps=[], origin="run, node alpha", dtype="float32", adapter=True)
+    assert card.startswith("---\nlibrary_name: peft\nbase_model: some/model\n")
+    assert f"some/model at commit {'a' * 40}" in card
+    assert "No held-out evaluation" in card

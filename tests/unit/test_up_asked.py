@@ -1,0 +1,155 @@
+"""`swarm down` and `swarm restart` from another terminal, one `swarm up` a run, and what a lock
+that is left behind means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm_cli.errors import CommandError
+from swarm_cli.local.asked import named
+from swarm_cli.local.control import LOCK, SOCKET, ask, holder, holding_run, running_run
+from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
+from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
+
+RUN = """
+import json, sys
+from pathlib import Path
+from swarm_cli.local.asked import Asked
+from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.launch import run_lines
+from swarm_cli.local.procfile import Layout
+folder = Path(sys.argv[1])
+with holding_run(folder):
+    beside = lambda supervisor: answering(folder, Asked(supervisor, Layout()).answer)
+    outcome = run_lines(json.loads(sys.argv[2]), {}, log_file=folder / "up.log", ends_by_steps=False, beside=beside)
+sys.exit(outcome.code)
+"""
+
+
+def started(folder: Path, lines: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", RUN, str(folder), json.dumps(lines)], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def swarm(var_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swarm_cli", *arguments, "--var-dir", str(var_dir)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+@pytest.mark.slow
+def test_a_service_is_restarted_and_the_run_ended_from_another_process(tmp_path: Path) -> None:
+    folder = tmp_path / "var" / "runs" / ("long-" * 12)  # a socket's name has 108 characters at most
+    lines = {"alpha-trainer": noting(tmp_path, "a"), "beta-trainer": noting(tmp_path, "b"), "alpha-sampler": noting(tmp_path, "s")}
+    up = started(folder, lines)
+    try:
+        until(lambda: all(pids(tmp_path, name) for name in "abs") and (folder / SOCKET).exists(), "all start")
+        one = swarm(tmp_path / "var", "restart", "alpha-trainer")
+        assert one.returncode == 0 and f"was {pids(tmp_path, 'a')[0]}" in one.stderr, one.stderr
+        until(lambda: len(pids(tmp_path, "a")) == 2, "it is started again")
+        assert not is_running(pids(tmp_path, "a")[0]) and len(pids(tmp_path, "b")) == 1
+        assert swarm(tmp_path / "var", "restart", "trainer").returncode == 0
+        until(lambda: len(pids(tmp_path, "a")) == 3 and len(pids(tmp_path, "b")) == 2, "both trainers are started again")
+        unknown = swarm(tmp_path / "var", "restart", "trainr")
+        assert unknown.returncode == 1 and "name one of alpha-trainer" in unknown.stderr
+        with pytest.raises(CommandError, match=f"is running already .process {up.pid}.*swarm down"), holding_run(folder):
+            pass
+        down = swarm(tmp_path / "var", "down")
+        assert down.returncode == 0 and "has ended" in down.stderr
+        assert up.wait(DEADLINE_S) == 143
+        assert not any(is_running(pid) for name in "abs" for pid in pids(tmp_path, name))
+        assert not (folder / SOCKET).exists()
+        again = swarm(tmp_path / "var", "down")
+        assert again.returncode == 1 and "no `swarm up` runs in" in again.stderr
+    finally:
+        end(up, *(pid for name in "abs" for pid in pids(tmp_path, name)))
+
+
+@pytest.mark.slow
+def test_what_a_killed_swarm_up_leaves_behind_stands_in_nobodys_way(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    up = started(folder, {"alpha-trainer": noting(tmp_path, "a")})
+    try:
+        until(lambda: (folder / SOCKET).exists() and holder(folder) == up.pid, "it starts")
+        up.kill()
+        up.wait()
+        assert (folder / LOCK).read_text() == str(up.pid) and (folder / SOCKET).exists()
+        assert holder(folder) is None
+        again = started(folder, {"alpha-trainer": noting(tmp_path, "a")})
+        until(lambda: holder(folder) == again.pid, "the next one holds the run")
+        until(lambda: (folder / SOCKET).exists() and "processes" in asked_down(folder), "it can be asked")
+        assert again.wait(DEADLINE_S) == 143
+    finally:
+        end(up, *pids(tmp_path, "a"))
+
+
+def asked_down(folder: Path) -> dict[str, object]:
+    try:
+        return ask(folder, {"do": "down"})
+    except CommandError:
+        return {}
+
+
+def test_a_number_in_the_file_of_a_process_that_is_another_by_now_holds_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / LOCK).write_text(str(os.getpid()))
+    assert holder(folder) is None
+    with holding_run(folder):
+        pass
+
+
+def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="no `swarm up` runs in"):
+        running_run("", tmp_path)
+    with holding_run(tmp_path / "runs" / "one"):
+        assert running_run("", tmp_path).name == "one"
+        with pytest.raises(CommandError, match="those that run are one"):
+            running_run("two", tmp_path)
+        with holding_run(tmp_path / "runs" / "two"), pytest.raises(CommandError, match="name one of one, two"):
+            running_run("", tmp_path)
+
+
+def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:
+    states = dict.fromkeys(("nats", "alpha-trainer", "beta-trainer", "alpha-sampler", "progress"), "")
+    assert named("nats", states) == ["nats"]
+    assert named("trainer", states) == ["alpha-trainer", "beta-trainer"]
+    with pytest.raises(CommandError, match="nothing here is called 'gamma-trainer'"):
+        named("gamma-trainer", states)
+
+
+PROCESSES = frozenset({"nats", "progress", "alpha-trainer", "alpha-sampler", "beta-trainer"})
+
+
+def test_a_service_that_cannot_go_on_ends_the_run_where_no_node_is_whole_or_steps_are_counted() -> None:
+    rules = RunRules(ends_by_steps=False)
+    assert rules.after_end("alpha-trainer", 78, 0.0, PROCESSES) == StayAway()
+    assert rules.after_end("alpha-sampler", 78, 0.0, PROCESSES) == StayAway()
+    assert rules.after_end("beta-trainer", 1, 0.0, PROCESSES) == EndRun(1)
+    assert RunRules(ends_by_steps=True).after_end("alpha-trainer", 78, 0.0, PROCESSES) == EndRun(78)
+    assert RunRules(ends_by_steps=False).after_end("nats", 1, 0.0, PROCESSES) == EndRun(1)
+
+
+def test_one_that_a_person_started_again_is_whole_again() -> None:
+    rules = RunRules(ends_by_steps=False)
+    rules.after_end("alpha-trainer", 78, 0.0, PROCESSES)
+    rules.started_again("alpha-trainer")
+    assert rules.after_end("beta-trainer", 78, 1.0, PROCESSES) == StayAway()
+
+
+def test_the_view_ends_a_run_only_when_it_has_seen_the_steps() -> None:
+    assert RunRules(ends_by_steps=True).after_end("progress", 0, 0.0, PROCESSES) == EndRun(0)
+    for ends_by_steps, code in ((True, 1), (True, 78), (True, -9), (False, 0)):
+        assert isinstance(RunRules(ends_by_steps).after_end("progress", code, 0.0, PROCESSES), StartAgain)
+
+
+def test_one_that_ends_again_and_again_is_started_later_each_time_until_it_has_run_for_a_while() -> None:
+    rules = RunRules(ends_by_steps=False)
+    delays = [rules.after_end("alpha-trainer", -9, float(second), PROCESSES) for second in range(6)]
+    assert delays == [StartAgain(seconds) for seconds in (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)]
+    assert rules.after_end("alpha-trainer", -9, 1000.0, PROCESSES) == StartAgain(0.5)
