@@ -18,6 +18,8 @@ from swarm_cli.dashboard.command import dashboard
 from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.experiment.commands import experiment_app
+from swarm_cli.join.command import join
+from swarm_cli.join.invite import invite
 from swarm_cli.key_commands import keys_app, roster_app
 from swarm_cli.local.up import up
 from swarm_cli.model.commands import model_app
@@ -39,6 +41,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(up)
+app.command()(invite)
+app.command()(join)
 app.command()(watch)
 app.command()(status)
 app.command()(top)
@@ -57,7 +61,7 @@ app.add_typer(model_app)
 app.add_typer(nats_app)
 app.add_typer(task_app)
 
-_DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
+_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
 
 def main() -> NoReturn:

@@ -44,7 +44,8 @@ class Layout:
 
     `nats_url` names a server that somebody else runs; None starts one on `nats_port`. `base_port` 0
     lets each process take any free port. `config` and `var_dir` are what a line falls back on where
-    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set.
+    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set. `names`: of the first nodes, where they
+    are not to be alpha, beta and so on.
     """
 
     nodes: int = 2
@@ -54,6 +55,7 @@ class Layout:
     progress: bool = True
     config: Path = DEMO_CONFIG
     var_dir: Path = Path("var")
+    names: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -63,7 +65,7 @@ class Layout:
     @property
     def node_names(self) -> list[str]:
         """alpha, beta, gamma, ...; node25 and on when the letters run out."""
-        return [node_name(position) for position in range(self.nodes)]
+        return [*self.names, *(node_name(position) for position in range(len(self.names), self.nodes))]
 
     def http_base_port(self, position: int) -> int:
         """First of the four ports of the node at `position`; 0: any free ones."""

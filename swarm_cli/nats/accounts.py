@@ -23,7 +23,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.identity.permissions import ADVISORY, EVERYTHING, OPERATOR, WATCH, Permissions, node_role, swarm_node
+from shared.identity.permissions import (
+    ADVISORY,
+    EVERYTHING,
+    OBSERVER,
+    OPERATOR,
+    WATCH,
+    Permissions,
+    node_role,
+    swarm_node,
+    swarm_observer,
+)
 from shared.roles import ROLES
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
@@ -132,15 +142,14 @@ class Upstream:
     nodes: tuple[UpstreamNode, ...]
 
 
-def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS) -> Account:
+def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS, observer_key: str = "") -> Account:
     """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name,
-    `connections` those of a node.
+    `connections` those of a node, `observer_key` that of all spectators together; empty: none.
     """
-    return Account(
-        "SWARM",
-        tuple(User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()),
-        Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES),
-    )
+    users = [User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()]
+    if observer_key:
+        users.append(User(OBSERVER, observer_key, swarm_observer()))
+    return Account("SWARM", tuple(users), Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES))
 
 
 def node_account(node: str, keys: Mapping[str, str]) -> Account:

@@ -1,0 +1,3 @@
+"""`swarm invite` and `swarm join`: one token from the operator, one line on the newcomer's
+machine.
+"""
