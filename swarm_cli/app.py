@@ -18,13 +18,14 @@ from swarm_cli.dashboard.command import dashboard
 from swarm_cli.dlq_commands import dlq_app
 from swarm_cli.errors import CommandError
 from swarm_cli.experiment.commands import experiment_app
+from swarm_cli.invitation.command import invite
 from swarm_cli.join.command import join
-from swarm_cli.join.invite import invite
 from swarm_cli.key_commands import keys_app, roster_app
 from swarm_cli.local.up import up
 from swarm_cli.model.commands import model_app
 from swarm_cli.model.evaluate import evaluate
 from swarm_cli.nats.commands import nats_app
+from swarm_cli.observe.observe import observe
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.status import status
 from swarm_cli.observe.top import top
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(invite)
 app.command()(join)
+app.command()(observe)
 app.command()(watch)
 app.command()(status)
 app.command()(top)

@@ -99,6 +99,18 @@ def is_public_key(text: str) -> bool:
     return _decode_public(text) is not None
 
 
+def is_seed(text: str) -> bool:
+    """Whether this is a well-formed seed of a user (`SU...`), checksum included, which loading one
+    does not look at.
+    """
+    try:
+        decoded = base64.b32decode(text + "=" * (-len(text) % 8))
+        nkeys.from_seed(bytearray(text.encode()))
+    except Exception:  # nkeys raises errors of its own, binascii's and nacl's
+        return False
+    return nkeys.crc16(bytearray(decoded[:-2])) == int.from_bytes(decoded[-2:], "little")
+
+
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:
     """Whether `signature` over `message` is by the holder of `public_key`. False for anything
     malformed, never raises.

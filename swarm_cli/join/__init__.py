@@ -1,3 +1,1 @@
-"""`swarm invite` and `swarm join`: one token from the operator, one line on the newcomer's
-machine.
-"""
+"""`swarm join`: from a token to a running node, with one line on the newcomer's machine."""

@@ -21,13 +21,13 @@ from swarm_cli.chosen_config import check_objective
 from swarm_cli.config_commands import model_problems, task_problems
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.invitation.given_token import given_invitation, given_text
+from swarm_cli.invitation.token import Invitation
 from swarm_cli.join import findings
 from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.given_token import given_invitation, given_text
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
-from swarm_cli.join.token import Invitation
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
 from swarm_cli.local.ports import check_ports

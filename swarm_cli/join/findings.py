@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.version import VERSION
+from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
 from swarm_cli.join.hub import HubLook
-from swarm_cli.join.token import Accepted, Invitation, OfferedTask
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 
 NOTABLE_SKEW_S = 5.0

@@ -13,7 +13,7 @@ from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
 from swarm_cli.errors import CommandError
-from swarm_cli.join.token import Credential, Member
+from swarm_cli.invitation.token import Credential, Member
 from swarm_cli.replace_file import replace_file
 
 

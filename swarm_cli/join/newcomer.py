@@ -12,8 +12,8 @@ from typing import Any
 
 from shared.config import NodeConfig, load_config
 from swarm_cli.errors import CommandError
+from swarm_cli.invitation.token import Invitation, task_specs
 from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.token import Invitation, task_specs
 from swarm_cli.shipped import DEMO_CONFIG
 
 _SUFFIX_CHARS = 6

@@ -19,7 +19,7 @@ from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.join.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 
 
 def invite(

@@ -6,7 +6,7 @@ import os
 import sys
 
 from swarm_cli.errors import CommandError
-from swarm_cli.join.token import MAX_CHARS, Invitation, TokenError, read_token
+from swarm_cli.invitation.token import MAX_CHARS, Invitation, TokenError, read_token
 
 TOKEN_VARIABLE = "JOIN_TOKEN"
 """Not one of the settings, whose names begin with SWARM_."""
