@@ -125,7 +125,7 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         )
     if not look.streams and invitation.url.startswith("tls://"):
         return Finding("connection", False, "the swarm's streams are not there: its operator runs `swarm nats init --plane swarm`")
-    there = f"{len(look.nodes)} nodes are there" if look.nodes else "no node is there yet"
+    there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
     return Finding("connection", True, f"{invitation.url}, swarm {invitation.swarm_id}; {there}")
 
 

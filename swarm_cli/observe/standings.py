@@ -18,6 +18,8 @@ from swarm_cli.console import cell
 
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""
+LONG_S = 3600.0
+"""The server forgets an entry after 15 minutes; a node whose clock is wrong may say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +127,14 @@ def as_object(found: Standings, url: str) -> dict[str, Any]:
 
 def table(found: Standings, url: str) -> Table:
     """The leaderboard."""
-    rows = Table(
-        "node", "held-out", "first", "gain", "version", "shares", "seen", "model", "tasks", title=cell(url), title_justify="left"
-    )
+    rows = Table(title=cell(url), title_justify="left")
+    for column in ("node", "held-out", "first", "gain", "version", "shares", "seen", "model"):
+        rows.add_column(column, no_wrap=True)
     for node in found.nodes:
         gain = "–" if node.gain is None else f"{node.gain:+.3f}"
         version = "–" if node.policy_version is None else str(node.policy_version)
-        rows.add_row(
-            cell(node.node),
-            _score(node.newest),
-            _score(node.first),
-            gain,
-            version,
-            f"{node.shared:,}" if node.shared else "nothing",
-            _seen(node.seen_s),
-            cell(node.model, 32),
-            cell(", ".join(node.tasks), 48),
-        )
+        shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
+        rows.add_row(cell(node.node), _score(node.newest), _score(node.first), gain, version, shares, seen, cell(node.model, 32))
     rows.caption = cell(_caption(found), 400)
     rows.caption_justify = "left"
     return rows
@@ -149,8 +142,8 @@ def table(found: Standings, url: str) -> Table:
 
 def _caption(found: Standings) -> str:
     parts = [
-        f"{len(found.nodes)} nodes, {found.groups:,} groups in the hub's window; held-out: pass rate and of how many tasks, as the "
-        "nodes say it, each on its own tasks"
+        f"nodes: {len(found.nodes)}; groups in the hub's window: {found.groups:,}; held-out: pass rate / number of tasks, as each "
+        "node says it of its own tasks"
     ]
     if not found.nodes:
         parts = ["no node is there yet"]
@@ -162,10 +155,12 @@ def _caption(found: Standings) -> str:
 
 
 def _score(score: Score | None) -> str:
-    return f"{score.pass_rate:.3f} of {score.n}" if score else "–"
+    return f"{score.pass_rate:.3f}/{score.n}" if score else "–"
 
 
 def _seen(seen_s: float | None) -> str:
     if seen_s is None:
         return "not listed"
-    return "now" if seen_s < SILENT_S else f"{seen_s:.0f} s ago"
+    if seen_s < SILENT_S:
+        return "now"
+    return f"{seen_s:.0f} s ago" if seen_s < LONG_S else "long ago"
