@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,13 +33,8 @@ from tests.nats_server import find_binary
 PROMISED_S = 120.0
 """From `swarm join` to the first foreign group accepted, on two cores that do nothing else."""
 HUB_PORT = 4222
-HUB = """
-host: 0.0.0.0
-port: 4222
-max_payload: 8MB
-jetstream { store_dir: "STORE", max_file_store: 1TB, sync_interval: 10s }
-feature_flags { js_ack_fc_v2: false }
-"""
+(HUB,) = re.findall(r"```\n(# hub.conf\n.*?)```", (REPO / "docs" / "joining.md").read_text(), flags=re.DOTALL)
+"""The file that the page shows."""
 POLL_S = 0.25
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -127,7 +123,7 @@ def until(what: str, condition: Any, seconds: float, log: Path) -> Any:
 
 def test_a_newcomer_in_another_network_accepts_a_foreign_group_within_two_minutes(networks: Networks, tmp_path: Path) -> None:
     hub_log, join_log = tmp_path / "hub.log", tmp_path / "join.log"
-    (tmp_path / "hub.conf").write_text(HUB.replace("STORE", str(tmp_path / "store")))
+    (tmp_path / "hub.conf").write_text(HUB.replace("hub-streams", str(tmp_path / "store")))
     networks.start("hub", find_binary(), "-c", str(tmp_path / "hub.conf"), log=hub_log)
     until("the hub listens", lambda: b"Server is ready" in hub_log.read_bytes(), 30.0, hub_log)
     environment = {
