@@ -108,7 +108,7 @@ def is_seed(text: str) -> bool:
         nkeys.from_seed(bytearray(text.encode()))
     except Exception:  # nkeys raises errors of its own, binascii's and nacl's
         return False
-    return nkeys.crc16(bytearray(decoded[:-2])) == int.from_bytes(decoded[-2:], "little")
+    return bool(nkeys.crc16(bytearray(decoded[:-2])) == int.from_bytes(decoded[-2:], "little"))
 
 
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:

@@ -21,7 +21,7 @@ from rich.text import Text
 from shared.contracts import subjects
 from shared.identity.permissions import OBSERVER
 from shared.text import visible, visible_json
-from shared.transport.base import NotConnected, Transport, TransportError
+from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
@@ -70,15 +70,21 @@ def observe(
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
 ) -> None:
     """Show who is in a swarm, their held-out scores, and who shares. Reads only; Ctrl-C ends it."""
-    text = given_text(target)
-    with _hub(text, key, ca) as hub:
-        console = terminal()
-        if as_json:
-            typer.echo(visible_json(as_object(asyncio.run(_once(hub)), hub.url), indent=2))
-        elif once or not console.is_terminal:
-            console.print(table(asyncio.run(_once(hub)), hub.url))
-        else:
-            asyncio.run(_live(hub, console, every_s))
+    with _hub(given_text(target), key, ca) as hub:
+        try:
+            _show(hub, terminal(), once=once, as_json=as_json, every_s=every_s)
+        except AccessDenied as error:
+            remedy = "ask the swarm's operator for a token of `swarm invite --observer`, or give --key and --ca"
+            raise CommandError(f"{hub.url} does not let a spectator in: {remedy}\n({error})") from None
+
+
+def _show(hub: Hub, console: Console, *, once: bool, as_json: bool, every_s: float) -> None:
+    if as_json:
+        typer.echo(visible_json(as_object(asyncio.run(_once(hub)), hub.url), indent=2))
+    elif once or not console.is_terminal:
+        console.print(table(asyncio.run(_once(hub)), hub.url))
+    else:
+        asyncio.run(_live(hub, console, every_s))
 
 
 @contextmanager

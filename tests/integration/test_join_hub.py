@@ -163,6 +163,12 @@ def test_a_spectator_sees_who_is_there_and_how_they_do(hub: SecuredServer) -> No
     assert "alpha" in table.stdout and "0.500/8" in table.stdout and "+0.250" in table.stdout
 
 
+def test_who_has_no_key_for_looking_is_told_whom_to_ask(hub: SecuredServer) -> None:
+    for arguments in ([token_of(hub)], [hub.url, "--ca", str(hub.ca_file)]):
+        refused = CliRunner().invoke(app, ["observe", "--once", *arguments]).exception
+        assert isinstance(refused, CommandError) and "swarm invite --observer" in str(refused)
+
+
 def test_a_token_for_looking_joins_nothing(hub: SecuredServer, machine: Path) -> None:
     with pytest.raises(CommandError, match="this token is for looking at the swarm"):
         prepare(invited(hub, "--observer"))
