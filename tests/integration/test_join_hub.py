@@ -19,6 +19,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
+from shared.contracts.streams import ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import swarm_observer
 from shared.transport.base import Transport
@@ -31,6 +32,7 @@ from swarm_cli.join.findings import Finding
 from tests.integration.nats_users import raw
 from tests.integration.test_nats_permissions import everything_anybody_may_publish, refused_of
 from tests.integration.test_verifier_service import until
+from tests.nats_server import NatsServer
 from tests.secured_server import SecuredServer, swarm
 from tests.unit.test_permissions import matches
 
@@ -84,9 +86,9 @@ async def as_alpha(hub: SecuredServer) -> Transport:
     return await connect(hub.url, name="alpha", key_file=key, ca_file=str(hub.ca_file), inbox_prefix="_INBOX_alpha")
 
 
-async def write_entry(hub: SecuredServer) -> None:
+async def write_entry(hub: NatsServer) -> None:
     """What alpha's verifier says of itself."""
-    plane = await as_alpha(hub)
+    plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
         identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
         key, now = SigningKey(new_seed()).public_key, time.time()
@@ -126,6 +128,30 @@ def test_a_newcomer_makes_its_key_sends_the_public_half_and_is_in_when_it_is_lis
     taken = found(invitation, name="alpha")
     assert [each.what for each in taken.values() if each.ok is False] == ["connection"]
     list_nodes(hub, "alpha")
+
+
+def test_on_an_open_hub_a_name_that_another_key_has_is_refused_with_a_free_one(tmp_path: Path, machine: Path) -> None:
+    async def first_node() -> None:
+        plane = await connect(server.url, name="first")
+        await ensure_swarm_streams(plane)
+        await plane.close()
+        await write_entry(server)
+
+    server = NatsServer(tmp_path / "open").start()
+    try:
+        invitation = read_token(swarm("invite", "--url", server.url).strip())
+        assert found(invitation, name="alpha")["connection"].told.endswith("no node is there yet")
+        asyncio.run(first_node())
+        taken = found(invitation, name="alpha")
+        assert [each.what for each in taken.values() if each.ok is False] == ["name"]
+        free = taken["name"].told.rpartition("--name ")[2]
+        well = found(invitation, name=free)
+        assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == free
+        assert [file.name for file in machine.iterdir()] == ["node.nk"]
+        seen = json.loads(CliRunner().invoke(app, ["observe", server.url, "--json"], catch_exceptions=False).stdout)
+        assert [node["node"] for node in seen["nodes"]] == ["alpha"]
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow
