@@ -76,6 +76,9 @@ def observe(
         except AccessDenied as error:
             remedy = "ask the swarm's operator for a token of `swarm invite --observer`, or give --key and --ca"
             raise CommandError(f"{hub.url} does not let a spectator in: {remedy}\n({error})") from None
+        except NotConnected as error:
+            said = str(error).split(": start one with")[0]
+            raise CommandError(f"{said}: check the address, and whether something on the way blocks its port") from None
 
 
 def _show(hub: Hub, console: Console, *, once: bool, as_json: bool, every_s: float) -> None:

@@ -10,16 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
+from shared.text import visible
 from swarm_cli.console import cell
 
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""
 LONG_S = 3600.0
 """The server forgets an entry after 15 minutes; a node whose clock is wrong may say anything."""
+
+_COLUMNS = ("node", "held-out", "gain", "version", "shares", "seen", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +131,18 @@ def as_object(found: Standings, url: str) -> dict[str, Any]:
     }
 
 
-def table(found: Standings, url: str) -> Table:
+def table(found: Standings, url: str) -> Group:
     """The leaderboard."""
-    rows = Table(title=cell(url), title_justify="left")
-    for column in ("node", "held-out", "first", "gain", "version", "shares", "seen", "model"):
-        rows.add_column(column, no_wrap=True)
+    rows = Table(title=cell(url), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    longest = max((len(node.node) for node in found.nodes), default=4)
+    for column, width in zip(_COLUMNS, (longest, 9, 6, 7, 7, 10, 5), strict=True):
+        rows.add_column(column, no_wrap=True, min_width=width)
     for node in found.nodes:
         gain = "–" if node.gain is None else f"{node.gain:+.3f}"
         version = "–" if node.policy_version is None else str(node.policy_version)
         shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
-        rows.add_row(cell(node.node), _score(node.newest), _score(node.first), gain, version, shares, seen, cell(node.model, 32))
-    rows.caption = cell(_caption(found), 400)
-    rows.caption_justify = "left"
-    return rows
+        rows.add_row(cell(node.node), _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
+    return Group(rows, Text(visible(_caption(found))))
 
 
 def _caption(found: Standings) -> str:
@@ -163,4 +168,6 @@ def _seen(seen_s: float | None) -> str:
         return "not listed"
     if seen_s < SILENT_S:
         return "now"
-    return f"{seen_s:.0f} s ago" if seen_s < LONG_S else "long ago"
+    if seen_s < LONG_S:
+        return f"{seen_s / 60:.0f} min ago" if seen_s >= 120 else f"{seen_s:.0f} s ago"
+    return "long ago"
