@@ -19,6 +19,9 @@ COMMANDS = {
     "down": "swarm_cli.local.control_commands:down",
     "restart": "swarm_cli.local.control_commands:restart",
     "add": "swarm_cli.local.control_commands:add",
+    "invite": "swarm_cli.invitation.command:invite",
+    "join": "swarm_cli.join.command:join",
+    "observe": "swarm_cli.observe.observe:observe",
     "watch": "swarm_cli.observe.watch:watch",
     "status": "swarm_cli.observe.status:status",
     "top": "swarm_cli.observe.top:top",
@@ -41,7 +44,7 @@ GROUPS = {
 }
 """Where each command and group of commands is, in the order in which `swarm --help` lists them."""
 
-_DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
+_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
 
 def build(only: str = "") -> typer.Typer:

@@ -48,7 +48,7 @@ def load_or_create(path: Path) -> SigningKey:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            _create(path)
+            _create(path, new_seed())
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
     return load(path)
@@ -78,15 +78,16 @@ def load(path: Path) -> SigningKey:
         raise KeyFileError(f"key file {path} holds no nkey seed ({type(error).__name__}): restore it or move it away") from None
 
 
-def create(path: Path) -> SigningKey:
-    """A new key in a file that was not there before, readable for its owner only.
+def create(path: Path, seed: bytes | None = None) -> SigningKey:
+    """A new key, or the one of `seed`, in a file that was not there before, readable for its owner
+    only.
 
     Raises:
         KeyFileError: the file exists, or cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _create(path):
+        if not _create(path, seed or new_seed()):
             raise KeyFileError(f"key file {path} exists: a key is a node's identity, so it is not replaced; choose another file")
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error}: make its folder writable") from error
@@ -96,6 +97,18 @@ def create(path: Path) -> SigningKey:
 def is_public_key(text: str) -> bool:
     """Whether this is a well-formed public nkey of type user, checksum included."""
     return _decode_public(text) is not None
+
+
+def is_seed(text: str) -> bool:
+    """Whether this is a well-formed seed of a user (`SU...`), checksum included, which loading one
+    does not look at.
+    """
+    try:
+        decoded = base64.b32decode(text + "=" * (-len(text) % 8))
+        nkeys.from_seed(bytearray(text.encode()))
+    except Exception:  # nkeys raises errors of its own, binascii's and nacl's
+        return False
+    return bool(nkeys.crc16(bytearray(decoded[:-2])) == int.from_bytes(decoded[-2:], "little"))
 
 
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:
@@ -112,7 +125,7 @@ def verify(public_key: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def _create(path: Path) -> bool:
+def _create(path: Path, seed: bytes) -> bool:
     """Whether the file is new."""
     # A finished file appears under its name at once, and `link` refuses to replace another
     # process's.
@@ -120,7 +133,7 @@ def _create(path: Path) -> bool:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(new_seed() + b"\n")
+            file.write(seed + b"\n")
             file.flush()
             os.fsync(file.fileno())
         try:

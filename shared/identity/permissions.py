@@ -22,6 +22,10 @@ OPERATOR = "operator"
 """A person's user: makes streams, looks at everything, requeues dead letters."""
 WATCH = "watch"
 """User of `swarm nats watch`: hears what JetStream says of requests, and may ask for nothing."""
+OBSERVER = "observer"
+"""User of `swarm observe`: reads the swarm's scores, its directory and how much each node shares,
+and may write nothing. Spectators share its key.
+"""
 ADVISORY = "$JS.EVENT.ADVISORY.API"
 """On what JetStream says, in the account of the streams, who asked its API for what."""
 
@@ -59,6 +63,17 @@ def swarm_node(node: str) -> Permissions:
             *_reading(streams),
         ),
         subscribe=(f"_INBOX_{node}.>",),
+    )
+
+
+def swarm_observer() -> Permissions:
+    """A spectator on the swarm plane: scores and directory by direct get, and of the groups only
+    how many there are, so that a shared key cannot make the server send them.
+    """
+    streams = (subjects.SWARM_EVALS, bucket_stream(subjects.SWARM_NODES_BUCKET))
+    return Permissions(
+        publish=(*_reading(streams), f"$JS.API.STREAM.INFO.{subjects.SWARM_ROLLOUTS}"),
+        subscribe=(f"_INBOX_{OBSERVER}.>",),
     )
 
 

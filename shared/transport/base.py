@@ -137,13 +137,14 @@ class PubAck:
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """Fill of a stream. `last_seq` counts every message it ever took; `first_seq` is the oldest
-    kept.
+    kept. `at`: the server's clock when it said so (Unix time), None where it does not tell.
     """
 
     first_seq: int
     last_seq: int
     messages: int
     size_bytes: int
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +364,12 @@ class Transport(Protocol):
 
     async def stream_state(self, stream: str) -> StreamState:
         """Fill of a stream. Not for hot loops."""
+        ...
+
+    async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
+        """How many messages the stream keeps on each subject that matches `subject`, up to some
+        100,000 of them. Not for hot loops.
+        """
         ...
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:

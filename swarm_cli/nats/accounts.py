@@ -23,7 +23,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.identity.permissions import ADVISORY, EVERYTHING, OPERATOR, WATCH, Permissions, node_role, swarm_node
+from shared.identity.permissions import (
+    ADVISORY,
+    EVERYTHING,
+    OBSERVER,
+    OPERATOR,
+    WATCH,
+    Permissions,
+    node_role,
+    swarm_node,
+    swarm_observer,
+)
 from shared.roles import ROLES
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
@@ -62,6 +72,8 @@ behind one leaf.
 """
 MEMBER_LEAVES = 4
 """A site's cluster of three, and one of before."""
+OBSERVER_LIMITS = Limits(connections=16, subscriptions=1024)
+"""All spectators together, who share one key."""
 ROLE_LIMITS = Limits(connections=256, subscriptions=1024)
 """A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and
 connects without end.
@@ -81,6 +93,8 @@ class User:
     name: str
     public_key: str
     permissions: Permissions
+    limits: Limits | None = None
+    """None: as all guests of its account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +146,14 @@ class Upstream:
     nodes: tuple[UpstreamNode, ...]
 
 
-def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS) -> Account:
+def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS, observer_key: str = "") -> Account:
     """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name,
-    `connections` those of a node.
+    `connections` those of a node, `observer_key` that of all spectators together; empty: none.
     """
-    return Account(
-        "SWARM",
-        tuple(User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()),
-        Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES),
-    )
+    users = [User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()]
+    if observer_key:
+        users.append(User(OBSERVER, observer_key, swarm_observer(), OBSERVER_LIMITS))
+    return Account("SWARM", tuple(users), Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES))
 
 
 def node_account(node: str, keys: Mapping[str, str]) -> Account:
@@ -233,7 +246,7 @@ def _guest(account: Account, user: User, domain: str) -> list[str]:
     permissions = Permissions(tuple(publish), user.permissions.subscribe)
     return [
         f"  {guest_account(account, user)} {{",
-        _limits(account.limits),
+        _limits(user.limits or account.limits),
         *_users([User(user.name, user.public_key, permissions)]),
         "    imports: [",
         *(_import("service", account.name, subject, _renaming(subject)) for subject in wanted),

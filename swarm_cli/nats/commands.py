@@ -16,7 +16,7 @@ from shared.config import NodeConfig
 from shared.contracts.streams import ensure_node_streams, update_swarm_streams, verifier_consumer
 from shared.contracts.subjects import node_rollouts_stream
 from shared.identity import keys
-from shared.identity.permissions import OPERATOR, WATCH
+from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.policy_store.jetstream import prepare_policies_stream
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG, FatalError
@@ -58,7 +58,7 @@ def make_keys(
     to be told, and no more.
     """
     for node in nodes:
-        names = ["swarm", WATCH] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
+        names = ["swarm", WATCH, OBSERVER] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
         for name in names:
             path = folder / checked_node(node) / f"{name}.nk"
             try:
@@ -228,7 +228,11 @@ def accounts_for(
         accounts += [node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}) for node in nodes]
     if plane in (Plane.SWARM, Plane.BOTH):
         known = {node: given or _public_key(folder / node / "swarm.nk") for node, given in nodes.items()}
-        accounts.append(swarm_account({**known, OPERATOR: _public_key(folder / OPERATOR / "swarm.nk")}, node_connections))
+        observer = _key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
+        if observer and OBSERVER in nodes:
+            raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk is there: move it away")
+        operator = _public_key(folder / OPERATOR / "swarm.nk")
+        accounts.append(swarm_account({**known, OPERATOR: operator}, node_connections, observer))
     return accounts
 
 

@@ -21,30 +21,31 @@ of silence remove it.
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Names of nodes, newest entry first. `unreadable`: entries that are no node's; `left_out`:
-    entries that were not read.
+    """Names of nodes, newest entry first, and their entries. `unreadable`: entries of no node;
+    `left_out`: entries that were not read.
     """
 
     names: tuple[str, ...] = ()
     unreadable: int = 0
     left_out: int = 0
+    records: tuple[NodeRecord, ...] = ()
 
 
 def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
     """What entries say. A node's entry has its name as key and in its record, and every word in the
     record is allowed there.
     """
-    names, unreadable = [], 0
+    records, unreadable = [], 0
     for entry in entries:
         try:
-            listed = is_node_name(entry.key) and decode(entry.value, NodeRecord).node == entry.key
+            record = decode(entry.value, NodeRecord) if is_node_name(entry.key) else None
         except MessageError:
-            listed = False
-        if listed:
-            names.append(entry.key)
+            record = None
+        if record is not None and record.node == entry.key:
+            records.append(record)
         else:
             unreadable += 1
-    return Directory(tuple(names), unreadable, left_out)
+    return Directory(tuple(record.node for record in records), unreadable, left_out, tuple(records))
 
 
 async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +23,16 @@ T = TypeVar("T")
 class NodeProcesses:
     """The four services of one node, each a process of its own, with logs in files."""
 
-    def __init__(self, node: str, run: str, var_dir: Path, environment: dict[str, str], config: Path) -> None:
+    def __init__(
+        self, node: str, run: str, var_dir: Path, environment: dict[str, str], config: Path, *, within: Sequence[str] = ()
+    ) -> None:
+        """`within`: a command that starts another, for example in a network namespace."""
         self.node = node
         self.run_dir = var_dir / "runs" / run / node
         self._logs = var_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._config = config
+        self._within = within
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("SWARM_")},
             "OMP_NUM_THREADS": "1",
@@ -47,7 +51,7 @@ class NodeProcesses:
         for role in roles or ROLES:
             with (self._logs / f"{self.node}-{role}.log").open("ab") as log:
                 self.processes[role] = subprocess.Popen(
-                    [sys.executable, "-m", f"services.{role}", "--config", str(self._config)],
+                    [*self._within, sys.executable, "-m", f"services.{role}", "--config", str(self._config)],
                     cwd=REPO,
                     env=self._environment,
                     stdout=log,

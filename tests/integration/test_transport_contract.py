@@ -803,3 +803,18 @@ async def test_a_closed_transport_refuses_and_can_be_closed_twice(over):
             await transport.publish(f"{plane.tag}.log.a", b"x", stream=spec.name, message_id="late", timeout_s=1.0)
 
     await over(body)
+
+
+async def test_messages_are_counted_by_subject_and_the_server_tells_its_time(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport, 3)
+        await transport.publish(f"{plane.tag}.log.b.c", b"x", stream=spec.name, message_id="other")
+        assert await transport.counts(spec.name, f"{plane.tag}.log.>") == {f"{plane.tag}.log.a": 3, f"{plane.tag}.log.b.c": 1}
+        assert await transport.counts(spec.name, f"{plane.tag}.log.*") == {f"{plane.tag}.log.a": 3}
+        assert await transport.counts(spec.name, f"{plane.tag}.nothing") == {}
+        before = time.time()
+        at = (await transport.stream_state(spec.name)).at
+        assert at is not None and before - 5 < at < time.time() + 5
+
+    await over(body)

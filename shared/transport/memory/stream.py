@@ -5,6 +5,7 @@ Time is an argument of the constructor, so that a test can move it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from shared.transport.base import (
@@ -129,7 +130,12 @@ class MemoryStream:
         """Fill."""
         self._expire()
         first = next(iter(self._messages), self._last_seq + 1 if self._last_seq else 0)
-        return StreamState(first, self._last_seq, len(self._messages), sum(self._sizes.values()))
+        return StreamState(first, self._last_seq, len(self._messages), sum(self._sizes.values()), self._now())
+
+    def counts(self, subject: str) -> dict[str, int]:
+        """Messages kept, by subject, of those that match."""
+        self._expire()
+        return dict(Counter(message.subject for message in self._messages.values() if matches(subject, message.subject)))
 
     def purge(self, up_to_seq: int) -> None:
         """Forget messages up to `up_to_seq`."""

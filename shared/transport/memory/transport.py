@@ -142,6 +142,10 @@ class MemoryTransport:
         """Fill of a stream."""
         return self._stream(stream).state()
 
+    async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
+        """How many messages the stream keeps on each subject that matches."""
+        return self._stream(stream).counts(subject)
+
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """Lag of a consumer."""
         return self._stream(stream).consumer_state(consumer)

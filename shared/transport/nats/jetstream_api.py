@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -212,7 +213,21 @@ async def stream_state(connection: Connection, stream: str) -> StreamState:
     """Fill of a stream."""
     answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), f"stream {stream}")
     state = answer["state"]
-    return StreamState(state["first_seq"], state["last_seq"], state["messages"], state["bytes"])
+    return StreamState(state["first_seq"], state["last_seq"], state["messages"], state["bytes"], _unix_time(answer.get("ts")))
+
+
+async def counts(connection: Connection, stream: str, subject: str) -> Mapping[str, int]:
+    """Messages of a stream by subject, of those that match: the first page of the server's list."""
+    request = {"subjects_filter": subject}
+    answer = await call(connection, f"STREAM.INFO.{stream}", request, Deadline(READ_TIMEOUT_S), f"subjects of stream {stream}")
+    return {str(name): int(count) for name, count in (answer["state"].get("subjects") or {}).items()}
+
+
+def _unix_time(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
 
 
 async def consumer_state(connection: Connection, stream: str, consumer: str) -> ConsumerState:

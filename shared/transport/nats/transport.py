@@ -145,6 +145,10 @@ class NatsTransport:
         """Fill of a stream."""
         return await api.stream_state(self._connection, stream)
 
+    async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
+        """How many messages the stream keeps on each subject that matches."""
+        return await api.counts(self._connection, stream, subject)
+
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """Lag of a consumer."""
         return await api.consumer_state(self._connection, stream, consumer)

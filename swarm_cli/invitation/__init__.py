@@ -1,0 +1,1 @@
+"""`swarm invite`, and the token that it prints: all that a newcomer or a spectator is told."""

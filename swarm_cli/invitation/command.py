@@ -1,0 +1,130 @@
+"""`swarm invite`: an invitation to a swarm, from the configuration of a node that is in it."""
+
+from __future__ import annotations
+
+import ssl
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.config import NodeConfig
+from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.identity import keys
+from shared.identity.permissions import OBSERVER, OPERATOR
+from shared.identity.roster import RosterError, read_roster
+from shared.registry import VERIFIERS
+from shared.version import VERSION
+from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+
+
+def invite(
+    url: Annotated[str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url]")] = "",
+    roster: Annotated[Path | None, typer.Option(help="Roster that newcomers admit others by; they start with these lines.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
+    node: Annotated[str, typer.Option(help="Put this node's swarm key into the token: a secret, for one newcomer.")] = "",
+    observer: Annotated[bool, typer.Option("--observer", help="Put the spectators' key into it, for `swarm observe`.")] = False,
+    folder: Annotated[Path, typer.Option(help="Folder of key files, as `swarm nats keys` has it.")] = Path("keys"),
+    config: ConfigOption = None,
+) -> None:
+    """Print a token with which `swarm join` joins this swarm, or `swarm observe` looks at it.
+
+    Without --node and --observer it holds no secret.
+    """
+    if node and observer:
+        raise CommandError("--node and --observer are two tokens: one for a newcomer, one for spectators")
+    chosen = load_chosen(config)
+    try:
+        token = write_token(
+            Invitation(
+                url=url or chosen.nats.swarm_url or "",
+                swarm_id=chosen.nats.swarm_id,
+                swarm_schema=SWARM_SCHEMA_VERSION,
+                software=f"swarm {VERSION}",
+                tasks_version=version("reasoning-gym"),
+                accepts=accepted(chosen),
+                roster=_members(roster) if roster else [],
+                authority=_authority(ca) if ca else b"",
+                credential=_credential(node, observer, folder),
+            )
+        )
+    except TokenError as error:
+        raise CommandError(f"no token can be made: {error}") from None
+    typer.echo(token)
+    for line in _remarks(chosen, node, observer):
+        note(line)
+
+
+def accepted(config: NodeConfig) -> Accepted:
+    """What a node of this configuration takes in of others. Tasks from files stay out: only who has
+    the same file could make them.
+    """
+    border = config.verifier
+    return Accepted(
+        rule=border.accepted_tasks,
+        tasks=[
+            OfferedTask(dataset=task.dataset, config=task.canonical_config, weight=task.weight, verifier=task.verifier)  # type: ignore[arg-type]
+            for task in config.tasks
+            if task.source != "file" and task.verifier in VERIFIERS.built_in
+        ],
+        max_bytes=border.max_foreign_bytes,
+        max_completions=config.max_foreign_completions,
+        max_tokens=config.max_foreign_tokens,
+        max_answer_chars=border.max_answer_chars,
+        max_age_s=border.max_age_s,
+        max_clock_skew_s=border.max_clock_skew_s,
+    )
+
+
+def _members(file: Path) -> list[Member]:
+    try:
+        return [Member(node=entry.name, public_key=entry.public_key) for entry in read_roster(file).values()]
+    except RosterError as error:
+        raise CommandError(str(error)) from None
+
+
+def _authority(file: Path) -> bytes:
+    """The certificates of a PEM file, and nothing else that may lie in it."""
+    try:
+        context = ssl.create_default_context(cafile=str(file))
+    except OSError as error:
+        raise CommandError(f"certificate authority {file}: {error}: give the PEM file that signed the server's") from None
+    found = context.get_ca_certs(binary_form=True)
+    if not found:
+        raise CommandError(f"{file} holds no certificate of an authority: give the one that signed the server's")
+    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+
+
+def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
+    if not node and not observer:
+        return None
+    if node in (OPERATOR, OBSERVER):
+        raise CommandError(f"{node} is no node: a newcomer's name is what --node wants")
+    path = folder / OPERATOR / f"{OBSERVER}.nk" if observer else folder / checked_node(node) / "swarm.nk"
+    try:
+        keys.load_or_create(path)
+        return Credential(user=OBSERVER if observer else node, seed=path.read_text().strip())
+    except (keys.KeyFileError, OSError) as error:
+        raise CommandError(str(error)) from None
+
+
+def _remarks(config: NodeConfig, node: str, observer: bool) -> list[str]:
+    """What to do with the token, for the person at the terminal."""
+    lines = ["look at the swarm with:  swarm observe TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
+    if node:
+        lines.append(
+            f"the token is {node}'s key: send it to that person alone. The server must list it: `swarm nats config` with "
+            f"--nodes ...,{node}, then reload it twice"
+        )
+    if observer:
+        lines.append("whoever has the token may look, and nothing else. The server must list the key: `swarm nats config`, reload")
+    left_out = [
+        task.dataset or task.path for task in config.tasks if task.source == "file" or task.verifier not in VERIFIERS.built_in
+    ]
+    if left_out:
+        lines.append(f"not in the token: {', '.join(left_out)}; files and verifiers of your own travel by other ways")
+    return lines

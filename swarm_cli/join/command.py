@@ -1,0 +1,202 @@
+"""`swarm join`: from a token to a running node of a swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.sections import ModelSection
+from shared.identity.permissions import OBSERVER
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.chosen_config import check_objective
+from swarm_cli.config_commands import model_problems, task_problems
+from swarm_cli.console import indented, note, say
+from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.invitation.given_token import given_invitation, given_text
+from swarm_cli.invitation.token import Invitation
+from swarm_cli.join import findings
+from swarm_cli.join.findings import Finding
+from swarm_cli.join.folder import JoinFolder
+from swarm_cli.join.hub import look_at_hub
+from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.local.asked import Asked
+from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
+from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
+from swarm_cli.local.ports import check_ports
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
+from swarm_cli.local.up import configured_base_port
+from swarm_cli.replace_file import replace_file
+from swarm_cli.toml_view import config_toml
+
+
+def join(
+    token: Annotated[
+        str | None, typer.Argument(help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The node's name.  [default: this machine's, and the end of the node's key]")] = "",
+    model: Annotated[str, typer.Option(help="The policy: a folder, or a hub name.  [default: model.path]")] = "",
+    revision: Annotated[str, typer.Option(help="The commit of a hub name.")] = "",
+    tasks: Annotated[str, typer.Option(help="Datasets to train on, separated by commas.  [default: the swarm's own]")] = "",
+    check: Annotated[bool, typer.Option("--check", help="Say what was found, and start nothing.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="All other settings, and [[tasks]].  [default: SWARM_CONFIG, or the demo's]"),
+    ] = None,
+    nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of this node's own server.")] = DEFAULT_NATS_PORT,
+    base_port: Annotated[
+        int | None, typer.Option(min=1024, max=64_000, help="First metrics port.  [default: http.base_port]", show_default=False)
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="End after so many steps; 0: run until Ctrl-C.")] = 0,
+) -> None:
+    """Join a swarm: make keys, check this machine against what the swarm wants, and run a node.
+
+    The node has a NATS server of its own on this machine, so it trains on while the swarm's is
+    away. The same line again goes on with the same node.
+    """
+    invitation = given_invitation(given_text(token))
+    if invitation.credential is not None and token not in (None, "-"):
+        note("this token is a key, and others on this machine see command lines: next time pipe it in, with `swarm join -`")
+    newcomer = prepare(invitation, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
+    failed = []
+    for finding in newcomer.look(thoroughly=check):
+        say(indented(finding.line))
+        failed += [finding.what] if finding.ok is False else []
+    if failed:
+        raise CommandError(f"not joined: see {', '.join(failed)} above", EXIT_CONFIG)
+    if check:
+        say("all is well: leave --check out to join")
+        return
+    raise typer.Exit(newcomer.run(nats_port, base_port, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A node that may be started: who invites it, its keys and files, and what it is told."""
+
+    invitation: Invitation
+    folder: JoinFolder
+    config: NodeConfig
+    signing_key: str
+    """Public half."""
+    hub_key: str
+    """Public half; empty where the hub asks for none."""
+
+    def look(self, *, thoroughly: bool) -> Iterator[Finding]:
+        """Look at everything, so that one round of remedies will do. `thoroughly`: read the model's
+        tokenizer too, as the services do a moment later.
+        """
+        invitation, config, accepts = self.invitation, self.config, self.invitation.accepts
+        node = config.node.id
+        hub = asyncio.run(look_at_hub(config))
+        yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)
+        if not hub.refused and not hub.unreachable:
+            yield findings.clock(hub, accepts)
+            yield findings.name(hub, node, self.signing_key, default_name(node, self.signing_key))
+            yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
+        yield findings.software(invitation, version("reasoning-gym"))
+        yield findings.sizes(config, accepts)
+        yield findings.tasks(config, accepts, task_problems(config))
+        yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
+
+    def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
+        """Write the node's configuration and run it until it ends; returns the exit code.
+
+        Raises:
+            CommandError: a port is taken, or the policy cannot be built.
+        """
+        config = self.config
+        check_objective(config)
+        layout = Layout(
+            1,
+            nats_port,
+            base_port or configured_base_port(config, 1),
+            config=self.folder.config_file,
+            var_dir=config.node.var_dir,
+            names=(config.node.id,),
+        )
+        run_folder = config.node.var_dir / "runs" / config.node.run
+        with holding_run(run_folder):
+            check_ports(layout.ports, "end what has them, or choose others with --nats-port and --base-port")
+            ensure_toy_policy(config)
+            self._configure(steps)
+            outcome = run_lines(
+                process_lines(layout),
+                os.environ,
+                ends_by_steps=steps > 0,
+                log_file=run_folder / "up.log",
+                beside=lambda supervisor: answering(run_folder, Asked(supervisor, layout).answer),
+            )
+        if outcome.code in STOPPED_BY_SIGNAL:
+            note(f"stopped. The same `swarm join` goes on with it; it needs {self.folder.path} and {config.node.run_dir}")
+        elif outcome.code:
+            note(f"{outcome.first or 'a process'} ended with code {outcome.code}: see above, and {config.node.run_dir}")
+        return outcome.code
+
+    def _configure(self, steps: int) -> None:
+        """Write the node's configuration, tell the processes to read it, and say where things are."""
+        config = self.config
+        replace_file(self.folder.config_file, config_toml(config, ()))
+        os.environ.update(
+            {
+                CONFIG_FILE_VARIABLE: str(self.folder.config_file),
+                "SWARM_NODE__RUN": config.node.run,
+                "SWARM_NATS__SWARM_URL": self.invitation.url,
+            }
+            | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
+        )
+        note(
+            f"node {config.node.id} joins {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, and the same command goes on with it"
+        )
+        note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")
+        note(f"look:  swarm top --config {self.folder.config_file}, swarm observe TOKEN")
+
+
+def prepare(
+    invitation: Invitation,
+    *,
+    name: str = "",
+    model: str = "",
+    revision: str = "",
+    tasks: str = "",
+    config: Path | None = None,
+    nats_port: int = DEFAULT_NATS_PORT,
+) -> Newcomer:
+    """Make the folder and its keys, and look at everything that has to fit.
+
+    Raises:
+        CommandError, ConfigError: what was asked for cannot be a node, or files cannot be used.
+    """
+    if invitation.credential is not None and invitation.credential.user == OBSERVER:
+        raise CommandError("this token is for looking at the swarm: `swarm observe TOKEN`; ask its operator for one to join with")
+    chosen = config or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
+    base = base_config(chosen, model)
+    entries = task_entries(tasks, invitation) if tasks or chosen is None else []
+    if not entries and chosen is None and base is None:
+        raise CommandError("the token offers no tasks: name some with --tasks, or give --config with [[tasks]]")
+    folder = JoinFolder(first_look(base, entries).node.var_dir / "joined" / invitation.swarm_id)
+    signing_key = folder.signing_key().public_key
+    hub_key = folder.hub_key(invitation.credential).public_key if invitation.url.startswith("tls://") else ""
+    if invitation.authority:
+        folder.keep_authority(invitation.authority)
+    if invitation.roster:
+        folder.keep_roster(invitation.roster)
+    node = checked_node(chosen_name(name, invitation, folder, signing_key))
+    settings = node_settings(invitation, folder, node, model=model, revision=revision, tasks=entries)
+    settings["nats"]["node_url"] = f"nats://127.0.0.1:{nats_port}"
+    ready = load_config(base, settings)
+    return Newcomer(invitation, folder, ready, signing_key, hub_key)
+
+
+def _model_problems(model: ModelSection, thoroughly: bool) -> list[str]:
+    problem = model_problem(model.path, model.revision)
+    return [problem] if problem else model_problems(model) if thoroughly else []

@@ -1,0 +1,180 @@
+"""What `swarm join` checks, and what it says of each: a word, whether it will do, and a sentence
+with the remedy where it will not. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.config import NodeConfig, TaskSpec
+from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.version import VERSION
+from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
+from swarm_cli.join.hub import HubLook
+from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+
+NOTABLE_SKEW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `ok` is None for what is only said."""
+
+    what: str
+    ok: bool | None
+    told: str
+
+    @property
+    def line(self) -> str:
+        """As `swarm join` prints it."""
+        return f"{ {True: 'ok', False: 'NO', None: '--'}[self.ok]:<4}{self.what:<11} {self.told}"
+
+
+def software(invitation: Invitation, tasks_version: str) -> Finding:
+    """Versions: of the messages, without which nothing is read, and of the tasks, without which
+    nothing is accepted.
+    """
+    if invitation.swarm_schema != SWARM_SCHEMA_VERSION:
+        older = "this machine" if invitation.swarm_schema > SWARM_SCHEMA_VERSION else "the swarm"
+        return Finding(
+            "software",
+            False,
+            f"the swarm's messages have version {invitation.swarm_schema}, this machine's {SWARM_SCHEMA_VERSION}: update {older}",
+        )
+    if invitation.tasks_version != tasks_version:
+        return Finding(
+            "software",
+            False,
+            f"the swarm makes its tasks with reasoning-gym {invitation.tasks_version}, this machine with {tasks_version}, and the "
+            f"same reference may mean another task: pip install reasoning-gym=={invitation.tasks_version}",
+        )
+    return Finding(
+        "software", True, f"swarm {VERSION} here, {invitation.software} there; messages of version {SWARM_SCHEMA_VERSION}"
+    )
+
+
+def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
+    """Whether the model is there and can be read."""
+    if problems:
+        return Finding("model", False, problems[0])
+    if toy_to_be_built(config):
+        return Finding("model", True, f"{TOY_POLICY} is not there: the toy policy is built first, once, in about two minutes")
+    return Finding("model", True, config.model.path)
+
+
+def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Finding:
+    """Whether the tasks can be made, and whether the swarm takes any of them in."""
+    if problems:
+        return Finding("tasks", False, problems[0])
+    taken = [spec for spec in config.tasks if takes(accepted, spec)]
+    names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in config.tasks))
+    if not taken:
+        offered = ", ".join(dict.fromkeys(task.dataset for task in accepted.tasks)) or "none"
+        return Finding(
+            "tasks",
+            False,
+            f"the swarm takes in none of {names}: leave --tasks out for the swarm's own, or choose among {offered} (under the "
+            "same settings)",
+        )
+    left = "" if len(taken) == len(config.tasks) else f"; the swarm takes in {len(taken)} of these {len(config.tasks)}"
+    return Finding("tasks", True, f"{names}{left}")
+
+
+def takes(accepted: Accepted, spec: TaskSpec) -> bool:
+    """Whether the inviting node takes groups of this source in, as its `verifier.accept` has it."""
+    if accepted.rule == "any" and spec.source != "file":
+        return True
+
+    def fits(task: OfferedTask) -> bool:
+        return task.dataset == spec.dataset and (accepted.rule != "same" or task.config == spec.canonical_config)
+
+    return any(map(fits, accepted.tasks))
+
+
+def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
+    """Whether the swarm takes in groups as large as this node makes."""
+    longest = config.generator.max_new_tokens
+    if longest > accepted.max_tokens:
+        return Finding(
+            "sizes",
+            None,
+            f"answers may have {longest} tokens here and the swarm takes in {accepted.max_tokens}: longer ones are refused there; "
+            f"generator.max_new_tokens = {accepted.max_tokens} shares all",
+        )
+    return Finding("sizes", True, f"up to {longest} tokens an answer; the swarm takes in {accepted.max_tokens}")
+
+
+def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
+    """Whether the hub answers and lets this node in."""
+    if look.refused and hub_key and invitation.credential is None:
+        return Finding(
+            "connection",
+            False,
+            f"{invitation.url} does not know this node yet. Send its operator this line, which is no secret, and run the same "
+            f"command again when it is listed:\n  {request_line(name, hub_key, signing_key)}",
+        )
+    if look.refused:
+        return Finding("connection", False, look.refused)
+    if look.unreachable:
+        return Finding(
+            "connection",
+            False,
+            f"{look.unreachable.split(': start one with')[0]}: ask the operator whether the server runs, and whether "
+            "something on the way blocks its port",
+        )
+    if not look.streams and invitation.url.startswith("tls://"):
+        return Finding("connection", False, "the swarm's streams are not there: its operator runs `swarm nats init --plane swarm`")
+    there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
+    return Finding("connection", True, f"{invitation.url}, swarm {invitation.swarm_id}; {there}")
+
+
+def clock(look: HubLook, accepted: Accepted) -> Finding:
+    """Whether this machine's clock agrees with the server's: others refuse groups from the future
+    and from long ago.
+    """
+    if look.skew_s is None:
+        return Finding("clock", None, "not compared: the server has not told its time")
+    direction = "ahead of" if look.skew_s > 0 else "behind"
+    apart = f"{abs(look.skew_s):.1f} s {direction} the server's"
+    most_s = accepted.max_clock_skew_s if look.skew_s > 0 else accepted.max_age_s / 2
+    if abs(look.skew_s) > most_s:
+        return Finding(
+            "clock",
+            False,
+            f"{apart}, and the swarm refuses what is more than {most_s:.0f} s off: set this machine's clock (`timedatectl set-ntp "
+            "true`)",
+        )
+    if abs(look.skew_s) > NOTABLE_SKEW_S:
+        return Finding("clock", None, f"{apart}: it will do, but set it (`timedatectl set-ntp true`)")
+    return Finding("clock", True, apart)
+
+
+def name(look: HubLook, wanted: str, signing_key: str, suggestion: str) -> Finding:
+    """Whether the name is free, or this node's own."""
+    if look.holder is not None and look.holder.public_key != signing_key:
+        return Finding(
+            "name",
+            False,
+            f"{wanted} is taken: a node with another key has it, and others would refuse this one under it: --name {suggestion}",
+        )
+    return Finding("name", True, wanted)
+
+
+def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding | None:
+    """Whether the swarm's roster lists this node; None where it has none."""
+    if not invitation.roster:
+        return None
+    if any(member.node == wanted and member.public_key == signing_key for member in invitation.roster):
+        return Finding("roster", True, "this node is listed")
+    return Finding(
+        "roster",
+        None,
+        "this node is not on the swarm's roster, so that others refuse its groups (unknown_key), and it takes in theirs. Its "
+        f"operator adds it with:\n  swarm roster add {wanted} {signing_key}",
+    )
+
+
+def request_line(wanted: str, hub_key: str, signing_key: str) -> str:
+    """What a newcomer sends to the operator of a secured hub: a name and two public keys."""
+    return f"{wanted} hub={hub_key} signs={signing_key}"

@@ -1,0 +1,110 @@
+"""The node that a newcomer runs: its name and its configuration, from the token, the folder and
+what was asked for. Pure, but for reading the configuration file.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.config import NodeConfig, load_config
+from swarm_cli.errors import CommandError
+from swarm_cli.invitation.token import Invitation, task_specs
+from swarm_cli.join.folder import JoinFolder
+from swarm_cli.shipped import DEMO_CONFIG
+
+_SUFFIX_CHARS = 6
+_NAME_CHARS = 32
+TOY_MARK = "base_policy.json"
+"""In the folder of a policy that `swarm model init` built."""
+
+
+def default_name(hostname: str, public_key: str) -> str:
+    """A valid name that two newcomers do not share: the host's, and the end of the node's key.
+
+    >>> default_name("Ada's Laptop.local", "UABCDEFGH")
+    'ada-s-laptop-cdefgh'
+    """
+    suffix = public_key[-_SUFFIX_CHARS:].lower()
+    host = re.sub(r"[^a-z0-9]+", "-", hostname.partition(".")[0].lower()).strip("-") or "node"
+    return f"{host[: _NAME_CHARS - len(suffix) - 1].rstrip('-')}-{suffix}"
+
+
+def chosen_name(asked: str, invitation: Invitation, folder: JoinFolder, public_key: str) -> str:
+    """The node's name. A key has one name for good: others refuse it under a second one.
+
+    Raises:
+        CommandError: another name was asked for than the token's or that of an earlier time.
+    """
+    given = invitation.credential.user if invitation.credential else ""
+    if asked and given and asked != given:
+        raise CommandError(f"the token is for a node called {given}: leave --name out, or ask for a token for {asked}")
+    known, wanted = folder.known_name(), given or asked
+    if known and wanted and known != wanted:
+        raise CommandError(
+            f"this machine joined {invitation.swarm_id} as {known}, and others know its key by that name: leave --name out, or "
+            f"move {folder.path} away to come as {wanted} with a new key"
+        )
+    return wanted or known or default_name(socket.gethostname(), public_key)
+
+
+def task_entries(asked: str, invitation: Invitation) -> list[dict[str, Any]]:
+    """The `[[tasks]]` that were asked for: all of the token's, or some named ones, or any dataset
+    under its own defaults.
+    """
+    offered: list[dict[str, Any]] = task_specs(invitation)
+    if not asked:
+        return offered
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    return [entry for name in names for entry in [e for e in offered if e["dataset"] == name] or [{"dataset": name}]]
+
+
+def base_config(config: Path | None, model: str) -> Path | None:
+    """What the node's configuration begins with: the file that was named; the demo's for the toy
+    policy, whose learning rate and lengths suit no other; the defaults for any other model.
+    """
+    if config is not None:
+        return config
+    return DEMO_CONFIG if not model or (Path(model) / TOY_MARK).is_file() else None
+
+
+def node_settings(
+    invitation: Invitation, folder: JoinFolder, name: str, *, model: str, revision: str, tasks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What joining decides, over the configuration that it begins with. `tasks` empty: the
+    configuration's own stay.
+    """
+    nats: dict[str, Any] = {
+        "swarm_url": invitation.url,
+        "swarm_id": invitation.swarm_id,
+        # The node's own server lets it make its streams; the swarm's are only made if missing.
+        "create_streams": True,
+    }
+    if invitation.url.startswith("tls://"):
+        nats["swarm_key_file"] = str(folder.hub_key_file)
+        nats["swarm_ca_file"] = str(folder.authority_file) if invitation.authority else ""
+    settings: dict[str, Any] = {
+        "node": {"id": name, "run": run_name(invitation.swarm_id)},
+        "nats": nats,
+        "verifier": {"signing_key_file": str(folder.signing_key_file)},
+    }
+    if invitation.roster:
+        settings["verifier"] |= {"trust": "roster", "roster_file": str(folder.roster_file)}
+    if model:
+        settings["model"] = {"path": model, "revision": revision}
+    if tasks:
+        settings["tasks"] = list(tasks)
+    return settings
+
+
+def run_name(swarm_id: str) -> str:
+    """The run under which a joined node's files lie."""
+    return f"join-{swarm_id}"[:64]
+
+
+def first_look(config: Path | None, tasks: Sequence[dict[str, Any]]) -> NodeConfig:
+    """The configuration before there is a folder or a name, for where files go."""
+    return load_config(config, {"tasks": list(tasks)} if tasks else None)

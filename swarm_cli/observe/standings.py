@@ -1,0 +1,173 @@
+"""Who is in a swarm and how they do, from what its hub shows to anybody who may look: directory,
+held-out scores, and how many groups each node shares. Pure.
+
+Nodes write all of it themselves, and it is shown as they wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from shared.contracts import subjects
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.text import visible
+from swarm_cli.console import cell
+
+SILENT_S = 30.0
+"""A node renews its entry every 10 s."""
+LONG_S = 3600.0
+"""The server forgets an entry after 15 minutes; a node whose clock is wrong may say anything."""
+
+_COLUMNS = ("node", "held-out", "gain", "version", "shares", "seen", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A held-out result: `pass_rate` of `n` tasks by `policy_version`."""
+
+    policy_version: int
+    pass_rate: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One node. `seen_s`: since it renewed its entry, None where it has none. `shared`: its groups
+    in the hub's window.
+    """
+
+    node: str
+    model: str
+    tasks: tuple[str, ...]
+    policy_version: int | None
+    seen_s: float | None
+    first: Score | None
+    newest: Score | None
+    shared: int
+
+    @property
+    def gain(self) -> float | None:
+        """Newest pass rate less the first one that is kept; None before there are two."""
+        if self.first is None or self.newest is None or self.first == self.newest:
+            return None
+        return self.newest.pass_rate - self.first.pass_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """A swarm at one time. `left_out`: nodes that are not among `nodes`; `groups`: all that
+    are in the window.
+    """
+
+    at: float
+    nodes: tuple[Standing, ...]
+    groups: int
+    left_out: int = 0
+    unreadable: int = 0
+
+
+def standings(
+    at: float,
+    records: Sequence[NodeRecord],
+    reports: Sequence[EvalReport],
+    counts: Mapping[str, int],
+    *,
+    most: int,
+    left_out: int = 0,
+    unreadable: int = 0,
+) -> Standings:
+    """Put together what was read. The best newest score comes first, and nodes without one last.
+
+    Args:
+        at: Unix time of the look.
+        records: The directory's.
+        reports: Held-out scores, each node's in order.
+        counts: Messages in the stream of groups by subject. Subjects that are no node's count
+            nowhere.
+        most: How many nodes are shown.
+        left_out, unreadable: Of the directory.
+    """
+    by_node = {record.node: record for record in records}
+    shared = {node: count for subject, count in counts.items() if (node := subjects.rollouts_author(subject))}
+    scores: dict[str, list[Score]] = {}
+    for report in reports:
+        scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n))
+    names = {*by_node, *shared, *scores}
+    found = [_standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at) for name in names]
+    found.sort(key=lambda each: (each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
+    return Standings(at, tuple(found[:most]), sum(shared.values()), left_out + len(found[most:]), unreadable)
+
+
+def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float) -> Standing:
+    return Standing(
+        name,
+        record.model.name if record else "",
+        tuple(record.tasks) if record else (),
+        record.policy_version if record else None,
+        max(0.0, at - record.updated_at) if record else None,
+        scores[0] if scores else None,
+        scores[-1] if scores else None,
+        shared,
+    )
+
+
+def as_object(found: Standings, url: str) -> dict[str, Any]:
+    """As JSON."""
+    nodes = [{**asdict(node), "gain": node.gain} for node in found.nodes]
+    return {
+        "at": found.at,
+        "url": url,
+        "nodes": nodes,
+        "groups_in_window": found.groups,
+        "left_out": found.left_out,
+        "unreadable_entries": found.unreadable,
+    }
+
+
+def table(found: Standings, url: str) -> Group:
+    """The leaderboard."""
+    rows = Table(title=cell(url), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    longest = max((len(node.node) for node in found.nodes), default=4)
+    for column, width in zip(_COLUMNS, (longest, 9, 6, 7, 7, 10, 5), strict=True):
+        rows.add_column(column, no_wrap=True, min_width=width)
+    for node in found.nodes:
+        gain = "–" if node.gain is None else f"{node.gain:+.3f}"
+        version = "–" if node.policy_version is None else str(node.policy_version)
+        shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
+        rows.add_row(cell(node.node), _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
+    return Group(rows, Text(visible(_caption(found))))
+
+
+def _caption(found: Standings) -> str:
+    parts = [
+        f"nodes: {len(found.nodes)}; groups in the hub's window: {found.groups:,}; held-out: pass rate / number of tasks, as each "
+        "node says it of its own tasks"
+    ]
+    if not found.nodes:
+        parts = ["no node is there yet"]
+    if found.left_out:
+        parts.append(f"{found.left_out:,} more nodes are not shown")
+    if found.unreadable:
+        parts.append(f"{found.unreadable:,} unreadable entries in the directory")
+    return "; ".join(parts)
+
+
+def _score(score: Score | None) -> str:
+    return f"{score.pass_rate:.3f}/{score.n}" if score else "–"
+
+
+def _seen(seen_s: float | None) -> str:
+    if seen_s is None:
+        return "not listed"
+    if seen_s < SILENT_S:
+        return "now"
+    if seen_s < LONG_S:
+        return f"{seen_s / 60:.0f} min ago" if seen_s >= 120 else f"{seen_s:.0f} s ago"
+    return "long ago"

@@ -1,0 +1,217 @@
+"""Joining and observing a hub with TLS, accounts and keys: who has to do what, and what a spectator
+may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shared.contracts import subjects
+from shared.contracts.codec import encode
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.contracts.messages import ModelIdentity
+from shared.contracts.streams import ensure_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.permissions import swarm_observer
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from swarm_cli.app import app
+from swarm_cli.errors import CommandError
+from swarm_cli.invitation.token import Invitation, read_token
+from swarm_cli.join.command import prepare
+from swarm_cli.join.findings import Finding
+from tests.integration.nats_users import raw
+from tests.integration.test_nats_permissions import everything_anybody_may_publish, refused_of
+from tests.integration.test_verifier_service import until
+from tests.nats_server import NatsServer
+from tests.secured_server import SecuredServer, swarm
+from tests.unit.test_permissions import matches
+
+MODEL = str(Path(__file__).parents[2] / "models" / "base")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    """The swarm's server, which knows alpha."""
+    folder = tmp_path_factory.mktemp("hub")
+    server = SecuredServer(folder, ["alpha"], plane="swarm")
+    server.start()
+    server.init("swarm", server.config("alpha", folder))
+    yield server
+    server.stop()
+
+
+def list_nodes(hub: SecuredServer, *nodes: str) -> None:
+    """What the hub's operator does to let nodes in."""
+    tls = hub.folder / "tls"
+    certificate = ("--tls-cert", str(tls / "server.pem"), "--tls-key", str(tls / "server.key"), "--sync-interval", "1m")
+    hub._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", "swarm", "--folder", str(hub.keys), *certificate)
+    hub.configure()
+    for _ in range(2):
+        before = hub.log_file.read_text().count("Reloaded server configuration")
+        hub.reload()
+        asyncio.run(until(lambda before=before: hub.log_file.read_text().count("Reloaded server configuration") > before, 20.0))
+
+
+def token_of(hub: SecuredServer, *more: str) -> str:
+    return swarm("invite", "--url", hub.url, "--ca", str(hub.ca_file), "--folder", str(hub.keys), *more).strip()
+
+
+def invited(hub: SecuredServer, *more: str) -> Invitation:
+    return read_token(token_of(hub, *more))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh machine: where a node's files go."""
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path / "var"))
+    return tmp_path / "var" / "joined" / "swarm"
+
+
+def found(invitation: Invitation, **asked: Any) -> dict[str, Finding]:
+    return {each.what: each for each in prepare(invitation, model=MODEL, **asked).look(thoroughly=False)}
+
+
+async def as_alpha(hub: SecuredServer) -> Transport:
+    key = str(hub.keys / "alpha" / "swarm.nk")
+    return await connect(hub.url, name="alpha", key_file=key, ca_file=str(hub.ca_file), inbox_prefix="_INBOX_alpha")
+
+
+async def write_entry(hub: NatsServer) -> None:
+    """What alpha's verifier says of itself."""
+    plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
+    try:
+        identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
+        key, now = SigningKey(new_seed()).public_key, time.time()
+        record = NodeRecord(
+            node="alpha", public_key=key, model=identity, tasks=["gcd"], policy_version=7, software="swarm", updated_at=now
+        )
+        await plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record))
+        for version, rate in ((0, 0.25), (7, 0.5)):
+            figures: dict[str, Any] = {"n": 8, "pass_rate": rate, "mean_reward": rate, "per_task": {}, "seconds": 1.0}
+            report = EvalReport(node="alpha", policy_version=version, created_at=now, **figures)
+            payload = encode(report)
+            await plane.publish(subjects.evals("alpha"), payload, stream=subjects.SWARM_EVALS, message_id=f"v{version}")
+        await plane.publish(subjects.rollouts("alpha"), b"a group", stream=subjects.SWARM_ROLLOUTS, message_id="one")
+    finally:
+        await plane.close()
+
+
+@pytest.mark.slow
+def test_a_newcomer_makes_its_key_sends_the_public_half_and_is_in_when_it_is_listed(hub: SecuredServer, machine: Path) -> None:
+    asyncio.run(write_entry(hub))
+    invitation = invited(hub)
+    assert invitation.credential is None
+    refused = found(invitation, name="nova")["connection"]
+    assert refused.ok is False and "Send its operator this line" in refused.told
+    name, hub_key, signs = refused.told.splitlines()[-1].split()
+    assert name == "nova" and (machine / "hub-ca.pem").read_text() in hub.ca_file.read_text()
+    assert all(stat.S_IMODE((machine / file).stat().st_mode) == 0o600 for file in ("node.nk", "swarm.nk"))
+
+    list_nodes(hub, "alpha", f"nova={hub_key.removeprefix('hub=')}")
+    well = found(invitation, name="nova")
+    assert [each.line for each in well.values() if each.ok is False] == []
+    assert "nodes there: 1" in well["connection"].told
+    assert well["clock"].ok is True and well["name"].told == "nova"
+    assert signs == f"signs={SigningKey((machine / 'node.nk').read_bytes().strip()).public_key}"
+
+    # The hub holds nova's key to nova's subjects: under another name it may not even look.
+    taken = found(invitation, name="alpha")
+    assert [each.what for each in taken.values() if each.ok is False] == ["connection"]
+    list_nodes(hub, "alpha")
+
+
+def test_on_an_open_hub_a_name_that_another_key_has_is_refused_with_a_free_one(tmp_path: Path, machine: Path) -> None:
+    async def first_node() -> None:
+        plane = await connect(server.url, name="first")
+        await ensure_swarm_streams(plane)
+        await plane.close()
+        await write_entry(server)
+
+    server = NatsServer(tmp_path / "open").start()
+    try:
+        invitation = read_token(swarm("invite", "--url", server.url).strip())
+        assert found(invitation, name="alpha")["connection"].told.endswith("no node is there yet")
+        asyncio.run(first_node())
+        taken = found(invitation, name="alpha")
+        assert [each.what for each in taken.values() if each.ok is False] == ["name"]
+        free = taken["name"].told.rpartition("--name ")[2]
+        well = found(invitation, name=free)
+        assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == free
+        assert [file.name for file in machine.iterdir()] == ["node.nk"]
+        seen = json.loads(CliRunner().invoke(app, ["observe", server.url, "--json"], catch_exceptions=False).stdout)
+        assert [node["node"] for node in seen["nodes"]] == ["alpha"]
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_a_token_with_a_key_is_all_that_a_newcomer_needs_and_replaces_no_key(hub: SecuredServer, machine: Path) -> None:
+    invitation = invited(hub, "--node", "gamma")
+    list_nodes(hub, "alpha", "gamma")
+    well = found(invitation)
+    assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == "gamma"
+    kept = (machine / "swarm.nk").read_bytes()
+    assert kept == (hub.keys / "gamma" / "swarm.nk").read_bytes()
+    with pytest.raises(CommandError, match="the token is for a node called gamma"):
+        found(invitation, name="delta")
+    with pytest.raises(CommandError, match="holds another key than the token: a key is not replaced"):
+        found(invited(hub, "--node", "delta"))
+    assert (machine / "swarm.nk").read_bytes() == kept
+    list_nodes(hub, "alpha")
+
+
+@pytest.mark.slow
+def test_join_check_says_what_is_wrong_with_a_remedy_ends_with_78_and_starts_nothing(hub: SecuredServer, machine: Path) -> None:
+    result = CliRunner().invoke(app, ["join", "--check", "--model", str(machine / "no-model"), token_of(hub)])
+    assert isinstance(result.exception, CommandError) and result.exception.exit_code == 78
+    assert str(result.exception) == "not joined: see connection, model above"
+    assert "NO  model" in result.stdout and "no such folder" in result.stdout and "NO  connection" in result.stdout
+    assert sorted(file.name for file in machine.iterdir()) == ["hub-ca.pem", "node.nk", "swarm.nk"]
+
+
+def test_a_spectator_sees_who_is_there_and_how_they_do(hub: SecuredServer) -> None:
+    asyncio.run(write_entry(hub))
+    shown = CliRunner().invoke(app, ["observe", "-", "--json"], input=token_of(hub, "--observer"), catch_exceptions=False)
+    alpha = next(node for node in json.loads(shown.stdout)["nodes"] if node["node"] == "alpha")
+    assert (alpha["model"], alpha["tasks"], alpha["policy_version"], alpha["shared"]) == ("toy", ["gcd"], 7, 1)
+    assert alpha["newest"] == {"policy_version": 7, "pass_rate": 0.5, "n": 8} and alpha["gain"] == 0.25
+    table = CliRunner().invoke(app, ["observe", token_of(hub, "--observer"), "--once"], catch_exceptions=False)
+    assert "alpha" in table.stdout and "0.500/8" in table.stdout and "+0.250" in table.stdout
+
+
+def test_who_has_no_key_for_looking_is_told_whom_to_ask(hub: SecuredServer) -> None:
+    for arguments in ([token_of(hub)], [hub.url, "--ca", str(hub.ca_file)]):
+        refused = CliRunner().invoke(app, ["observe", "--once", *arguments]).exception
+        assert isinstance(refused, CommandError) and "swarm invite --observer" in str(refused)
+
+
+def test_a_token_for_looking_joins_nothing(hub: SecuredServer, machine: Path) -> None:
+    with pytest.raises(CommandError, match="this token is for looking at the swarm"):
+        prepare(invited(hub, "--observer"))
+    assert not machine.exists()
+
+
+async def test_the_server_lets_a_spectator_read_and_do_nothing_else(hub: SecuredServer) -> None:
+    errors: list[str] = []
+    client = await raw(hub, hub.keys / "operator" / "observer.nk", "_INBOX_observer", errors)
+    try:
+        allowed = swarm_observer()
+        wanted = [*everything_anybody_may_publish(), *allowed.publish]
+        forbidden = {subject for subject in wanted if not any(matches(pattern, subject) for pattern in allowed.publish)}
+        assert await refused_of(client, errors, wanted, subscribe=False) == forbidden
+        reads = ("$JS.API.DIRECT.GET.", "$JS.API.STREAM.INFO.")
+        assert all(subject.startswith(reads) for subject in set(wanted) - forbidden)
+        heard = ["_INBOX_observer.x", "_INBOX_alpha.x", ">", "swarm.>", "$JS.EVENT.>", "$KV.>"]
+        assert await refused_of(client, errors, heard, subscribe=True) == set(heard[1:])
+    finally:
+        await client.close()

@@ -1,0 +1,55 @@
+"""Commands that pages tell a reader to type exist, with the options that they are shown with."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from swarm_cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/joining.md", "docs/security.md"]
+FOREIGN = {"--help"}
+
+
+def shown(text: str) -> list[str]:
+    """Lines of code that begin with `swarm`, and such words within backticks."""
+    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+    lines = [*re.findall(r"^(swarm [a-z].*)$", fenced, flags=re.M), *re.findall(r"^ {4}(swarm [a-z].*)$", text, flags=re.M)]
+    return [line.split(" # ")[0].strip() for line in [*lines, *re.findall(r"`(swarm [a-z][^`\n]*)`", text)]]
+
+
+def unknown(line: str) -> list[str]:
+    """What of a command line does not exist."""
+    command: Any = get_command(app)
+    words = shlex.split(line.split(" < ")[0].replace("[", " ").replace("]", " "))[1:]
+    while words and hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            return [words[0]]
+        command = command.commands[words.pop(0)]
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | FOREIGN
+    return [word for word in words if word.startswith("--") and word.split("=")[0] not in options]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_on_a_page_exists_with_its_options(page: str) -> None:
+    lines = shown((ROOT / page).read_text())
+    assert len(lines) >= 10
+    assert {line: unknown(line) for line in lines if unknown(line)} == {}
+
+
+def test_the_check_sees_a_command_and_an_option_that_do_not_exist() -> None:
+    assert unknown("swarm jion TOKEN") == ["jion"]
+    assert unknown("swarm join TOKEN --modle x") == ["--modle"]
+    assert unknown("swarm nats config --plane swarm --nodes alpha") == []
+
+
+def test_joining_is_two_lines_in_the_readme() -> None:
+    section = (ROOT / "README.md").read_text().split("### Join a swarm")[1].split("## Commands")[0]
+    lines = [line.split("#")[0].split() for line in section.splitlines() if line.startswith("    swarm")]
+    assert [line[:2] for line in lines] == [["swarm", "invite"], ["swarm", "join"]]

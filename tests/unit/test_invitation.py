@@ -1,0 +1,230 @@
+"""Tokens: what one says comes back, and nothing that no invitation may say is taken in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from shared.config import load_config
+from shared.contracts.codec import encode
+from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.identity.keys import SigningKey, new_seed
+from swarm_cli.app import app
+from swarm_cli.errors import CommandError
+from swarm_cli.invitation.command import accepted
+from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_text
+from swarm_cli.invitation.token import (
+    MAX_CHARS,
+    PLAIN,
+    SECRET,
+    Credential,
+    Invitation,
+    Member,
+    OfferedTask,
+    TokenError,
+    checked_urls,
+    read_token,
+    task_specs,
+    write_token,
+)
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.secured_server import make_certificates
+
+SEED = new_seed().decode()
+KEY = SigningKey(SEED.encode()).public_key
+DEMO = load_config(DEMO_CONFIG)
+
+
+def invitation(**changes: Any) -> Invitation:
+    given: dict[str, Any] = {
+        "url": "nats://hub.example.org:4222",
+        "swarm_id": "demo",
+        "swarm_schema": SWARM_SCHEMA_VERSION,
+        "software": "swarm 0.1.0",
+        "tasks_version": version("reasoning-gym"),
+        "accepts": accepted(DEMO),
+    }
+    return Invitation(**(given | changes))
+
+
+def sealed(body: bytes, word: str = PLAIN) -> str:
+    """A token with a checksum that fits, whatever it holds."""
+    payload = base64.urlsafe_b64encode(body).decode().rstrip("=")
+    return f"{word}.{payload}.{hashlib.sha256(body).hexdigest()[:16]}"
+
+
+def test_a_token_says_what_was_put_into_it_however_mail_breaks_its_lines() -> None:
+    said = invitation(roster=[Member(node="alpha", public_key=KEY)])
+    token = write_token(said)
+    assert token.startswith(f"{PLAIN}.") and read_token(token) == said
+    assert read_token("\n ".join(token[start : start + 60] for start in range(0, len(token), 60))) == said
+    assert [spec["dataset"] for spec in task_specs(said)] == [task.dataset for task in DEMO.tasks]
+
+
+def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
+    said = invitation(url="tls://hub:4222", credential=Credential(user="gamma", seed=SEED))
+    token = write_token(said)
+    assert token.startswith(f"{SECRET}.") and read_token(token) == said
+    with pytest.raises(TokenError, match="do not fit"):
+        read_token(token.replace(SECRET, PLAIN, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"url": "http://hub:4222"}, "nats://HOST:PORT or tls://HOST:PORT"),
+        ({"url": "file:///etc/passwd"}, "nats://HOST:PORT"),
+        ({"url": "memory://here"}, "nats://HOST:PORT"),
+        ({"url": "nats://user:word@hub:4222"}, "nats://HOST:PORT"),
+        ({"url": "nats://hub:4222/$(id)"}, "nats://HOST:PORT"),
+        ({"url": "nats://hub`id`:4222"}, "nats://HOST:PORT"),
+        ({"url": "nats://hub:4222\x1b[2J"}, "nats://HOST:PORT"),
+        ({"url": "tls://hub:4222,nats://hub:4223"}, "not encrypted"),
+        ({"url": "nats://h:1," * 8 + "nats://h:1"}, "up to 8"),
+        ({"url": ""}, "nats://HOST:PORT"),
+        ({"swarm_id": "../../etc"}, "swarm_id"),
+        ({"swarm_id": ".."}, "swarm_id"),
+        ({"software": "swarm \x1b]0;gone\x07"}, "software"),
+        ({"tasks_version": "1.0; rm -rf /"}, "tasks_version"),
+        ({"tasks_version": "--index-url=x"}, "tasks_version"),
+        ({"credential": Credential(user="gamma", seed=SEED)}, "tls:// address"),
+        ({"url": "tls://h:1", "credential": Credential(user="gamma", seed="SU" + "A" * 56)}, "the key in the token is none"),
+        ({"url": "tls://h:1", "credential": Credential(user="../gamma", seed=SEED)}, "user"),
+        ({"url": "tls://h:1", "authority": b"/etc/passwd"}, "certificate in the token is none"),
+        ({"url": "tls://h:1", "authority": b"x" * 20_000}, "authority"),
+        ({"roster": [Member(node="a", public_key="UABC")]}, "key that is none"),
+        ({"roster": [Member(node="a", public_key=KEY), Member(node="b", public_key=KEY)]}, "twice"),
+        ({"roster": [Member(node="a\nb", public_key=KEY)]}, "roster"),
+        ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", config="[" * 4000)])}, "settings"),
+        (
+            {"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", config='{"seed": 1}')])},
+            "settings",
+        ),
+        ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", verifier="mine:run")])}, "verifier"),  # type: ignore[arg-type]
+        ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd")] * 65)}, "tasks"),
+    ],
+    ids=lambda value: ",".join(value)[:40] if isinstance(value, dict) else None,
+)
+def test_what_no_invitation_may_say_is_refused_without_quoting_it(changes: dict[str, Any], told: str) -> None:
+    said = invitation(**changes)
+    with pytest.raises(TokenError, match=told) as refused:
+        read_token(sealed(encode(said), SECRET if said.credential else PLAIN))
+    assert str(refused.value).isprintable() and SEED not in str(refused.value)
+
+
+def test_damaged_foreign_and_endless_tokens_are_told_apart() -> None:
+    token = write_token(invitation())
+    for damaged in (
+        token[:-1],
+        token[:40] + ("A" if token[40] != "A" else "B") + token[41:],
+        token.replace(".", "..", 1),
+        f"{PLAIN}..",
+    ):
+        with pytest.raises(TokenError, match="damaged"):
+            read_token(damaged)
+    with pytest.raises(TokenError, match="another version"):
+        read_token(token.replace(PLAIN, "swarm2", 1))
+    with pytest.raises(TokenError, match="this is no token"):
+        read_token("nats://hub:4222")
+    with pytest.raises(TokenError, match="longer than"):
+        read_token("A" * (MAX_CHARS + 1))
+    unknown = msgspec.msgpack.encode({**msgspec.to_builtins(invitation(), builtin_types=(bytes,)), "run": "rm -rf /"})
+    with pytest.raises(TokenError, match="cannot be used"):
+        read_token(sealed(unknown))
+
+
+@given(st.binary(max_size=400), st.sampled_from([PLAIN, SECRET]))
+def test_any_bytes_with_a_good_checksum_are_an_invitation_or_a_sentence(body: bytes, word: str) -> None:
+    with pytest.raises(TokenError) as refused:
+        read_token(sealed(body, word))
+    assert str(refused.value).isprintable()
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(TokenError) as refused:
+        read_token(text)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("url", ["nats://hub", "tls://a.b-c.org:4222", "nats://10.0.0.1:1,nats://[fe80::1]:4222"])
+def test_addresses_of_servers_are_taken(url: str) -> None:
+    assert checked_urls(url) == url
+
+
+@dataclass
+class Pipe:
+    """Standard input with something in it."""
+
+    text: str
+
+    def read(self, limit: int) -> str:
+        return self.text[:limit]
+
+
+def test_a_token_comes_from_the_command_line_standard_input_or_the_environment_and_stays_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "from the environment")
+    assert given_text("given") == "given" and TOKEN_VARIABLE not in os.environ
+    monkeypatch.setenv(TOKEN_VARIABLE, " from the environment\n")
+    assert given_text(None) == "from the environment" and TOKEN_VARIABLE not in os.environ
+    monkeypatch.setattr(sys, "stdin", Pipe("piped\n"))
+    assert given_text("-") == "piped"
+    with pytest.raises(CommandError, match=TOKEN_VARIABLE):
+        given_text(None)
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    result = CliRunner().invoke(app, ["invite", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip(), result.stderr
+
+
+def test_invite_prints_the_token_alone_and_no_secret_unless_asked(tmp_path: Path) -> None:
+    ca, _, _ = make_certificates(tmp_path / "tls")
+    roster = tmp_path / "roster.txt"
+    roster.write_text(f"alpha {KEY} the first\n")
+    folder = ("--folder", str(tmp_path / "keys"))
+    token, told = run("--url", "tls://hub:4222", "--ca", str(ca), "--roster", str(roster), *folder)
+    said = read_token(token)
+    assert said.credential is None and [member.node for member in said.roster] == ["alpha"]
+    assert said.authority.decode() in ca.read_text() and said.accepts == accepted(DEMO)
+    assert "swarm join TOKEN" in told and not (tmp_path / "keys").exists()
+
+    token, told = run("--url", "tls://hub:4222", "--node", "gamma", *folder)
+    seed = (tmp_path / "keys" / "gamma" / "swarm.nk").read_text().strip()
+    said = read_token(token)
+    assert said.credential is not None and (said.credential.user, said.credential.seed) == ("gamma", seed)
+    assert seed not in told and token not in told and "send it to that person alone" in told
+
+    token, told = run("--url", "tls://hub:4222", "--observer", *folder)
+    observer = read_token(token).credential
+    assert observer is not None and observer.user == "observer" and "whoever has the token may look" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--url", "http://hub"), "nats://HOST:PORT"),
+        (("--url", "nats://hub:1", "--node", "gamma"), "tls:// address"),
+        (("--url", "tls://hub:1", "--node", "operator"), "is no node"),
+        (("--url", "tls://hub:1", "--node", "a", "--observer"), "two tokens"),
+        (("--url", "tls://hub:1", "--ca", "/dev/null"), "give the"),
+    ],
+)
+def test_invite_refuses_what_nobody_could_join_with(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+    result = CliRunner().invoke(app, ["invite", *arguments, "--folder", str(tmp_path)])
+    assert result.exit_code != 0 and told in str(result.exception)

@@ -1,0 +1,188 @@
+"""What a newcomer's node is called and told, and what `swarm join` says of a machine that will not
+do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import NodeConfig, load_config
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.contracts.messages import ModelIdentity
+from shared.contracts.wire import is_node_name
+from shared.identity.keys import SigningKey, new_seed
+from swarm_cli.errors import CommandError
+from swarm_cli.invitation.command import accepted
+from swarm_cli.invitation.token import Credential, Invitation, Member
+from swarm_cli.join import findings
+from swarm_cli.join.folder import JoinFolder
+from swarm_cli.join.hub import HubLook
+from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
+from swarm_cli.observe.standings import as_object, standings
+from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.toml_view import config_toml
+from tests.unit.test_invitation import KEY, SEED, invitation
+
+DEMO = load_config(DEMO_CONFIG)
+OTHER = SigningKey(new_seed()).public_key
+ACCEPTS = accepted(DEMO)
+SECURED: dict[str, Any] = {"url": "tls://hub:4222", "authority": b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JoinFolder:
+    return JoinFolder(tmp_path / "joined" / "demo")
+
+
+@given(st.text(max_size=80))
+def test_any_hosts_name_makes_a_nodes_name_that_two_newcomers_do_not_share(hostname: str) -> None:
+    mine, theirs = default_name(hostname, KEY), default_name(hostname, OTHER)
+    assert is_node_name(mine) and is_node_name(theirs) and mine != theirs
+
+
+def test_a_key_keeps_the_name_it_came_with(folder: JoinFolder) -> None:
+    open_hub, given = invitation(), invitation(url="tls://hub:4222", credential=Credential(user="gamma", seed=SEED))
+    assert chosen_name("", open_hub, folder, KEY).endswith(f"-{KEY[-6:].lower()}")
+    assert (chosen_name("nova", open_hub, folder, KEY), chosen_name("", given, folder, KEY)) == ("nova", "gamma")
+    with pytest.raises(CommandError, match="leave --name out, or ask for a token for nova"):
+        chosen_name("nova", given, folder, KEY)
+    folder.path.mkdir(parents=True)
+    folder.config_file.write_text('[node]\nid = "nova"\n')
+    assert chosen_name("", open_hub, folder, KEY) == "nova"
+    with pytest.raises(CommandError, match="others know its key by that name"):
+        chosen_name("other", open_hub, folder, KEY)
+    folder.config_file.write_text('[node]\nid = "../x"\n')
+    assert folder.known_name() == ""
+
+
+def test_tasks_are_the_swarms_or_those_that_were_named_with_the_swarms_settings() -> None:
+    offered = task_entries("", invitation())
+    assert [entry["dataset"] for entry in offered] == [task.dataset for task in DEMO.tasks]
+    assert task_entries("gcd, lcm", invitation()) == [offered[1], {"dataset": "lcm"}]
+
+
+def test_the_toys_settings_are_taken_for_the_toy_alone(tmp_path: Path) -> None:
+    (tmp_path / "base_policy.json").write_text("{}")
+    assert base_config(None, "") == base_config(None, str(tmp_path)) == DEMO_CONFIG
+    assert base_config(None, "Qwen/Qwen2.5-0.5B-Instruct") is None
+    assert base_config(tmp_path / "mine.toml", "") == tmp_path / "mine.toml"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, SECURED, {"roster": [Member(node="alpha", public_key=KEY)]}], ids=["open", "secured", "roster"]
+)
+def test_what_joining_decides_is_a_configuration_that_its_file_gives_back(
+    tmp_path: Path, folder: JoinFolder, changes: dict[str, Any]
+) -> None:
+    said = invitation(**changes)
+    settings = node_settings(said, folder, "nova", model="", revision="", tasks=task_entries("", said))
+    config = load_config(DEMO_CONFIG, settings)
+    assert (config.node.id, config.node.run, config.nats.swarm_url, config.nats.swarm_id) == ("nova", "join-demo", said.url, "demo")
+    assert config.verifier.signing_key_file == str(folder.signing_key_file)
+    assert config.verifier.trust == ("roster" if "roster" in changes else "open")
+    secured = said.url.startswith("tls://")
+    assert (config.nats.swarm_key_file, config.nats.swarm_ca_file) == (
+        (str(folder.hub_key_file), str(folder.authority_file)) if secured else ("", "")
+    )
+    (tmp_path / "node.toml").write_text(config_toml(config, ()))
+    assert load_config(tmp_path / "node.toml") == config
+
+
+def test_a_roster_grows_by_the_tokens_lines_and_a_changed_key_is_refused(folder: JoinFolder) -> None:
+    folder.keep_roster([Member(node="alpha", public_key=KEY)])
+    folder.keep_roster([Member(node="alpha", public_key=KEY), Member(node="beta", public_key=OTHER)])
+    assert [line.split()[:2] for line in folder.roster_file.read_text().splitlines()] == [["alpha", KEY], ["beta", OTHER]]
+    with pytest.raises(CommandError, match="another key for alpha than the token"):
+        folder.keep_roster([Member(node="alpha", public_key=OTHER)])
+
+
+def look(**changes: Any) -> HubLook:
+    return replace(HubLook(streams=True, skew_s=0.1), **changes)
+
+
+def record(node: str, key: str, **changes: Any) -> NodeRecord:
+    given: dict[str, Any] = {
+        "node": node,
+        "public_key": key,
+        "model": ModelIdentity(name="toy", tokenizer_hash="0" * 64),
+        "tasks": ["gcd"],
+        "policy_version": 3,
+        "software": "swarm",
+        "updated_at": 100.0,
+    }
+    return NodeRecord(**(given | changes))
+
+
+def connected(seen: HubLook, said: Invitation) -> findings.Finding:
+    return findings.connection(seen, said, "nova", OTHER, KEY)
+
+
+def with_tokens(most: int) -> NodeConfig:
+    return DEMO.model_copy(update={"generator": DEMO.generator.model_copy(update={"max_new_tokens": most})})
+
+
+FAULTS = [
+    (findings.software(invitation(swarm_schema=99), "0"), False, "update this machine"),
+    (findings.software(invitation(swarm_schema=1), "0"), False, "update the swarm"),
+    (findings.software(invitation(), "0.0.1"), False, "pip install reasoning-gym=="),
+    (findings.model(DEMO, ["model.path x: no such folder"]), False, "no such folder"),
+    (findings.tasks(DEMO, ACCEPTS, ["tasks[0] gcd: no such setting"]), False, "no such setting"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "leave --tasks out"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "takes in 1 of these 4"),
+    (findings.sizes(with_tokens(64), ACCEPTS), None, "generator.max_new_tokens = 32"),
+    (connected(look(unreachable="no NATS server answers: start one with"), invitation()), False, "whether something on the way"),
+    (connected(look(refused="the server wants a key"), invitation()), False, "Send its operator this line"),
+    (connected(look(streams=False), invitation(**SECURED)), False, "swarm nats init --plane swarm"),
+    (findings.clock(look(skew_s=61.0), ACCEPTS), False, "61.0 s ahead of the server's"),
+    (findings.clock(look(skew_s=-1000.0), ACCEPTS), False, "timedatectl set-ntp true"),
+    (findings.clock(look(skew_s=-30.0), ACCEPTS), None, "it will do, but set it"),
+    (findings.clock(look(skew_s=None), ACCEPTS), None, "not compared"),
+    (findings.name(look(holder=record("nova", OTHER)), "nova", KEY, "nova-abc"), False, "--name nova-abc"),
+]
+
+
+@pytest.mark.parametrize(("finding", "ok", "told"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_will_not_do_is_told_with_its_remedy(finding: findings.Finding, ok: bool | None, told: str) -> None:
+    assert finding.ok is ok and told in finding.told
+    assert finding.line.startswith({True: "ok  ", False: "NO  ", None: "--  "}[ok] + finding.what)
+
+
+def test_what_is_well_is_said_in_a_line() -> None:
+    assert findings.tasks(DEMO, ACCEPTS, []).ok and findings.sizes(DEMO, ACCEPTS).ok
+    assert findings.clock(look(), ACCEPTS).ok and connected(look(), invitation()).ok
+    assert findings.name(look(holder=record("nova", KEY)), "nova", KEY, "").ok, "it is this node's own"
+    assert connected(look(streams=False), invitation()).ok, "the first node of an open hub makes its streams"
+
+
+def test_a_swarm_with_a_roster_says_whether_the_newcomer_is_on_it() -> None:
+    said = invitation(roster=[Member(node="nova", public_key=KEY)])
+    assert findings.admission(invitation(), "nova", KEY) is None
+    listed, stranger = findings.admission(said, "nova", KEY), findings.admission(said, "nova", OTHER)
+    assert listed is not None and listed.ok
+    assert stranger is not None and stranger.ok is None and f"swarm roster add nova {OTHER}" in stranger.told
+
+
+def report(node: str, version: int, rate: float) -> EvalReport:
+    return EvalReport(
+        node=node, policy_version=version, created_at=1.0, n=8, pass_rate=rate, mean_reward=rate, per_task={}, seconds=1.0
+    )
+
+
+def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
+    records = [record("alpha", KEY), record("beta", OTHER), record("idle", KEY)]
+    reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
+    counts = {"swarm.rollouts.v2.alpha": 4, "swarm.rollouts.v2.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
+    seen = standings(130.0, records, reports, counts, most=2, unreadable=1)
+    assert [(node.node, node.gain and round(node.gain, 3), node.shared) for node in seen.nodes] == [
+        ("beta", 0.4, 0),
+        ("alpha", 0.2, 4),
+    ]
+    assert (seen.left_out, seen.groups, seen.unreadable) == (1, 4, 1)
+    assert as_object(seen, "nats://hub")["nodes"][0]["seen_s"] == 30.0
