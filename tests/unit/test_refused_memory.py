@@ -1,4 +1,4 @@
-"""What is remembered of refusals is bounded, and nobody's flood pushes out what is known of others."""
+"""What is remembered of refusals is bounded, and a flood pushes out nothing of others."""
 
 from __future__ import annotations
 
