@@ -60,7 +60,8 @@ def trained_groups(
         else:
             line |= _taken_in(number, intake.groups[number], updates, config)
             line["answers"] += [
-                {"place": place, "left_out": reason} for place, reason in intake.dropped_of.get(scored.group_id, {}).items()
+                {"place": place, "advantage": _short(advantage), "left_out": reason}
+                for place, (reason, advantage) in intake.dropped_of.get(scored.group_id, {}).items()
             ]
             line["answers"].sort(key=lambda answer: answer["place"])
         found.append(line)

@@ -140,8 +140,9 @@ def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, character
 
 def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool) -> None:
     """Show held-out answers, question by question."""
-    console = terminal()
-    for answers in by_question(read_samples(record_folder(config, run)), task).values():
+    console, folder = terminal(), record_folder(config, run)
+    where = str(folder or config.node.var_dir / "runs")
+    for answers in by_question(read_samples(folder), task, where).values():
         if as_json:
             for version, sample in answers:
                 typer.echo(visible_json(sample_object(version, sample)))

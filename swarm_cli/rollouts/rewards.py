@@ -13,6 +13,8 @@ from shared.config import NodeConfig
 from shared.contracts.messages import ScoredGroup
 from shared.evaluation import PASS_REWARD
 
+NEAR_MISS = "; a near miss of another node counts 0 (verifier.foreign_partial_credit)"
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -45,13 +47,15 @@ class Judge:
         from shared.tasks.answers import CLOSING_TAG, extract_answer
 
         read = extract_answer(text) if CLOSING_TAG in text else text.strip()
-        return Judged(self.verifier(scored), None if read == text.strip() else read, self._marks(scored, reward))
+        return Judged(self.verifier(scored), None if read == text.strip() else read, _marks(reward))
 
-    def _marks(self, scored: ScoredGroup, reward: float) -> str:
-        if reward >= PASS_REWARD:
-            return "right"
-        if reward > 0.0:
-            return "partly right"
-        if scored.origin != "local" and not self._partial_credit:
-            return "not right; a near miss of another node counts 0"
-        return "wrong"
+    def rules(self, scored: ScoredGroup) -> str:
+        """Who judges a group's answers, and what a near miss counts."""
+        near = "" if scored.origin == "local" or self._partial_credit else NEAR_MISS
+        return f"{self.verifier(scored)}{near}"
+
+
+def _marks(reward: float) -> str:
+    if reward >= PASS_REWARD:
+        return "right"
+    return "in part" if reward > 0.0 else "wrong"

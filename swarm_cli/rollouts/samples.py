@@ -21,8 +21,9 @@ Question = tuple[str, int, int]
 """Dataset, seed, index."""
 
 
-def by_question(evaluations: Sequence[Samples], task: str) -> dict[Question, list[tuple[int, HeldOutSample]]]:
-    """The answers to each question of a dataset, with their policy versions, in order.
+def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Question, list[tuple[int, HeldOutSample]]]:
+    """The answers to each question of a dataset, with their policy versions, in order. where: the
+    evaluations come from, for the error.
 
     Raises:
         CommandError: there is none.
@@ -37,8 +38,8 @@ def by_question(evaluations: Sequence[Samples], task: str) -> dict[Question, lis
         return found
     known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
     if not known:
-        raise CommandError("no held-out answers are on record yet: the first are written with the first evaluation")
-    raise CommandError(f"no held-out answers of {task[:80]!r} are on record; there are some of {', '.join(known)}")
+        raise CommandError(f"{where} holds no held-out answers: the first are written with the first evaluation; --run names a run")
+    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}; there are some of {', '.join(known)}")
 
 
 def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:

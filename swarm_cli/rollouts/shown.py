@@ -18,9 +18,9 @@ from swarm_cli.console import indented
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import Fate
-from swarm_cli.rollouts.rewards import Judge, Judged
+from swarm_cli.rollouts.rewards import Judge
 
-COLUMN_CHARACTERS = 30
+COLUMN_CHARACTERS = 24
 """Narrowest column in which an answer is read with pleasure, its borders included."""
 MOST_LINES = 30
 """Longer answers stand below each other."""
@@ -59,6 +59,7 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
     answers = [_answer(found, fate, view, *each) for each in choice.completions(item)]
+    console.print(Text("judged by: " + visible(view.judge.rules(item.scored))))
     if not answers:
         cause = item.scored.failure or "no reward is there"
         console.print(Text(visible(f"not scored: {cause}")))
@@ -142,14 +143,10 @@ def cut_text(text: str, characters: int) -> str:
 
 def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion: Completion, reward: float) -> _Answer:
     judged = view.judge.of(found.item.scored, completion.text, reward)
-    facts = [("reward", f"{reward:.3g} ({judged.marks})"), ("judged", _judged(judged))]
+    facts = [("reward", f"{reward:.3g} ({judged.marks})")]
+    facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
     return _Answer(place, (*facts, *_training(fate, place)), cut_text(completion.text, view.characters))
-
-
-def _judged(judged: Judged) -> str:
-    what = "the whole text" if judged.read_as is None else f"“{visible(judged.read_as, 60)}”"
-    return f"{what}, by {judged.verifier}"
 
 
 def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
@@ -157,9 +154,10 @@ def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
     used = fate.group.answer(place) if fate.group is not None else None
     if used is None:
         return []
+    advantage = "?" if used.advantage is None else f"{used.advantage:+.3g}"
     if used.left_out is not None:
-        return [("advantage", f"left out: {used.left_out}")]
-    facts = [("advantage", "?" if used.advantage is None else f"{used.advantage:+.3g}")]
+        return [("advantage", f"{advantage}, left out: {used.left_out}")]
+    facts = [("advantage", advantage)]
     if used.kept is not None:
         weight = "by the objective" if used.weight is None else f"{used.weight:.3g}"
         cut = [f"{used.truncated} cut"] if used.truncated else []
@@ -170,10 +168,11 @@ def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
 
 
 def _side_by_side(answers: Sequence[_Answer]) -> Table:
-    table = Table("", *(f"#{answer.place}" for answer in answers), show_lines=True)
+    table = Table("", *(f"#{answer.place}" for answer in answers))
     most = max(answers, key=lambda answer: len(answer.facts))
     for row, (name, _) in enumerate(most.facts):
         table.add_row(name, *(Text(answer.facts[row][1] if row < len(answer.facts) else "") for answer in answers))
+    table.add_section()
     table.add_row("completion", *(Text(answer.text) for answer in answers))
     return table
 

@@ -142,11 +142,12 @@ def test_what_is_not_trained_on_is_written_with_the_reason(model: Path) -> None:
     record = trainer.step(batch)
     lines = written(trainer, batch)["groups"]
     assert [line["id"] for line in lines] == [scored.group_id for scored in groups]
-    assert lines[0]["answers"][0] == {"place": 0, "left_out": "truncated"}
+    without = lines[0]["answers"][0]
+    assert without == {"place": 0, "left_out": "truncated", "advantage": pytest.approx(0.866, abs=1e-3)}
     assert [answer["place"] for answer in lines[0]["answers"]] == [0, 1, 2, 3]
     assert sorted(line["fate"] for line in lines[1:3]) == ["not_preferred", "trained"]
     (kept,) = (line for line in lines[1:3] if line["fate"] == "trained")
-    assert kept["answers"][1] == {"place": 1, "left_out": "negative"}
+    assert kept["answers"][1] == {"place": 1, "left_out": "negative", "advantage": -kept["answers"][0]["advantage"]}
     assert lines[3]["fate"] == "unscored" and record.skipped == {"unscored": 1}
 
 

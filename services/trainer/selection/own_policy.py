@@ -117,8 +117,8 @@ def without_absurd(
         if len(kept) < len(of_group):
             node, group_id = intake.authors[index]
             dropped[node] += len(of_group) - len(kept)
-            places = intake.groups[index].places
-            without = {place: "absurd" for number, place in enumerate(places) if number not in kept}
+            places = zip(intake.groups[index].places, intake.groups[index].advantages, strict=False)
+            without = {place: ("absurd", advantage) for number, (place, advantage) in enumerate(places) if number not in kept}
             groups[index] = intake.groups[index].only(kept) if kept else None
             if kept:
                 dropped_of[group_id] = dropped_of.get(group_id, {}) | without

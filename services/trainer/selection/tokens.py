@@ -27,6 +27,9 @@ from services.trainer.selection.group_tokens import (
 )
 from shared.contracts.messages import Batch, ScoredGroup
 
+Dropped = tuple[str, float]
+"""Why an answer is not trained on, and the advantage that it would have had."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeRules(TokenRules):
@@ -67,7 +70,7 @@ class Intake:
     advantages of foreign groups were multiplied by, by node, where that is not
     1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken
        in. skipped_of: why each group that was left out was, by its id. dropped_of: the same of
-       single answers of groups taken in, by group id and place.
+       single answers of groups taken in, by group id and place, with their advantage.
     """
 
     groups: list[TokenGroup]
@@ -85,7 +88,7 @@ class Intake:
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
     skipped_of: dict[str, str] = field(default_factory=dict)
-    dropped_of: dict[str, dict[int, str]] = field(default_factory=dict)
+    dropped_of: dict[str, dict[int, Dropped]] = field(default_factory=dict)
 
     @property
     def foreign_answers_of(self) -> Counter[str]:
@@ -142,7 +145,7 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
     for index, reason in dropped.items():
         skip(readable[index].scored, reason)
     taken, advantages, groups = [], [], []
-    dropped_of: dict[str, dict[int, str]] = {}
+    dropped_of: dict[str, dict[int, Dropped]] = {}
     affordable = [each for index, each in enumerate(readable) if index not in dropped]
     for each, of_group in zip(affordable, _advantages(affordable, rules, factors), strict=True):
         without: dict[int, str] = {}
@@ -154,7 +157,7 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
         taken.append(each)
         advantages.append(of_group)
         if without:
-            dropped_of[each.scored.group_id] = without
+            dropped_of[each.scored.group_id] = {place: (reason, of_group[place]) for place, reason in without.items()}
     kept = [len(group.completions) / len(of_group) for group, of_group in zip(groups, advantages, strict=True)]
     shares = token_shares(groups, rules.foreign_share_factor, kept)
     return Intake(
