@@ -29,6 +29,7 @@ from swarm_cli.observe.top import top
 from swarm_cli.observe.watch import watch
 from swarm_cli.rollouts.command import rollouts
 from swarm_cli.task_commands import task_app
+from swarm_cli.trace.command import trace
 
 app = typer.Typer(
     rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
@@ -46,6 +47,7 @@ app.command()(dashboard)
 app.command()(plot)
 app.command(name="eval")(evaluate)
 app.command()(rollouts)
+app.command()(trace)
 app.command()(ban)
 app.command()(unban)
 app.add_typer(config_app)

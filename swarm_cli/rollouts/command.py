@@ -19,7 +19,7 @@ from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.fates import Fate
+from swarm_cli.rollouts.fates import fate_of
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples, record_folder
 from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.rewards import Judge
@@ -110,9 +110,7 @@ async def _batched(
     view = View(terminal(), Judge(config), characters)
     shown = 0
     async for found in _groups(config, url, choice, step, limit, follow, records):
-        trained = records.of_step(found.batch.number)
-        # A step of that number in another run was on other groups.
-        fate = Fate(trained, trained.group(found.item.scored.group_id) if trained is not None else None)
+        fate = fate_of(records, found.batch.number, found.item.scored.group_id)
         if as_json:
             typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
         else:

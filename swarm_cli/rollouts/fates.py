@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from swarm_cli.rollouts.records import TrainedGroup, TrainedStep
+from swarm_cli.rollouts.records import TrainedGroup, TrainedRecords, TrainedStep
 
 _FATES = {
     "no_advantage": "without effect: its rewards are all equal, or its weight is 0",
@@ -23,15 +23,20 @@ _FATES = {
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What is on record of one group in one step; `step` and `group` None where nothing is."""
+    """What is on record of one group in one step; `step` and `group` None where nothing is. yet:
+    whether the record has not come to that step.
+    """
 
     step: TrainedStep | None
     group: TrainedGroup | None
+    yet: bool = False
 
     def sentence(self) -> str:
         """What became of the group."""
+        if self.yet:
+            return "not trained on yet"
         if self.step is None or self.group is None:
-            return "not on record here: not trained on yet, trained elsewhere, or longer ago than the record reaches"
+            return "not on record here (--run): trained on another machine, or longer ago than the record reaches"
         group, step = self.group, self.step
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time))
         if group.fate != "trained":
@@ -42,6 +47,16 @@ class Fate:
         if group.bounded is not None:
             text += f", as its gradient was out of proportion and scaled by {group.bounded:.3g} (trainer.foreign_norm_factor)"
         return text if step.updated else f"{text}; but the step moved no weight"
+
+
+def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
+    """What is on record of a group of a step's batch. A step of that number in another run was on
+    other groups, and says nothing of this one.
+    """
+    found = records.of_step(step)
+    newest = records.newest
+    yet = found is None and newest is not None and step > newest
+    return Fate(found, found.group(group_id) if found is not None else None, yet=yet)
 
 
 def clock(time_s: float) -> str:

@@ -155,6 +155,11 @@ class TrainedRecords:
         line = self._lines.get(step)
         return None if line is None else _decoded(line, TrainedStep)
 
+    @property
+    def newest(self) -> int | None:
+        """The last step on record, as far as was read."""
+        return max(self._lines, default=None)
+
     def naming(self, prefix: str) -> list[TrainedStep]:
         """The steps whose lines name a group whose id begins so."""
         self._read_on()

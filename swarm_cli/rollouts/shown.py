@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.contracts.messages import BatchItem, Completion
+from shared.contracts.messages import Batch, BatchItem, Completion
 from shared.text import visible, visible_lines
 from swarm_cli.console import indented
 from swarm_cli.rollouts.batches import BatchedGroup
@@ -21,10 +21,10 @@ from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.rewards import Judge
 
 COLUMN_CHARACTERS = 24
-"""Narrowest column in which an answer is read with pleasure, its borders included."""
+"""Narrowest column in which a long answer is read with pleasure, its borders included."""
 MOST_LINES = 30
 """Longer answers stand below each other."""
-_LABELS = 14
+_LABELS, _BORDERS = 14, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +64,23 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
         cause = item.scored.failure or "no reward is there"
         console.print(Text(visible(f"not scored: {cause}")))
         return
-    columns = columns_that_fit(console.width, [answer.text for answer in answers])
+    columns = columns_that_fit(console.width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
     for first in range(0, len(answers), max(columns, 1)) if columns > 1 else ():
         console.print(_side_by_side(answers[first : first + columns]))
     if columns <= 1:
         console.print(_below_each_other(answers))
 
 
-def columns_that_fit(width: int, texts: Sequence[str]) -> int:
-    """How many answers stand side by side on a screen of `width` characters; 1: below each other.
-    Pure.
+def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:
+    """How many answers, each given by the texts of its cells, stand side by side on a screen of
+    `width` characters; 1: below each other. Pure.
     """
-    columns = min(len(texts), (width - _LABELS) // COLUMN_CHARACTERS)
+    widest = max(len(line) for cells in answers for cell in cells for line in cell.split("\n"))
+    columns = min(len(answers), (width - _LABELS) // min(COLUMN_CHARACTERS, widest + _BORDERS))
     if columns < 2:
         return 1
-    inside = (width - _LABELS) // columns - 3
-    lines = max(sum(1 + len(line) // inside for line in text.split("\n")) for text in texts)
+    inside = (width - _LABELS) // columns - _BORDERS
+    lines = max(sum(1 + len(line) // inside for line in cell.split("\n")) for cells in answers for cell in cells)
     return columns if lines <= MOST_LINES else 1
 
 
@@ -117,7 +118,7 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
         "draw_weight": item.weight,
         "replayed": item.replayed,
         "candidate": batch.preference is not None and scored.origin != "local",
-        "why": _why(found),
+        "why": why(batch, item),
         "training": training,
         "failure": scored.failure,
         "completions": [
@@ -190,13 +191,12 @@ def _heading(found: BatchedGroup) -> str:
     whose = "local" if scored.origin == "local" else f"foreign, from {scored.group.node}"
     return (
         f"step {batch.number} · {whose} · {ref.dataset} seed {ref.seed} index {ref.index} · "
-        f"policy version {scored.group.policy_version} · {_lag(item)} · {_why(found)} · group {scored.group_id[:16]}"
+        f"policy version {scored.group.policy_version} · {_lag(item)} · {why(batch, item)} · group {scored.group_id[:16]}"
     )
 
 
-def _why(found: BatchedGroup) -> str:
+def why(batch: Batch, item: BatchItem) -> str:
     """Why this group is in the batch, as far as the batch says."""
-    batch, item = found.batch, found.item
     if item.replayed:
         return "replayed"
     if item.scored.origin == "local":
