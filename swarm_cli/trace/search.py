@@ -140,7 +140,10 @@ class Search:
         self.path.ids.add(refusal.id)
         if refusal.group is not None:
             self.path.makers.add(Maker(refusal.sender, refusal.group.draw))
-            self.path.add(refusal.group.created_at, refusal.sender, GENERATED, "says the group, which was refused")
+            # In the very words of `_is`, so that what is known from elsewhere too is there once.
+            of = refusal.group
+            detail = f"{of.dataset} seed {of.seed} index {of.index}, policy version {of.policy_version}, draw {of.draw}"
+            self.path.add(of.created_at, refusal.sender, GENERATED, detail)
         cause = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
         self.path.add(refusal.time, node, REFUSED, cause)
 
