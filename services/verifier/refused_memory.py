@@ -93,10 +93,11 @@ class RefusedMemory:
         if len(mine) > most:
             mine.popitem(last=False)
 
-    def all(self) -> list[RefusedGroup]:
-        """What is remembered, oldest first."""
-        found = [each for senders in (self._known, self._strangers) for kept in senders.values() for each in kept]
-        return sorted(found, key=lambda each: each.time)
+    def all(self) -> list[tuple[RefusedGroup, bool]]:
+        """What is remembered, oldest first, each with whether its sender's name has a key."""
+        pools = ((self._known, True), (self._strangers, False))
+        found = [(each, known) for senders, known in pools for kept in senders.values() for each in kept]
+        return sorted(found, key=lambda pair: pair[0].time)
 
 
 def _cut(text: str, size_bytes: int) -> str:

@@ -53,20 +53,20 @@ class RefusedRecord:
                 await self.write()
         finally:
             if self._changed:
-                self._write([each.as_object() for each in self._memory.all()])
+                self._write(self._memory.all())
 
     async def write(self) -> None:
         """Write now, if anything is new."""
         if self._changed:
             self._changed = False
-            objects = [each.as_object() for each in self._memory.all()]
-            await asyncio.to_thread(self._write, objects)
+            await asyncio.to_thread(self._write, self._memory.all())
 
-    def _write(self, objects: list[dict[str, Any]]) -> None:
+    def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
         beside = self._file.with_suffix(".draft")
         try:
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            beside.write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in objects))
+            lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
+            beside.write_text("".join(f"{line}\n" for line in lines))
             os.replace(beside, self._file)
         except OSError as error:
             self._tell(error)
@@ -98,4 +98,4 @@ class RefusedRecord:
             stored_at=float(line["stored_at"]),
             excerpt=excerpt if isinstance(excerpt, dict) else None,
         )
-        self._memory.note(refused, known=bool(group_id))
+        self._memory.note(refused, known=line.get("known") is True)

@@ -38,21 +38,21 @@ def test_a_flood_of_names_and_of_one_name_leaves_the_others_what_they_had() -> N
     for number in range(3, 5000):
         memory.note(refusal(f"made-up-{number}", number), known=False)
         memory.note(refusal("gamma", number, "signature"), known=True)
-    kept = memory.all()
+    kept = [each for each, _ in memory.all()]
     assert [each.swarm_seq for each in kept if each.sender == "beta"] == [1]
     assert [each.reason for each in kept if each.sender == "gamma"].count("copied") == 1, "forgeries give way to each other"
     assert len([each for each in kept if each.sender == "gamma"]) == OF_A_SENDER
     assert len([each for each in kept if each.sender.startswith("made-up")]) == STRANGERS
     for number in range(200):
         memory.note(refusal(f"known-{number}", number), known=True)
-    assert len({each.sender for each in memory.all()}) == KNOWN_SENDERS + STRANGERS
+    assert len({each.sender for each, _ in memory.all()}) == KNOWN_SENDERS + STRANGERS
 
 
 def test_a_name_that_finds_its_key_keeps_what_was_known_of_it() -> None:
     memory = RefusedMemory()
     memory.note(refusal("beta", 1), known=False)
     memory.note(refusal("beta", 2), known=True)
-    assert [each.swarm_seq for each in memory.all()] == [1, 2]
+    assert [(each.swarm_seq, known) for each, known in memory.all()] == [(1, True), (2, True)]
 
 
 def test_the_largest_of_all_texts_stay_small() -> None:
@@ -81,6 +81,7 @@ async def test_the_record_outlives_a_restart_a_torn_line_and_a_full_disk_and_for
     again.note(refusal("gamma", 9), known=True)
     await again.write()
     assert [json.loads(line)["swarm_seq"] for line in file.read_text().splitlines()] == [7, 8, 9]
+    assert [json.loads(line)["known"] for line in file.read_text().splitlines()] == [True, False, True]
     for number in range(20):
         refused_file(tmp_path, f"pod-{number}").write_text("")
     RefusedRecord(tmp_path, "1", log)
