@@ -173,7 +173,7 @@ class StackedLearner:
         for place, (row, node) in enumerate(zip(rows, nodes, strict=True)):
             config = self._update_configs[node]
             normaliser = step_normaliser(groups[node], config, proximal[node])
-            loss, sums = scored_loss(
+            loss, sums, _ = scored_loss(
                 groups[node], stacked.rows[place], scored[place], config, normaliser, proximal[node], reference[node]
             )
             total = total + loss

@@ -57,3 +57,55 @@ def write_whole(stream: FileIO, line: bytes) -> None:
     except OSError:
         os.ftruncate(stream.fileno(), size_bytes)
         raise
+
+
+class BoundedLines:
+    """A file of lines that never takes more room than twice `max_bytes`: when it is full it becomes
+    `<name>.old`, in place of the one before, and a new one begins.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Nothing is opened before the first line: a folder that cannot be written costs the lines
+        alone.
+        """
+        self._path = path
+        self._max_bytes = max_bytes
+        self._stream: FileIO | None = None
+
+    def append(self, line: str) -> None:
+        """Add one line, without its newline. A longer one than `max_bytes` is left out.
+
+        Raises:
+            OSError: such as a full disk; nothing of the line is left in the file.
+        """
+        content = line.encode() + b"\n"
+        if len(content) > self._max_bytes:
+            return
+        stream = self._open()
+        if os.fstat(stream.fileno()).st_size + len(content) > self._max_bytes:
+            self.close()
+            os.replace(self._path, older(self._path))
+            stream = self._open()
+        write_whole(stream, content)
+
+    def close(self) -> None:
+        """Close the file; a later line opens it again."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _open(self) -> FileIO:
+        if self._stream is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = open_lines(self._path)
+        return self._stream
+
+
+def older(path: Path) -> Path:
+    """Where `BoundedLines` keeps the lines before those of `path`."""
+    return path.with_name(path.name + ".old")
+
+
+def read_bounded(path: Path) -> list[dict[str, Any]]:
+    """All objects that `BoundedLines` keeps, oldest first."""
+    return [*read_jsonl(older(path)), *read_jsonl(path)]

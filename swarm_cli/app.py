@@ -29,6 +29,7 @@ COMMANDS = {
     "plot": "swarm_cli.observe.plot:plot",
     "eval": "swarm_cli.model.evaluate:evaluate",
     "rollouts": "swarm_cli.rollouts.command:rollouts",
+    "trace": "swarm_cli.trace.command:trace",
     "ban": "swarm_cli.ban_commands:ban",
     "unban": "swarm_cli.ban_commands:unban",
 }

@@ -1,9 +1,9 @@
 """Held-out evaluation: one answer for each task of a fixed set that never enters training, as the
 policy changes.
 
-Results go to `eval.jsonl` in the run's folder and, under the key `eval`, to the node's bucket, from
-where the verifier hands them to the swarm. Of several replicas, the one that wins the
-compare-and-set on `eval_turn` evaluates.
+Results go to `eval.jsonl` in the run's folder, a few of the answers to `samples.jsonl` beside it,
+and results, under the key `eval`, to the node's bucket, from where the verifier hands them to the
+swarm. Of several replicas, the one that wins the compare-and-set on `eval_turn` evaluates.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
+from services.generator.samples import samples_line
 from services.generator.tasks import PromptedTask
 from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
@@ -24,7 +25,8 @@ from shared.contracts.control import EvalReport, EvalTurn, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
-from shared.json_lines import open_lines, read_jsonl, write_whole
+from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
+from shared.run_records import SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, TransportError
@@ -73,6 +75,7 @@ class Evaluator:
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / "eval.jsonl"
+        self._samples = BoundedLines(context.config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
         self._unwritten: list[EvalReport] = []
         self._base_answers: _Answers | None = None
         self._resuming = True
@@ -174,6 +177,7 @@ class Evaluator:
             seconds=round(answered.seconds + time.monotonic() - started, 3),
         )
         self._write(report)
+        self._write_samples(answers, [reward for (reward,) in rewards], report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._figures.evaluated(report)
         self._context.log.info("evaluated", policy_version=report.policy_version, pass_rate=round(report.pass_rate, 4), n=report.n)
@@ -214,6 +218,15 @@ class Evaluator:
                 reason=str(error),
                 remedy=f"free space at {self._file.parent}; the line is kept and written with the next",
             )
+
+    def _write_samples(self, answers: Sequence[Sample], rewards: Sequence[float], report: EvalReport) -> None:
+        """Nothing depends on them: those that cannot be written are left out."""
+        version, time_s = report.policy_version, report.created_at
+        try:
+            self._samples.append(samples_line(self._tasks, answers, rewards, policy_version=version, time_s=time_s))
+        except OSError as error:
+            remedy = f"free space at {self._file.parent}; the scores are complete, the answers of this version are not on record"
+            self._context.log.error("write_failed", kind="samples", reason=str(error), remedy=remedy)
 
 
 def eval_line(report: EvalReport) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _SKIPPED = (
     *("truncated", "negative"),
     *(GROUP_BUDGET, SENDER_BUDGET),
 )
-_WRITES = ("metrics", "policy", "position", "checkpoint")
+_WRITES = ("metrics", "trained", "policy", "position", "checkpoint")
 _WINDOW_STEPS = 50
 
 

@@ -34,6 +34,7 @@ from services.trainer.selection.preference import Preferred, prefer
 from services.trainer.selection.tokens import Intake, take_in
 from services.trainer.settings import influence_rules, intake_rules, update_config
 from services.trainer.state import LearnerState
+from services.trainer.trained import trained_groups
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
@@ -103,6 +104,8 @@ class Learner:
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
         self._earlier_groups: Window = []
+        self.trained: list[dict[str, Any]] = []
+        """What became of each group of the last step's batch (`services.trainer.trained`)."""
 
     def step(self, batch: Batch) -> StepRecord:
         """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill
@@ -115,6 +118,8 @@ class Learner:
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake)
+        gradients = [update.gradient for update in updates]
+        self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
         self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
         return _record(preferred, intake, absurd, updates, rate, intake_s)
 

@@ -25,6 +25,7 @@ from services.trainer.objectives.config import configured_objective
 from services.trainer.records import MetricsLog, StepRecord
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
+from services.trainer.trained import trained_line
 from services.trainer.upkeep import Upkeep
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
@@ -32,8 +33,10 @@ from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.status_figures import StatusFigure
 from shared.device_turns import TurnError, device_turns
+from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
+from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped
 from shared.transport.base import NotConnected, TransportError
 
@@ -87,6 +90,7 @@ class _Training:
         self._upkeep = Upkeep(config, context, learner, gauges, self._checkpoints, worker)
         self._turns = device_turns(config, "trainer")
         self._metrics: MetricsLog
+        self._trained = BoundedLines(config.node.run_dir / TRAINED_FILE, TRAINED_MAX_BYTES)
 
     @classmethod
     async def start(
@@ -121,6 +125,7 @@ class _Training:
     def close(self) -> None:
         """Close files."""
         self._metrics.close()
+        self._trained.close()
 
     async def _resume(self) -> None:
         try:
@@ -255,6 +260,13 @@ class _Training:
             self._metrics.append(record)
         except OSError as error:
             self._upkeep.failed("metrics", "free space under node.var_dir; the line is kept and written later", error)
+        try:
+            groups = self._learner.trained
+            line = trained_line(record.step, record.time, updated=record.updated, updates=record.updates, groups=groups)
+            self._trained.append(line)
+        except OSError as error:
+            remedy = "free space under node.var_dir; training goes on, and what this step trained on is not on record"
+            self._upkeep.failed("trained", remedy, error)
         self._gauges.observe(record, self._context)
         if record.skipped:
             self._log.warning("groups_skipped", step=record.step, reasons=record.skipped)

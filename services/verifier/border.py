@@ -14,7 +14,7 @@ Only what a valid signature covers is blamed on anyone, and only on the key that
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -137,6 +137,7 @@ class Border:
             return Refused(opened[0], sender, opened[1])
         envelope, body_id = opened.envelope, opened.body_id
         made: Print | Problem | None = None
+        group: RolloutGroup | Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
         if problem is None:
             group = yield from _apart(lambda: _group(envelope.body, self._rules.max_completions))
@@ -153,10 +154,12 @@ class Border:
                     made = yield from _apart(lambda: self._print_or_problem(group))
                     problem = None if isinstance(made, Print) else made
         if problem is not None:
-            return self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
+            refused = self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
+            return replace(refused, group_id=body_id, group=group if isinstance(group, RolloutGroup) else None)
         assert sender is not None and isinstance(group, RolloutGroup) and isinstance(made, Print)
         candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), made, seq, stored_at_s)
-        return self._refuse_copy(candidate, now_s) or candidate
+        copy = self._refuse_copy(candidate, now_s)
+        return candidate if copy is None else replace(copy, group_id=body_id, group=candidate.group)
 
     def conclude(self, candidate: Candidate, result: JobResult, now_s: float) -> Refused | None:
         """The verdict once the sandbox has derived the task again and scored the answers. None:

@@ -22,6 +22,7 @@ from services.verifier.own_model import OwnModel
 from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages
+from services.verifier.refused_record import RefusedRecord
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.swarm_reader import BURST_S, SwarmReader
 from shared.cancelling import cancel_and_wait
@@ -68,6 +69,7 @@ class Intake:
         own: OwnModel,
         figures: Figures,
         log: Log,
+        record: RefusedRecord,
     ) -> None:
         self._config = config
         self._id = config.node.id
@@ -83,7 +85,7 @@ class Intake:
         )
         self._examiner = Examiner(border)
         self._store = ForeignStore(config, node, border, own, figures, log)
-        self._refused = RefusedMessages(figures, log, time.time())
+        self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
         self._chunks = ClaimedChunks()
         self._in_work: set[asyncio.Task[None]] = set()
         self._places = Places()
@@ -188,12 +190,12 @@ class Intake:
         result = await self._score(sender, message.size_bytes, examined)
         if result.reason == CROWDED_OUT:
             reason = self._beyond_budget(examined.sender)
-            self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined.group_id)
+            self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined)
             return
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
             self._figures.scoring.unscored("external", len(examined.group.completions), result)
-            self._refused.refuse(refused, message, examined.group_id)
+            self._refused.refuse(refused, message, examined)
             if refused.quarantined_s:
                 self._drop_left_out()
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from shared.contracts.messages import RolloutGroup
+
 
 class Refusal(Enum):
     """Why a foreign message was not taken in. The values are metric labels; there are no others."""
@@ -99,7 +101,8 @@ class Refused:
 
     `sender` is the subject's node, None where the subject names none: a claim, good for counting.
     `blamed` is the key that signed it, where the reason can be blamed on it; `quarantined_s` is how
-    long that key is left out from now on because of it.
+    long that key is left out from now on because of it. `group_id` is that of bytes under a valid
+    signature, else ""; `group` is what was decoded of them before the check that failed.
     """
 
     reason: Refusal
@@ -107,3 +110,5 @@ class Refused:
     detail: str
     blamed: str | None = None
     quarantined_s: float = 0.0
+    group_id: str = ""
+    group: RolloutGroup | None = None

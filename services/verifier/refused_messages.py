@@ -1,12 +1,18 @@
-"""Foreign messages that stay outside, counted and told: to the log in detail, to the operator what
-he can do something about.
+"""Foreign messages that stay outside: counted, kept on record, and told: to the log in detail, to
+the operator what he can do something about.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from services.verifier.border import Candidate
 from services.verifier.figures import Figures
 from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.refusals import Refusal, Refused
+from services.verifier.refused_memory import RefusedGroup, excerpt_of
+from services.verifier.refused_record import RefusedRecord
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.runtime.logs import Log
 from shared.transport.base import StoredMessage
@@ -18,10 +24,14 @@ TOLD_OF = 64
 class RefusedMessages:
     """One verifier replica's."""
 
-    def __init__(self, figures: Figures, log: Log, started_at: float) -> None:
-        """`started_at`: Unix time; what an earlier run left in the stream needs no remedy."""
+    def __init__(self, figures: Figures, log: Log, started_at: float, record: RefusedRecord, known: Callable[[str], bool]) -> None:
+        """`started_at`: Unix time; what an earlier run left in the stream needs no remedy. `known`:
+        whether a name belongs to a key.
+        """
         self._figures = figures
         self._log = log
+        self._record = record
+        self._known = known
         self._started_at = started_at
         self._other_tasks = OtherTasks()
         self._told_of: set[str | None] = set()
@@ -30,13 +40,31 @@ class RefusedMessages:
         """Something of this sender was taken in."""
         self._other_tasks.accepted(sender)
 
-    def refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
-        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log
-        names what the header claims.
+    def refuse(self, refused: Refused, message: StoredMessage, candidate: Candidate | None = None) -> None:
+        """Count a refusal. `candidate` where the checks before scoring were passed. Where the bytes
+        were not good enough to have an id the log names what the header claims.
         """
         self._figures.border.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]
-        named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed_rollout_id(message.headers)}
+        group_id = candidate.group_id if candidate is not None else refused.group_id
+        claimed = None if group_id else claimed_rollout_id(message.headers)
+        named = {"rollout_id": rollout_id_of(group_id)} if group_id else {"claimed_rollout_id": claimed}
+        group = candidate.group if candidate is not None else refused.group
+        sender = refused.sender or ""
+        self._record.note(
+            RefusedGroup(
+                time=time.time(),
+                reason=reason,
+                detail=detail,
+                sender=sender,
+                group_id=group_id,
+                claimed_id=claimed or "",
+                swarm_seq=message.seq,
+                stored_at=message.stored_at,
+                excerpt=None if group is None else excerpt_of(group),
+            ),
+            known=self._known(sender),
+        )
         self._log.debug(
             "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
         )

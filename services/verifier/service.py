@@ -12,6 +12,7 @@ from services.verifier.foreign_groups import Intake
 from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
+from services.verifier.refused_record import RefusedRecord
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
 from services.verifier.sender_watch import SenderWatch
@@ -90,7 +91,8 @@ class VerifierService:
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
-            intake = Intake(config, context.node, link, border, pool, own, figures, log)
+            refused = RefusedRecord(config.node.run_dir, config.node.replica, log)
+            intake = Intake(config, context.node, link, border, pool, own, figures, log, refused)
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()
@@ -109,7 +111,7 @@ class VerifierService:
             if config.nats.swarm_url is not None:
                 loops += [watch.run(), reports.run_evals(), reports.run_record()]
             if takes_in:
-                loops.append(intake.run())
+                loops += [intake.run(), refused.run()]
             await run_until_stopped(context.stopping, *loops)
         except SandboxError as error:
             raise FatalError(str(error)) from None

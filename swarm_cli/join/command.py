@@ -143,7 +143,9 @@ class Newcomer:
         return outcome.code
 
     def _configure(self, steps: int) -> None:
-        """Write the node's configuration, tell the processes to read it, and say where things are."""
+        """Write the node's configuration, tell the processes to read it, and say where things
+        are.
+        """
         config = self.config
         replace_file(self.folder.config_file, config_toml(config, ()))
         os.environ.update(

@@ -94,7 +94,7 @@ async def take_snapshot(
     try:
         swarm_plane = await _try_connect(config, swarm_url, timeout_s)
         try:
-            here = await _nodes_here(node_plane)
+            here = await nodes_here(node_plane)
             listed = await read_directory(swarm_plane, names or sorted(here)[:most]) if swarm_plane else Directory()
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most)
             # The directory also lists nodes whose own plane is elsewhere, or in an account that
@@ -136,7 +136,8 @@ async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) ->
         return None
 
 
-async def _nodes_here(node_plane: Transport) -> frozenset[str]:
+async def nodes_here(node_plane: Transport) -> frozenset[str]:
+    """Names of the nodes whose buckets are on this server."""
     return frozenset(node for bucket in await node_plane.kv.buckets() if (node := subjects.node_of_bucket(bucket)))
 
 

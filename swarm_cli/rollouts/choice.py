@@ -17,13 +17,14 @@ class Choice:
     """What is shown; None does not ask.
 
     origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of this
-    node's name. marks: completions with full marks (`right`) or with less (`wrong`), and the groups
-    that have any.
+    node's name. group: those whose id begins so. marks: completions with full marks (`right`) or
+    with less (`wrong`), and the groups that have any.
     """
 
     origin: Literal["local", "external"] | None = None
     sender: str | None = None
     dataset: str | None = None
+    group: str = ""
     marks: Literal["right", "wrong"] | None = None
 
     def groups(self, batch: Batch) -> Iterator[BatchedGroup]:
@@ -47,5 +48,6 @@ class Choice:
             self.origin in (None, scored.origin)
             and self.sender in (None, scored.group.node)
             and self.dataset in (None, scored.group.task.ref.dataset)
+            and scored.group_id.startswith(self.group)
             and bool(self.completions(item))
         )

@@ -1,4 +1,6 @@
-"""`swarm rollouts`: what a node's batches consist of, in words."""
+"""`swarm rollouts`: what a node's batches consist of, in words; what it refused, and how its
+held-out answers change.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,21 @@ from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.shown import as_object, show
+from swarm_cli.rollouts.fates import fate_of
+from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples, record_folder
+from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
+from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.rollouts.samples import by_question, sample_object, show_question
+from swarm_cli.rollouts.shown import View, as_object, show
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
+TRAINED_WITHIN_S = 5.0
+"""How long a batch that is followed waits for its step to be on record."""
+
+RunOption = Annotated[
+    str, typer.Option(help="Run in whose folder the node's records are looked for.  [default: its newest]", show_default=False)
+]
 
 
 def rollouts(
@@ -31,47 +44,112 @@ def rollouts(
     foreign: Annotated[bool, typer.Option("--foreign", help="Foreign groups alone.")] = False,
     sender: Annotated[str, typer.Option("--from", help="Groups of this node alone.")] = "",
     dataset: Annotated[str, typer.Option(help="Groups of this dataset alone.")] = "",
+    group: Annotated[str, typer.Option(help="Groups alone whose id begins so.")] = "",
     right: Annotated[bool, typer.Option("--right", help="Completions with full marks alone.")] = False,
     wrong: Annotated[bool, typer.Option("--wrong", help="Completions with less than full marks alone.")] = False,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="What the verifier refused last, and why, instead of batches.")
+    ] = False,
+    evaluated: Annotated[str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, by version.")] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Go on with the batches to come, until Ctrl-C.")] = False,
     characters: Annotated[int, typer.Option(min=1, help="Cut a text after so many characters; JSON has all of it.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each group.")] = False,
+    run: RunOption = "",
     node_url: Annotated[str, typer.Option(help="Server of the node's streams.  [default: nats.node_url]")] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Read the groups in a node's batches: question, completions, rewards, who sent each group and
-    why it is in the batch. A candidate is one of several of which the trainer keeps some. Oldest
-    first, from the batch log as far as it is kept."""
+    """Read the groups in a node's batches: question, completions, rewards and why, who sent each
+    group, why it is in the batch, and what the trainer made of it. A candidate is one of several of
+    which the trainer keeps some. Oldest first, from the batch log and the records in the run's
+    folder as far as they are kept."""
     node_config = of_node(load_chosen(config), node)
-    if follow and step is not None:
-        raise CommandError("--step names one batch and --follow asks for those to come: leave one out")
-    for both, names in ((local and foreign, "--local and --foreign"), (right and wrong, "--right and --wrong")):
-        if both:
-            raise CommandError(f"{names} leave nothing together: give one of them, or neither for all")
+    _refuse_contradictions(
+        {
+            "--step names one batch and --follow asks for those to come": follow and step is not None,
+            "--local and --foreign leave nothing together": local and foreign,
+            "--right and --wrong leave nothing together": right and wrong,
+            "--refused and --eval are other records than batches, one at a time": refused and bool(evaluated),
+            "--refused and --eval have no --step, --follow, --local, --foreign, --right or --wrong": (refused or bool(evaluated))
+            and (follow or step is not None or local or foreign or right or wrong),
+        }
+    )
     choice = Choice(
         origin="local" if local else "external" if foreign else None,
         sender=checked_node(sender) if sender else None,
         dataset=dataset or None,
+        group=group.lower(),
         marks="right" if right else "wrong" if wrong else None,
     )
+    if refused:
+        _refused(node_config, run, choice, limit, characters, as_json)
+    elif evaluated:
+        _evaluated(node_config, run, evaluated, limit, characters, as_json)
+    else:
+        asyncio.run(_batched(node_config, node_url, run, choice, step, limit, follow, characters, as_json))
+
+
+def _refuse_contradictions(found: dict[str, bool]) -> None:
+    for contradiction, holds in found.items():
+        if holds:
+            raise CommandError(f"{contradiction}: leave one out")
+
+
+async def _batched(
+    config: NodeConfig,
+    url: str,
+    run: str,
+    choice: Choice,
+    step: int | None,
+    limit: int,
+    follow: bool,
+    characters: int,
+    as_json: bool,
+) -> None:
+    """Show the groups of batches."""
+    records = TrainedRecords(record_folder(config, run))
+    view = View(terminal(), Judge(config), characters)
+    shown = 0
+    async for found in _groups(config, url, choice, step, limit, follow, records):
+        fate = fate_of(records, found.batch.number, found.item.scored.group_id)
+        if as_json:
+            typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
+        else:
+            show(found, fate, choice, view)
+        shown += 1
+    if not shown:
+        note(f"no group of {config.node.id} is such, in the batches that are kept (at most {BATCHES_READ} were looked at)")
+
+
+def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool) -> None:
+    """Show the last refusals."""
+    folder = record_folder(config, run)
+    every = read_refusals(folder)
+    found = asked_for(every, sender=choice.sender, dataset=choice.dataset, group=choice.group, limit=limit)
     console = terminal()
+    for refusal in found:
+        if as_json:
+            typer.echo(visible_json(refusal_object(refusal)))
+        else:
+            show_refusal(refusal, console, characters)
+    if not found:
+        where = folder or f"{config.node.var_dir}/runs (no record of {config.node.id} there; --run names a run)"
+        note(f"no such refusal is on record in {where}: the last ones of each sender are kept ({len(every)} in all)")
 
-    async def run() -> int:
-        shown = 0
-        async for found in _groups(node_config, node_url, choice, step, limit, follow):
-            if as_json:
-                typer.echo(visible_json(as_object(found, choice)))
-            else:
-                show(found, choice, console, characters)
-            shown += 1
-        return shown
 
-    if not asyncio.run(run()):
-        note(f"no group of {node_config.node.id} is such, in the batches that are kept (at most {BATCHES_READ} were looked at)")
+def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool) -> None:
+    """Show held-out answers, question by question."""
+    console, folder = terminal(), record_folder(config, run)
+    where = str(folder or config.node.var_dir / "runs")
+    for answers in by_question(read_samples(folder), task, where).values():
+        if as_json:
+            for version, sample in answers:
+                typer.echo(visible_json(sample_object(version, sample)))
+        else:
+            show_question(answers, limit, console, characters)
 
 
 async def _groups(
-    config: NodeConfig, url: str, choice: Choice, step: int | None, limit: int, follow: bool
+    config: NodeConfig, url: str, choice: Choice, step: int | None, limit: int, follow: bool, records: TrainedRecords
 ) -> AsyncIterator[BatchedGroup]:
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
     try:
@@ -86,11 +164,20 @@ async def _groups(
         while follow:
             async for seq, batch in reader.after(place):
                 place = seq
+                await _until_trained(records, batch.number)
                 for found in choice.groups(batch):
                     yield found
             await asyncio.sleep(FOLLOW_INTERVAL_S)
     finally:
         await plane.close()
+
+
+async def _until_trained(records: TrainedRecords, step: int) -> None:
+    """Give the trainer of a batch that has just come a moment to say what it made of it."""
+    waited = 0.0
+    while records.folder is not None and waited < TRAINED_WITHIN_S and records.of_step(step) is None:
+        await asyncio.sleep(FOLLOW_INTERVAL_S / 4)
+        waited += FOLLOW_INTERVAL_S / 4
 
 
 async def _newest(reader: BatchReader, last_seq: int, choice: Choice, limit: int) -> list[BatchedGroup]:

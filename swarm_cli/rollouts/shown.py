@@ -3,45 +3,102 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.contracts.messages import BatchItem
+from shared.contracts.messages import Batch, BatchItem, Completion
 from shared.text import visible, visible_lines
 from swarm_cli.console import indented
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
+from swarm_cli.rollouts.fates import Fate
+from swarm_cli.rollouts.rewards import Judge
+
+COLUMN_CHARACTERS = 24
+"""Narrowest column in which a long answer is read with pleasure, its borders included."""
+MOST_LINES = 30
+"""Longer answers stand below each other."""
+_LABELS, _BORDERS = 14, 3
 
 
-def show(found: BatchedGroup, choice: Choice, console: Console, characters: int) -> None:
-    """Question, reference answer, and the completions below each other with what each earned. Texts
-    are cut after so many characters.
+@dataclass(frozen=True, slots=True)
+class View:
+    """What groups are shown with: where to, who says why an answer has its reward, and after how
+    many characters a text is cut.
     """
-    item = found.item
+
+    console: Console
+    judge: Judge
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One completion with all that is said of it; names and values are plain text."""
+
+    place: int
+    facts: tuple[tuple[str, str], ...]
+    text: str
+
+
+def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
+    """Question, reference answer, what the trainer made of the group, and its completions, side by
+    side where they can be read so, with what each earned and why.
+    """
+    console, item = view.console, found.item
     task = item.scored.group.task
     console.print(Text(visible(_heading(found)), style="bold"))
-    console.print(Text("question:  " + indented(_text(task.question, characters))))
+    console.print(Text(visible(f"trainer:   {fate.sentence()}")))
+    console.print(Text("question:  " + indented(cut_text(task.question, view.characters))))
     if task.answer is not None:
-        console.print(Text("reference: " + indented(_text(task.answer, characters))))
-    table = Table("#", "reward", "tokens", "ended by", "completion", show_lines=True)
-    for place, completion, reward in choice.completions(item):
-        table.add_row(
-            str(place),
-            f"{reward:.3g}",
-            str(completion.token_count),
-            completion.finish_reason,
-            Text(_text(completion.text, characters)),
-        )
-    console.print(table)
+        console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
+    answers = [_answer(found, fate, view, *each) for each in choice.completions(item)]
+    console.print(Text("judged by: " + visible(view.judge.rules(item.scored))))
+    if not answers:
+        cause = item.scored.failure or "no reward is there"
+        console.print(Text(visible(f"not scored: {cause}")))
+        return
+    columns = columns_that_fit(console.width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
+    for first in range(0, len(answers), max(columns, 1)) if columns > 1 else ():
+        console.print(_side_by_side(answers[first : first + columns]))
+    if columns <= 1:
+        console.print(_below_each_other(answers))
 
 
-def as_object(found: BatchedGroup, choice: Choice) -> dict[str, Any]:
+def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:
+    """How many answers, each given by the texts of its cells, stand side by side on a screen of
+    `width` characters; 1: below each other. Pure.
+    """
+    widest = max(len(line) for cells in answers for cell in cells for line in cell.split("\n"))
+    columns = min(len(answers), (width - _LABELS) // min(COLUMN_CHARACTERS, widest + _BORDERS))
+    if columns < 2:
+        return 1
+    inside = (width - _LABELS) // columns - _BORDERS
+    lines = max(sum(1 + len(line) // inside for line in cell.split("\n")) for cells in answers for cell in cells)
+    return columns if lines <= MOST_LINES else 1
+
+
+def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> dict[str, Any]:
     """The group as JSON, texts in full."""
     batch, item, scored = found.batch, found.item, found.item.scored
-    group = scored.group
+    group, step, trained = scored.group, fate.step, fate.group
+    training = None
+    if step is not None and trained is not None:
+        training = {
+            "step": step.step,
+            "time": step.time,
+            "updated": step.updated,
+            "updates": step.updates,
+            "fate": trained.fate,
+            "factor": trained.factor,
+            "bounded": trained.bounded,
+        }
     return {
         "step": batch.number,
         "group_id": scored.group_id,
@@ -61,17 +118,71 @@ def as_object(found: BatchedGroup, choice: Choice) -> dict[str, Any]:
         "draw_weight": item.weight,
         "replayed": item.replayed,
         "candidate": batch.preference is not None and scored.origin != "local",
+        "why": why(batch, item),
+        "training": training,
+        "failure": scored.failure,
         "completions": [
             {
                 "place": place,
                 "reward": reward,
+                "judged": asdict(judge.of(scored, completion.text, reward)),
                 "tokens": completion.token_count,
                 "finish_reason": completion.finish_reason,
+                "training": msgspec.to_builtins(used) if trained is not None and (used := trained.answer(place)) else None,
                 "text": completion.text,
             }
             for place, completion, reward in choice.completions(item)
         ],
     }
+
+
+def cut_text(text: str, characters: int) -> str:
+    """Lines of foreign text, safe to look at, and no more than so many characters of them."""
+    cut = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
+    return visible_lines(cut)
+
+
+def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion: Completion, reward: float) -> _Answer:
+    judged = view.judge.of(found.item.scored, completion.text, reward)
+    facts = [("reward", f"{reward:.3g} ({judged.marks})")]
+    facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
+    facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
+    return _Answer(place, (*facts, *_training(fate, place)), cut_text(completion.text, view.characters))
+
+
+def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
+    """What the step used of one answer: nothing where nothing is on record."""
+    used = fate.group.answer(place) if fate.group is not None else None
+    if used is None:
+        return []
+    advantage = "?" if used.advantage is None else f"{used.advantage:+.3g}"
+    if used.left_out is not None:
+        return [("advantage", f"{advantage}, left out: {used.left_out}")]
+    facts = [("advantage", advantage)]
+    if used.kept is not None:
+        weight = "by the objective" if used.weight is None else f"{used.weight:.3g}"
+        cut = [f"{used.truncated} cut"] if used.truncated else []
+        cut += [f"{used.tokens - used.kept} dropped"] if used.tokens is not None and used.tokens > used.kept else []
+        cut += [f"{used.clipped:g} clipped"] if used.clipped else []
+        facts.append(("weight", f"{weight} ({', '.join(cut)} of {used.tokens} tokens)" if cut else weight))
+    return facts
+
+
+def _side_by_side(answers: Sequence[_Answer]) -> Table:
+    table = Table("", *(f"#{answer.place}" for answer in answers))
+    most = max(answers, key=lambda answer: len(answer.facts))
+    for row, (name, _) in enumerate(most.facts):
+        table.add_row(name, *(Text(answer.facts[row][1] if row < len(answer.facts) else "") for answer in answers))
+    table.add_section()
+    table.add_row("completion", *(Text(answer.text) for answer in answers))
+    return table
+
+
+def _below_each_other(answers: Sequence[_Answer]) -> Table:
+    table = Table("#", "what it earned", "completion", show_lines=True)
+    for answer in answers:
+        table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
+    return table
 
 
 def _heading(found: BatchedGroup) -> str:
@@ -80,13 +191,12 @@ def _heading(found: BatchedGroup) -> str:
     whose = "local" if scored.origin == "local" else f"foreign, from {scored.group.node}"
     return (
         f"step {batch.number} · {whose} · {ref.dataset} seed {ref.seed} index {ref.index} · "
-        f"policy version {scored.group.policy_version} · {_lag(item)} · {_why(found)} · group {scored.group_id[:12]}"
+        f"policy version {scored.group.policy_version} · {_lag(item)} · {why(batch, item)} · group {scored.group_id[:16]}"
     )
 
 
-def _why(found: BatchedGroup) -> str:
+def why(batch: Batch, item: BatchItem) -> str:
     """Why this group is in the batch, as far as the batch says."""
-    batch, item = found.batch, found.item
     if item.replayed:
         return "replayed"
     if item.scored.origin == "local":
@@ -94,6 +204,7 @@ def _why(found: BatchedGroup) -> str:
     drawn = f"drawn by {batch.strategy}"
     if item.weight is not None:
         drawn += f" with {item.weight:.2f} of the mean weight"
+    drawn += f" from {batch.pool_external} in the pool"
     if batch.preference is not None:
         drawn += ", a candidate: the trainer keeps some by its policy"
     return drawn
@@ -103,8 +214,3 @@ def _lag(item: BatchItem) -> str:
     if item.staleness is None:
         return f"{item.age_s:.0f} s old"
     return f"staleness {item.staleness}"
-
-
-def _text(text: str, characters: int) -> str:
-    cut = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
-    return visible_lines(cut)

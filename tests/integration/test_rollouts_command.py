@@ -95,8 +95,8 @@ def command(server: NatsServer, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "swarm_cli", "rollouts", "alpha", "--node-url", server.url, *arguments]
 
 
-def swarm(server: NatsServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120"}
+def swarm(server: NatsServer, *arguments: str, columns: int = 200, var_dir: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "SWARM_NODE__VAR_DIR": str(var_dir or "nowhere")}
     return subprocess.run(
         command(server, *arguments), capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, env=environment, check=False
     )
@@ -122,6 +122,9 @@ async def test_a_person_reads_question_completions_rewards_and_where_a_group_com
         assert words in shown.stdout
     assert "step 1" not in shown.stdout
     assert not set("\x1b\x07\u202e") & set(shown.stdout), "others' words must not act on a terminal"
+    assert "not on record here" in shown.stdout
+    narrow = swarm(server, "--limit", "1", columns=60).stdout
+    assert "what it earned" in narrow and "what it earned" not in shown.stdout, "side by side where there is room"
 
 
 async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:

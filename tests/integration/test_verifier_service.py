@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ from shared.contracts.messages import (
 from shared.contracts.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
+from shared.json_lines import read_jsonl
+from shared.run_records import refused_file
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
@@ -315,6 +318,12 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         metrics = generate_latest(alpha.registry).decode()
         assert 'swarm_ingest_rejected_total{reason="quarantined"} 0.0' in metrics
         assert 'swarm_ingest_rejected_by_sender_total{sender="gamma"} 2.0' in metrics
+    kept = read_jsonl(refused_file(config.node.run_dir, "0"))
+    assert Counter(line["reason"] for line in kept) == Counter(reason.value for reason, _, _ in sent if reason)
+    unread = {Refusal.MALFORMED.value, Refusal.SIGNATURE.value, Refusal.TOO_LARGE.value}
+    assert {line["reason"] for line in kept if "group" not in line} == unread, "no text of what was not decoded"
+    (too_old,) = (line for line in kept if line["reason"] == Refusal.TOO_OLD.value)
+    assert too_old["id"] == content_id(decode(sent[8][2], SignedRollouts).body) and too_old["group"]["draw"] == 5
 
 
 def _foreign_dataset() -> Task:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from services.trainer.gradient.answer_sums import AnswerUse, Place
 from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
@@ -31,13 +32,14 @@ class BoundedGradient:
 
     local_norm, foreign_norm: norms of the two parts, as they were found; None for a part without
     groups, and of the foreign part where it is not bounded. scales: by number, the foreign groups
-    whose loss was scaled down, and by how much.
+    whose loss was scaled down, and by how much. uses: what the gradient used of each completion.
     """
 
     stats: UpdateStats
     local_norm: float | None
     foreign_norm: float | None
     scales: dict[int, float] = field(default_factory=dict)
+    uses: dict[Place, AnswerUse] = field(default_factory=dict)
 
 
 def bounded_gradients(
@@ -59,10 +61,9 @@ def bounded_gradients(
     part = step.add(local)
     local_norm = step.norm() if local else None
     if not foreign:
-        return BoundedGradient(stats=part.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=None)
+        return step.bounded(part, local_norm)
     if not rules.is_on:
-        whole = part + step.add(foreign)
-        return BoundedGradient(stats=whole.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=None)
+        return step.bounded(part + step.add(foreign), local_norm)
     before = step.copied() if local else None
     whole = part + step.add(foreign)
     foreign_norm = step.norm(before)
@@ -78,9 +79,7 @@ def bounded_gradients(
         scales = {number: scale for number, scale in found if scale < 1.0}
         step.put(before)
         whole = part + step.add(foreign, scales)
-    return BoundedGradient(
-        stats=whole.stats(groups, config, parallel), local_norm=local_norm, foreign_norm=foreign_norm, scales=scales
-    )
+    return step.bounded(whole, local_norm, foreign_norm, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +109,18 @@ class _Step:
             reference=self.reference,
             parallel=self.parallel,
         )
+
+    def bounded(
+        self,
+        whole: GradientPart,
+        local_norm: float | None,
+        foreign_norm: float | None = None,
+        scales: dict[int, float] | None = None,
+    ) -> BoundedGradient:
+        """The result, given all that was added and stayed."""
+        stats = whole.stats(self.groups, self.config, self.parallel)
+        uses = whole.uses(self.groups, self.config, self.parallel)
+        return BoundedGradient(stats=stats, local_norm=local_norm, foreign_norm=foreign_norm, scales=scales or {}, uses=uses)
 
     def copied(self) -> list[Tensor | None]:
         return [None if each.grad is None else each.grad.detach().clone() for each in self._parameters()]

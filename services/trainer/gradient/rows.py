@@ -38,8 +38,9 @@ class TokenGroup:
     weight: factor on the loss of the whole group. share: part of its tokens that counts, in the
     loss and in what the loss is divided by (`services.trainer.gradient.influence`). text_logprobs:
     per completion, what its author's policy gave a text encoded again here; None: not known. Empty:
-    none is. replayed: a local group that an earlier step trained on (`sampler.replay`). Raises
-    ValueError when lengths disagree.
+    none is. replayed: a local group that an earlier step trained on (`sampler.replay`). places:
+    which of the scored group's answers the completions are; empty: not known. Raises ValueError
+    when lengths disagree.
     """
 
     prompt_ids: Sequence[int]
@@ -51,6 +52,7 @@ class TokenGroup:
     share: float = 1.0
     text_logprobs: Sequence[TextLogprob | None] = ()
     replayed: bool = False
+    places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Refuse a group whose parts do not fit each other."""
@@ -82,6 +84,7 @@ class TokenGroup:
             behaviour_logprobs=[self.behaviour_logprobs[number] for number in numbers],
             advantages=[self.advantages[number] for number in numbers],
             text_logprobs=[self.text_logprobs[number] for number in numbers] if self.text_logprobs else (),
+            places=[self.places[number] for number in numbers] if self.places else (),
         )
 
     def text_logprob(self, completion: int) -> TextLogprob | None:

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from services.trainer.gradient.answer_sums import AnswerSums, AnswerUse, Place, answer_uses
 from services.trainer.gradient.behaviour import behaviour_or, foreign_rows, kept_tokens, log_expectations, masked_by_objective
 from services.trainer.gradient.forward import CompletionLogprobs, SeparateHead, completion_logprobs
 from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
@@ -133,19 +135,28 @@ def batch_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class GradientPart:
-    """What was added to the gradient by a part of a step: sums over its tokens, and what this
-    process computed for it.
+    """What was added to the gradient by a part of a step: sums over its tokens and over each
+    completion's, and what this process computed for it.
     """
 
     sums: LossSums
     micro_batches: int = 0
     padded_tokens: int = 0
+    answers: tuple[AnswerSums, ...] = ()
 
     def __add__(self, other: GradientPart) -> GradientPart:
         """Of two parts that follow each other."""
         return GradientPart(
-            self.sums + other.sums, self.micro_batches + other.micro_batches, self.padded_tokens + other.padded_tokens
+            self.sums + other.sums,
+            self.micro_batches + other.micro_batches,
+            self.padded_tokens + other.padded_tokens,
+            self.answers + other.answers,
         )
+
+    def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[Place, AnswerUse]:
+        """What the step's gradient used of every completion, by all processes together."""
+        lengths = {number: len(group.completions) for number, group in enumerate(groups) if config.takes_part(group)}
+        return answer_uses(self.answers, lengths, parallel)
 
     def stats(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> UpdateStats:
         """The statistics of a step over `groups`, of all processes together."""
@@ -216,10 +227,10 @@ def accumulate_part(
     """
     part = GradientPart(LossSums.zero(next(model.parameters()).device))
     for rows, counted in _micro_batches(model, groups, numbers, config, parallel):
-        loss, sums = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
-        (loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
-        added = sums if counted else LossSums.zero(rows.mask.device)
-        part = part + GradientPart(added, 1, rows.input_ids.numel())
+        found = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
+        (found.loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
+        added = found.sums if counted else LossSums.zero(rows.mask.device)
+        part = part + GradientPart(added, 1, rows.input_ids.numel(), (found.answers,) if counted else ())
     return part
 
 
@@ -231,10 +242,20 @@ def _micro_batch_loss(
     normaliser: Normaliser,
     proximal: BatchLogprobs | None,
     reference: BatchLogprobs | None,
-) -> tuple[Tensor, LossSums]:
+) -> ScoredLoss:
     with _autocast(rows, config):
         scored = _completion_logprobs(model, rows, config)
     return scored_loss(groups, rows, scored, config, normaliser, proximal, reference)
+
+
+class ScoredLoss(NamedTuple):
+    """The loss of some completions, with gradient; sums over all their tokens, and over each
+    one's.
+    """
+
+    loss: Tensor
+    sums: LossSums
+    answers: AnswerSums
 
 
 def scored_loss(
@@ -245,7 +266,7 @@ def scored_loss(
     normaliser: Normaliser,
     proximal: BatchLogprobs | None,
     reference: BatchLogprobs | None,
-) -> tuple[Tensor, LossSums]:
+) -> ScoredLoss:
     """Loss and sums of completions whose logprobs are known: everything of a step but the model's
     forward pass.
 
@@ -286,7 +307,9 @@ def scored_loss(
     group_weights = torch.tensor(factors, dtype=torch.float64, device=device)
     weights = token_weights(config.objective, correction.keep, normaliser) * group_weights.unsqueeze(1)
     loss = (weights * per_token.loss).sum()
-    return loss, _sums(loss, per_token, correction, scored.entropy, rows.mask)
+    weighted = not objective.uses_behaviour
+    answers = AnswerSums.of(rows.sequences, rows.mask, correction, per_token, weighted=weighted)
+    return ScoredLoss(loss, _sums(loss, per_token, correction, scored.entropy, rows.mask), answers)
 
 
 def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:

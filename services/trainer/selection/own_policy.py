@@ -110,12 +110,20 @@ def without_absurd(
     dropped: Counter[str] = Counter()
     least = least_logprob(local_means(intake.groups), rules)
     groups: list[TokenGroup | None] = list(intake.groups)
+    skipped_of, dropped_of = dict(intake.skipped_of), dict(intake.dropped_of)
     for index, of_group in zip(looked_at, logprobs, strict=True):
         # A mean that is no number is no reason to train on what it stands for.
         kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
         if len(kept) < len(of_group):
-            dropped[intake.authors[index][0]] += len(of_group) - len(kept)
+            node, group_id = intake.authors[index]
+            dropped[node] += len(of_group) - len(kept)
+            places = zip(intake.groups[index].places, intake.groups[index].advantages, strict=False)
+            without = {place: ("absurd", advantage) for number, (place, advantage) in enumerate(places) if number not in kept}
             groups[index] = intake.groups[index].only(kept) if kept else None
+            if kept:
+                dropped_of[group_id] = dropped_of.get(group_id, {}) | without
+            else:
+                skipped_of[group_id] = "absurd"
     left = [(group, author) for group, author in zip(groups, intake.authors, strict=True) if group is not None]
     gone = len(groups) - len(left)
     return (
@@ -125,6 +133,8 @@ def without_absurd(
             authors=[author for _, author in left],
             external=intake.external - gone,
             skipped=intake.skipped + Counter({"absurd": gone}),
+            skipped_of=skipped_of,
+            dropped_of=dropped_of,
         ),
         dropped,
     )

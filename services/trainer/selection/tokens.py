@@ -27,6 +27,9 @@ from services.trainer.selection.group_tokens import (
 )
 from shared.contracts.messages import Batch, ScoredGroup
 
+Dropped = tuple[str, float]
+"""Why an answer is not trained on, and the advantage that it would have had."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeRules(TokenRules):
@@ -66,7 +69,8 @@ class Intake:
     over_budget_of: foreign groups left out for their cost, by node. capability_of: what the
     advantages of foreign groups were multiplied by, by node, where that is not
     1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken
-       in.
+       in. skipped_of: why each group that was left out was, by its id. dropped_of: the same of
+       single answers of groups taken in, by group id and place, with their advantage.
     """
 
     groups: list[TokenGroup]
@@ -83,6 +87,8 @@ class Intake:
     capability_of: dict[str, float] = field(default_factory=dict)
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
+    skipped_of: dict[str, str] = field(default_factory=dict)
+    dropped_of: dict[str, dict[int, Dropped]] = field(default_factory=dict)
 
     @property
     def foreign_answers_of(self) -> Counter[str]:
@@ -124,23 +130,34 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
     factors = capability_factors(earlier or [], rules.capability)
     readable: list[_Taken] = []
     skipped: Counter[str] = Counter()
+    skipped_of: dict[str, str] = {}
+
+    def skip(scored: ScoredGroup, reason: str) -> None:
+        skipped[reason] += 1
+        skipped_of[scored.group_id] = reason
+
     for item in batch.items:
         try:
             readable.append(_Taken(item.scored, _tokens_of(item.scored, rules), item.replayed))
         except SkippedGroup as bad:
-            skipped[bad.reason] += 1
+            skip(item.scored, bad.reason)
     dropped = over_budget([each.cost for each in readable], rules.usual_tokens, rules.foreign_cost_factor)
-    skipped.update(dropped.values())
+    for index, reason in dropped.items():
+        skip(readable[index].scored, reason)
     taken, advantages, groups = [], [], []
+    dropped_of: dict[str, dict[int, Dropped]] = {}
     affordable = [each for index, each in enumerate(readable) if index not in dropped]
     for each, of_group in zip(affordable, _advantages(affordable, rules, factors), strict=True):
+        without: dict[int, str] = {}
         try:
-            groups.append(_token_group(each, of_group, rules))
+            groups.append(_token_group(each, of_group, rules, without))
         except SkippedGroup as empty:
-            skipped[empty.reason] += 1
+            skip(each.scored, empty.reason)
             continue
         taken.append(each)
         advantages.append(of_group)
+        if without:
+            dropped_of[each.scored.group_id] = {place: (reason, of_group[place]) for place, reason in without.items()}
     kept = [len(group.completions) / len(of_group) for group, of_group in zip(groups, advantages, strict=True)]
     shares = token_shares(groups, rules.foreign_share_factor, kept)
     return Intake(
@@ -162,6 +179,8 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
             for each in taken
             if not each.is_local and share_of(each.scored) in factors
         },
+        skipped_of=skipped_of,
+        dropped_of=dropped_of,
     )
 
 
@@ -188,18 +207,20 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[st
     return advantages
 
 
-def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) -> TokenGroup:
-    """The completions that are trained on. Raises SkippedGroup where none is left."""
+def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules, without: dict[int, str]) -> TokenGroup:
+    """The completions that are trained on; why each of the others is not goes to `without`. Raises
+    SkippedGroup where none is left.
+    """
     tokens, completions = each.tokens, each.scored.group.completions
     # A local answer without tokens still counts in its group's baseline, but there is nothing of it
     # to make likelier.
-    kept = answers_present(tokens.completions)
+    kept = _kept(range(len(completions)), answers_present(tokens.completions), "no_tokens", without)
     if rules.drop_truncated:
-        kept = [index for index in kept if completions[index].finish_reason != "length"]
+        kept = _kept(kept, [index for index in kept if completions[index].finish_reason != "length"], "truncated", without)
         if not kept:
             raise SkippedGroup("truncated")
     if rules.drop_local_negatives if each.is_local else rules.drop_foreign_negatives:
-        kept = [index for index in kept if advantages[index] >= 0.0]
+        kept = _kept(kept, [index for index in kept if advantages[index] >= 0.0], "negative", without)
         if not kept:
             raise SkippedGroup("negative")
     return TokenGroup(
@@ -211,7 +232,14 @@ def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules) 
         replayed=each.replayed,
         weight=1.0 if each.is_local else rules.external_weight,
         text_logprobs=[tokens.text_logprobs[index] for index in kept] if tokens.text_logprobs else (),
+        places=kept,
     )
+
+
+def _kept(before: Sequence[int], kept: list[int], reason: str, without: dict[int, str]) -> list[int]:
+    """`kept`, with those of `before` that are not among them noted under `reason`."""
+    without.update(dict.fromkeys(set(before) - set(kept), reason))
+    return kept
 
 
 def _tokens_of(scored: ScoredGroup, rules: IntakeRules) -> GroupTokens:

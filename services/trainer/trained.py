@@ -1,0 +1,121 @@
+"""What each step trained on, for people: `trained.jsonl`, one line a step.
+
+The batch log says what the trainer was given. This says what it made of it: which candidates were
+kept, which groups and answers were left out and why, each answer's advantage, and the weights that
+its tokens had in the gradient. `swarm rollouts` and `swarm trace` read it. The file is bounded
+(`shared.json_lines.BoundedLines`); a step that is trained again after a restart is there twice, and
+the later line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.trainer.gradient.answer_sums import AnswerUse
+from services.trainer.gradient.bounded_step import BoundedGradient
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import UpdateConfig
+from services.trainer.selection.tokens import Intake
+from shared.contracts.messages import Batch
+
+TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
+"""What became of a group; else the reason for which it was skipped."""
+
+MAX_LINE_BYTES = 2**20
+"""Of a larger step the first groups are written, and how many are not."""
+
+
+def trained_groups(
+    batch: Batch, kept: Batch, intake: Intake, updates: Sequence[BoundedGradient], config: UpdateConfig
+) -> list[dict[str, Any]]:
+    """What became of each group of `batch`. kept: the batch without the candidates that were not
+    preferred. intake: what the updates were computed over.
+
+    Of a group: `id`, `origin`, `sender`, `fate`; where it took part `factor`, on the loss of each
+    of its tokens (its origin's weight, its share where it is far longer than others, and `bounded`,
+    what its gradient was scaled down by), and its `answers`. Of an answer: `place` in the group,
+    `advantage`, and where it took part `tokens`, `kept` (those that have a loss), `weight` (their
+    mean importance weight; null where the objective takes none), `clipped`, `truncated` and
+    `ratio`; or `left_out`, why it did not. Clipped tokens and ratio are means over the step's
+    updates; the rest is the same in all of them.
+    """
+    preferred = {item.scored.group_id for item in kept.items}
+    number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors)}
+    found = []
+    for item in batch.items:
+        scored = item.scored
+        line: dict[str, Any] = {
+            "id": scored.group_id,
+            "origin": "local" if scored.origin == "local" else "foreign",
+            "sender": scored.group.node,
+        }
+        number = number_of.get(scored.group_id)
+        if scored.group_id not in preferred:
+            line["fate"] = NOT_PREFERRED
+        elif number is None:
+            line["fate"] = intake.skipped_of.get(scored.group_id, "skipped")
+        else:
+            line |= _taken_in(number, intake.groups[number], updates, config)
+            line["answers"] += [
+                {"place": place, "advantage": _short(advantage), "left_out": reason}
+                for place, (reason, advantage) in intake.dropped_of.get(scored.group_id, {}).items()
+            ]
+            line["answers"].sort(key=lambda answer: answer["place"])
+        found.append(line)
+    return found
+
+
+def trained_line(step: int, time_s: float, *, updated: bool, updates: int, groups: Sequence[Mapping[str, Any]]) -> str:
+    """One line of the file. updated, updates: whether the weights moved, and how often."""
+    head = {"step": step, "time": round(time_s, 3), "updated": updated, "updates": updates}
+    written: list[str] = []
+    size = 0
+    for group in groups:
+        text = json.dumps(group, separators=(",", ":"))
+        size += len(text) + 1
+        if size > MAX_LINE_BYTES:
+            break
+        written.append(text)
+    tail = f',"groups_not_written":{len(groups) - len(written)}' if len(written) < len(groups) else ""
+    return json.dumps(head, separators=(",", ":"))[:-1] + tail + ',"groups":[' + ",".join(written) + "]}"
+
+
+def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient], config: UpdateConfig) -> dict[str, Any]:
+    """Of the group at `number` of the step."""
+    scale = updates[0].scales.get(number, 1.0)
+    by_length = config.objective.aggregated_by != "sequence_mean"
+    took_part = config.takes_part(group)
+    line: dict[str, Any] = {
+        "fate": TRAINED if took_part else NO_ADVANTAGE,
+        "factor": _short(group.weight * (group.share if by_length else 1.0) * scale),
+        "answers": [],
+    }
+    if scale != 1.0:
+        line["bounded"] = _short(scale)
+    for completion, (place, advantage) in enumerate(zip(group.places, group.advantages, strict=True)):
+        answer: dict[str, Any] = {"place": place, "advantage": _short(advantage)}
+        uses = [use for update in updates if (use := update.uses.get((number, completion))) is not None]
+        if uses:
+            answer |= _used(uses, len(group.completions[completion]))
+        line["answers"].append(answer)
+    return line
+
+
+def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
+    first = uses[0]
+    return {
+        "tokens": tokens,
+        "kept": first.kept,
+        "weight": None if first.weight is None else _short(first.weight),
+        "clipped": _short(math.fsum(use.clipped for use in uses) / len(uses)),
+        "truncated": first.truncated,
+        "ratio": _short(math.fsum(use.ratio for use in uses) / len(uses)),
+    }
+
+
+def _short(value: float) -> float | None:
+    """With six digits; JSON has no NaN and no infinity."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,101 @@
+"""Writes the last refusals to `refused-<replica>.jsonl` in the node's run folder, for `swarm
+rollouts --refused` and `swarm trace`.
+
+The file is a picture of a bounded memory, made anew in a thread at most every `WRITE_PERIOD_S`:
+however many messages are refused, it neither grows nor slows the border. What cannot be written is
+said once and tried again; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from services.verifier.refused_memory import RefusedGroup, RefusedMemory
+from shared.json_lines import read_jsonl
+from shared.run_records import refused_file, refused_files
+from shared.runtime.logs import Log
+
+WRITE_PERIOD_S = 5.0
+FILES_KEPT = 8
+"""Of replicas that came and went."""
+
+
+class RefusedRecord:
+    """One verifier replica's."""
+
+    def __init__(self, run_dir: Path, replica: str, log: Log) -> None:
+        """Goes on with what this replica wrote before a restart."""
+        self._run_dir, self._file, self._log = run_dir, refused_file(run_dir, replica), log
+        self._memory = RefusedMemory()
+        self._changed = self._failing = False
+        try:
+            for line in read_jsonl(self._file):
+                self._take_back(line)
+            for path in refused_files(run_dir)[FILES_KEPT:]:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self._tell(error)
+
+    def note(self, refused: RefusedGroup, *, known: bool) -> None:
+        """Remember a refusal; written with the next picture."""
+        self._memory.note(refused, known=known)
+        self._changed = True
+
+    async def run(self) -> None:
+        """Write what is new, for ever, and once more at the end."""
+        try:
+            while True:
+                await asyncio.sleep(WRITE_PERIOD_S)
+                await self.write()
+        finally:
+            if self._changed:
+                self._write(self._memory.all())
+
+    async def write(self) -> None:
+        """Write now, if anything is new."""
+        if self._changed:
+            self._changed = False
+            await asyncio.to_thread(self._write, self._memory.all())
+
+    def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
+        beside = self._file.with_suffix(".draft")
+        try:
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
+            beside.write_text("".join(f"{line}\n" for line in lines))
+            os.replace(beside, self._file)
+        except OSError as error:
+            self._tell(error)
+        else:
+            self._failing = False
+
+    def _tell(self, error: OSError) -> None:
+        if not self._failing:
+            remedy = f"free space at {self._run_dir}; groups are checked as ever, tried again with the next"
+            self._log.warning("refusals_not_written", reason=str(error), remedy=remedy)
+        self._failing = True
+
+    def _take_back(self, line: dict[str, Any]) -> None:
+        """A line of an earlier life; one that says something else is left out."""
+        texts = [line.get(name) for name in ("reason", "detail", "sender", "id", "claimed_id")]
+        numbers = [line.get(name) for name in ("time", "stored_at", "swarm_seq")]
+        excerpt = line.get("group")
+        if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
+            return
+        reason, detail, sender, group_id, claimed_id = map(str, texts)
+        refused = RefusedGroup(
+            time=float(line["time"]),
+            reason=reason,
+            detail=detail,
+            sender=sender,
+            group_id=group_id,
+            claimed_id=claimed_id,
+            swarm_seq=int(line["swarm_seq"]),
+            stored_at=float(line["stored_at"]),
+            excerpt=excerpt if isinstance(excerpt, dict) else None,
+        )
+        self._memory.note(refused, known=line.get("known") is True)

@@ -1,0 +1,33 @@
+"""Names and sizes of the records in a node's run folder that are written by one program and read by
+another: bounded files of one JSON object a line (`shared.json_lines`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MIB = 2**20
+
+TRAINED_FILE = "trained.jsonl"
+"""What each step trained on: groups, advantages, weights (`services.trainer.trained`)."""
+TRAINED_MAX_BYTES = 32 * MIB
+
+SAMPLES_FILE = "samples.jsonl"
+"""A few held-out answers of each evaluation (`services.generator.samples`)."""
+SAMPLES_MAX_BYTES = 16 * MIB
+
+_REFUSED = re.compile(r"refused-[A-Za-z0-9-]{1,63}\.jsonl")
+
+
+def refused_file(run_dir: Path, replica: str) -> Path:
+    """Where a verifier replica writes what it refused last (`services.verifier.refused_record`)."""
+    return run_dir / f"refused-{replica}.jsonl"
+
+
+def refused_files(run_dir: Path) -> list[Path]:
+    """Those of all replicas, the one written last first."""
+    if not run_dir.is_dir():
+        return []
+    found = [path for path in run_dir.iterdir() if _REFUSED.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)

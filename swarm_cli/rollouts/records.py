@@ -1,0 +1,239 @@
+"""What a node's services wrote in its run folder of single groups: what its trainer made of them,
+which ones its verifier refused, and some held-out answers. Bounded files (`shared.run_records`); a
+line that is torn or says something else is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shared.config import NodeConfig
+from shared.json_lines import older
+from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_files
+from swarm_cli.errors import CommandError
+from swarm_cli.observe.plot import find_run
+
+T = TypeVar("T")
+
+
+class TrainedAnswer(msgspec.Struct, frozen=True):
+    """What a step used of one answer (`services.trainer.trained`)."""
+
+    place: int
+    advantage: float | None = None
+    tokens: int | None = None
+    kept: int | None = None
+    weight: float | None = None
+    clipped: float | None = None
+    truncated: int | None = None
+    ratio: float | None = None
+    left_out: str | None = None
+
+
+class TrainedGroup(msgspec.Struct, frozen=True):
+    """What became of one group of a step's batch."""
+
+    id: str
+    origin: str
+    sender: str
+    fate: str
+    factor: float | None = None
+    bounded: float | None = None
+    answers: list[TrainedAnswer] = []
+
+    def answer(self, place: int) -> TrainedAnswer | None:
+        """The one at this place of the group."""
+        return next((answer for answer in self.answers if answer.place == place), None)
+
+
+class TrainedStep(msgspec.Struct, frozen=True):
+    """One line of `trained.jsonl`."""
+
+    step: int
+    time: float
+    updated: bool
+    updates: int
+    groups: list[TrainedGroup]
+    groups_not_written: int = 0
+
+    def group(self, group_id: str) -> TrainedGroup | None:
+        """What became of a group; None where its batch was another one."""
+        return next((group for group in self.groups if group.id == group_id), None)
+
+
+class RefusedExcerpt(msgspec.Struct, frozen=True):
+    """How a refused group begins, where it could be decoded."""
+
+    dataset: str
+    seed: int
+    index: int
+    draw: int
+    policy_version: int
+    created_at: float
+    question: str
+    completions: int
+    answers: list[str]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One line of `refused-<replica>.jsonl`. `id` is "" where no signature was found good;
+    `claimed_id` is what a header said instead.
+    """
+
+    time: float
+    reason: str
+    detail: str
+    sender: str
+    id: str
+    claimed_id: str
+    swarm_seq: int
+    stored_at: float
+    group: RefusedExcerpt | None = None
+
+
+class HeldOutSample(msgspec.Struct, frozen=True):
+    """One held-out answer."""
+
+    dataset: str
+    seed: int
+    index: int
+    question: str
+    reference: str | None
+    text: str
+    characters: int
+    reward: float
+    tokens: int
+    finish_reason: str
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """One line of `samples.jsonl`: some answers of one evaluation."""
+
+    policy_version: int
+    time: float
+    samples: list[HeldOutSample]
+
+
+def record_folder(config: NodeConfig, run: str) -> Path | None:
+    """The node's folder in a run, by default in the newest run that it has written records in; None
+    where this machine has none.
+
+    Raises:
+        CommandError: the run that was named is not here, or the node has no folder in it.
+    """
+    node, var_dir = config.node.id, config.node.var_dir
+    if run:
+        folder = find_run(run, var_dir) / node
+        if not folder.is_dir():
+            raise CommandError(f"{folder.parent} has no folder of {node}: is that the node's name, and the run's?")
+        return folder
+    runs = var_dir / "runs"
+    folders = [each / node for each in runs.iterdir()] if runs.is_dir() else []
+    written = {folder: max((path.stat().st_mtime for path in _records(folder)), default=0.0) for folder in folders}
+    newest = max(written, key=lambda folder: written[folder], default=None)
+    return newest if newest is not None and written[newest] else None
+
+
+class TrainedRecords:
+    """`trained.jsonl` of a folder, by step; where a step is there twice the later line counts.
+    Reads on where the file has grown.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._lines: dict[int, bytes] = {}
+        self._read_bytes = 0
+        self._inode = -1
+
+    def of_step(self, step: int) -> TrainedStep | None:
+        """What the trainer wrote of a step; None where it wrote nothing that is kept."""
+        self._read_on()
+        line = self._lines.get(step)
+        return None if line is None else _decoded(line, TrainedStep)
+
+    @property
+    def newest(self) -> int | None:
+        """The last step on record, as far as was read."""
+        return max(self._lines, default=None)
+
+    def naming(self, prefix: str) -> list[TrainedStep]:
+        """The steps whose lines name a group whose id begins so."""
+        self._read_on()
+        wanted = f'"id":"{prefix}'.encode()
+        found = (_decoded(line, TrainedStep) for line in self._lines.values() if wanted in line)
+        return [each for each in found if each is not None]
+
+    def _read_on(self) -> None:
+        if self.folder is None:
+            return
+        path = self.folder / TRAINED_FILE
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return
+        if stat.st_ino != self._inode:
+            self._lines, self._read_bytes, self._inode = {}, 0, stat.st_ino
+            for line in _lines(older(path)):
+                self._take(line)
+        with path.open("rb") as file:
+            file.seek(self._read_bytes)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.splitlines():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        """The step stands first in a line (`services.trainer.trained`), so that not every line has
+        to be decoded.
+        """
+        head, _, rest = line.partition(b",")
+        name, _, number = head.partition(b":")
+        if name == b'{"step"' and number.isdigit() and rest.endswith(b"]}"):
+            self._lines[int(number)] = line
+
+
+def read_refusals(folder: Path | None) -> list[Refusal]:
+    """The last refusals of all replicas of a node's verifier, oldest first."""
+    lines = [line for path in (refused_files(folder) if folder is not None else []) for line in _lines(path)]
+    found = [refusal for line in lines if (refusal := _decoded(line, Refusal)) is not None]
+    return sorted(found, key=lambda refusal: refusal.time)
+
+
+def read_samples(folder: Path | None) -> list[Samples]:
+    """Held-out answers by policy version; the later line counts where a version was evaluated
+    again.
+    """
+    if folder is None:
+        return []
+    path = folder / SAMPLES_FILE
+    by_version: dict[int, Samples] = {}
+    for line in (*_lines(older(path)), *_lines(path)):
+        samples = _decoded(line, Samples)
+        if samples is not None:
+            by_version[samples.policy_version] = samples
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def _records(folder: Path) -> Iterator[Path]:
+    for path in (folder / TRAINED_FILE, folder / SAMPLES_FILE, *refused_files(folder)):
+        if path.is_file():
+            yield path
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _decoded(line: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

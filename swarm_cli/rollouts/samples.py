@@ -1,0 +1,74 @@
+"""How a node's held-out answers change from policy version to policy version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shared.evaluation import PASS_REWARD
+from shared.text import visible
+from swarm_cli.console import indented
+from swarm_cli.errors import CommandError
+from swarm_cli.rollouts.records import HeldOutSample, Samples
+from swarm_cli.rollouts.shown import cut_text
+
+Question = tuple[str, int, int]
+"""Dataset, seed, index."""
+
+
+def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Question, list[tuple[int, HeldOutSample]]]:
+    """The answers to each question of a dataset, with their policy versions, in order. where: the
+    evaluations come from, for the error.
+
+    Raises:
+        CommandError: there is none.
+    """
+    found: dict[Question, list[tuple[int, HeldOutSample]]] = {}
+    for evaluation in evaluations:
+        for sample in evaluation.samples:
+            if sample.dataset == task:
+                question = (sample.dataset, sample.seed, sample.index)
+                found.setdefault(question, []).append((evaluation.policy_version, sample))
+    if found:
+        return found
+    known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
+    if not known:
+        raise CommandError(f"{where} holds no held-out answers: the first are written with the first evaluation; --run names a run")
+    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}; there are some of {', '.join(known)}")
+
+
+def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:
+    """At most `most` of them, evenly spread, the first and the last among them. Pure."""
+    if len(answers) <= most:
+        return list(answers)
+    if most == 1:
+        return [answers[-1]]
+    return [answers[round(place * (len(answers) - 1) / (most - 1))] for place in range(most)]
+
+
+def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, console: Console, characters: int) -> None:
+    """One question and its answers, version by version."""
+    _, first = answers[0]
+    console.print(Text(visible(f"held out · {first.dataset} seed {first.seed} index {first.index}"), style="bold"))
+    console.print(Text("question:  " + indented(cut_text(first.question, characters))))
+    if first.reference is not None:
+        console.print(Text("reference: " + indented(cut_text(first.reference, characters))))
+    table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)
+    shown = spread(answers, most)
+    for version, sample in shown:
+        passed = "right" if sample.reward >= PASS_REWARD else "not right"
+        cells = (str(version), f"{sample.reward:.3g} ({passed})", str(sample.tokens), visible(sample.finish_reason))
+        table.add_row(*cells, Text(cut_text(sample.text, characters)))
+    console.print(table)
+    if len(answers) > len(shown):
+        console.print(Text(f"{len(answers) - len(shown)} versions between them are left out: --limit {len(answers)} shows all"))
+
+
+def sample_object(version: int, sample: HeldOutSample) -> dict[str, Any]:
+    """One answer as JSON."""
+    return {"policy_version": version, **msgspec.to_builtins(sample)}

@@ -1,0 +1,1 @@
+"""`swarm trace`: the path of one group across services and nodes."""

@@ -1,0 +1,107 @@
+"""`swarm trace`: where one group went, when, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shared.config import NodeConfig
+from shared.identity.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.text import visible, visible_json
+from shared.transport.base import Transport, TransportError
+from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.console import note, say
+from swarm_cli.errors import CommandError
+from swarm_cli.observe.snapshot import nodes_here
+from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
+from swarm_cli.rollouts.fates import clock
+from swarm_cli.trace.path import Path, say_what_is_missing
+
+if TYPE_CHECKING:
+    from swarm_cli.trace.search import Search
+
+SHORTEST_ID = 6
+_ID = re.compile(rf"[0-9a-f]{{{SHORTEST_ID},64}}")
+
+
+def trace(
+    rollout_id: Annotated[
+        str, typer.Argument(help="The group's id, or enough of its beginning; logs and `swarm rollouts` have it.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    run: RunOption = "",
+    node_url: Annotated[str, typer.Option(help="Server of the nodes' streams.  [default: nats.node_url]")] = "",
+    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Follow one group: generated, scored, shared, taken in or refused by whom, in which batch, and
+    what the trainer made of it, with times. Looks at all nodes on the server, the swarm's stream,
+    and the records in the run's folder, and says what can no longer be known."""
+    prefix = rollout_id.strip().lower()
+    if not _ID.fullmatch(prefix):
+        raise CommandError(f"{rollout_id[:80]!r} is no group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
+    path = asyncio.run(_find(load_chosen(config), prefix, run, node_url, swarm_url))
+    if not path.stations:
+        raise CommandError(
+            f"no trace of a group {prefix}: not in the streams of the nodes on this server (--node-url), not in the swarm's "
+            "(--swarm-url), not in the records of the newest run here (--run); all three keep a window over the recent past"
+        )
+    if len(path.makers) > 1 or _several(path, prefix):
+        raise CommandError(f"{prefix} begins the ids of several groups, give more digits: {', '.join(sorted(path.ids)[:8])}")
+    if as_json:
+        say(visible_json(path.as_object()))
+        return
+    _show(path)
+
+
+def _several(path: Path, prefix: str) -> bool:
+    """Records name groups without their maker."""
+    return len([group_id for group_id in path.ids if group_id.startswith(prefix)]) > 1
+
+
+async def _find(config: NodeConfig, prefix: str, run: str, node_url: str, swarm_url: str) -> Path:
+    from swarm_cli.trace.search import Search
+
+    search = Search(config, prefix, run)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_url)
+    try:
+        nodes = sorted(await nodes_here(plane))
+        await _with_swarm(search, config, plane, nodes, swarm_url or node_url or config.nats.swarm_url or "none")
+    finally:
+        await plane.close()
+    say_what_is_missing(search.path, nodes, search.windows)
+    return search.path
+
+
+async def _with_swarm(search: Search, config: NodeConfig, plane: Transport, nodes: list[str], url: str) -> None:
+    """Look at the swarm's stream too, where there is one that answers."""
+    swarm = None
+    if url != "none":
+        try:
+            swarm = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
+        except TransportError as error:
+            note(f"the swarm's stream is not looked at: {error}")
+    try:
+        await search.everywhere(plane, nodes, swarm)
+    finally:
+        if swarm is not None:
+            await swarm.close()
+
+
+def _show(path: Path) -> None:
+    makers = ", ".join(f"{maker.node}, draw {maker.draw}" for maker in path.makers) or "not known"
+    say(visible(f"group {', '.join(sorted(path.ids))}, of {makers}"))
+    stations = sorted(path.stations)
+    say(visible(f"first seen {time.strftime('%Y-%m-%d', time.localtime(stations[0].time))}; times by the clock of who wrote them"))
+    widest = max(len(each.node) for each in stations)
+    for each in stations:
+        say(visible(f"  {clock(each.time)}  {each.node:{widest}}  {each.what:10}  {each.detail}"))
+    if path.unknown:
+        say("not known:")
+    for sentence in path.unknown:
+        say(visible(f"  {sentence}"))

@@ -1,0 +1,205 @@
+"""Looks for one group wherever this machine can look: the streams of the nodes on a server, the
+swarm's stream, and the records in the nodes' run folders. Reads a bounded part of each, the newest.
+
+A header of a node's own stream names the group; one of the swarm's stream is a claim, and the id is
+taken from the bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+from services.verifier.border import without_tokens
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts
+from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.contracts.wire import MessageError
+from shared.transport.base import StoredMessage, Transport, TransportError
+from swarm_cli.chosen_config import of_node
+from swarm_cli.errors import CommandError
+from swarm_cli.rollouts.batches import BatchReader
+from swarm_cli.rollouts.fates import Fate
+from swarm_cli.rollouts.records import Refusal, TrainedRecords, read_refusals, record_folder
+from swarm_cli.rollouts.shown import why
+from swarm_cli.trace.path import BATCHED, GENERATED, REFUSED, SCORED, SHARED, TAKEN, TRAINED, Maker, Path, trained_detail
+
+MESSAGES_READ = 4096
+"""Of a stream of groups, the newest."""
+BYTES_READ = 256 * 2**20
+_AT_ONCE = 64
+_LARGEST_FETCHED = 64 * 2**20
+M = TypeVar("M", RolloutGroup, ScoredGroup)
+
+
+class Search:
+    """One search, by the beginning of an id."""
+
+    def __init__(self, config: NodeConfig, prefix: str, run: str) -> None:
+        self._config, self._prefix, self._run = config, prefix, run
+        self._other_ids: set[str] = set()
+        self.path = Path()
+        self.windows: dict[str, str] = {}
+
+    async def everywhere(self, node_plane: Transport, nodes: Sequence[str], swarm_plane: Transport | None) -> None:
+        """Look for it on all these nodes and in the swarm's stream; again, where it turned out to
+        have another id besides (`verifier.share_tokens`).
+        """
+        while True:
+            known = set(self._other_ids), set(self.path.makers)
+            for node in nodes:
+                await self.node(node_plane, node)
+            if swarm_plane is not None:
+                await self.swarm(swarm_plane)
+            if known == (self._other_ids, self.path.makers) or len(self.path.makers) > 1:
+                return
+
+    def matches(self, group_id: str) -> bool:
+        """Whether this is the group."""
+        return group_id in self._other_ids or (bool(group_id) and group_id.startswith(self._prefix))
+
+    async def node(self, plane: Transport, node: str) -> None:
+        """What one node's streams and records know of it."""
+        await self._unscored(plane, node)
+        await self._scored(plane, node)
+        await self._batches(plane, node)
+        self._records(node)
+
+    async def swarm(self, plane: Transport) -> None:
+        """Whether it is in the swarm's stream."""
+        async for message in self._newest(plane, subjects.SWARM_ROLLOUTS, ""):
+            if not self._named(message) or message.size_bytes > _LARGEST_FETCHED:
+                continue
+            try:
+                signed = decode(await plane.payload(message), SignedRollouts)
+                group_id = content_id(signed.body)
+                group = decode(signed.body, RolloutGroup)
+            except (MessageError, TransportError):
+                continue
+            if self.matches(group_id) and subjects.rollouts_author(message.subject) == group.node:
+                self._is(group_id, group)
+                self.path.add(message.stored_at, group.node, SHARED, f"message {message.seq} of the swarm's stream")
+
+    async def _unscored(self, plane: Transport, node: str) -> None:
+        """Groups that wait for the verifier."""
+        async for message in self._newest(plane, subjects.node_rollouts_stream(node), None):
+            if self._named(message):
+                group = await _read(plane, message, RolloutGroup)
+                if group is not None:
+                    payload = await plane.payload(message)
+                    if self.matches(content_id(payload)):
+                        self._is(content_id(payload), group)
+
+    async def _scored(self, plane: Transport, node: str) -> None:
+        async for message in self._newest(plane, subjects.node_scored_stream(node), node):
+            # Its maker may know it under another id, and knows it by its draw.
+            scored = await _read(plane, message, ScoredGroup) if self._named(message) or self._made_by(node) else None
+            if scored is None or not (self.matches(scored.group_id) or self._made(scored)):
+                continue
+            self._is(scored.group_id, scored.group)
+            if scored.origin == "local":
+                self._other_ids |= {scored.group_id, content_id(encode(without_tokens(scored.group)))}
+            rewards = ", ".join(f"{reward:.3g}" for reward in scored.rewards[:16])
+            outcome = (
+                f"rewards {rewards}{' ...' if len(scored.rewards) > 16 else ''}" if scored.rewards else f"failed: {scored.failure}"
+            )
+            what = SCORED if scored.origin == "local" else TAKEN
+            self.path.add(scored.scored_at, node, what, f"{outcome} (in {scored.score_seconds:.3f} s)")
+
+    async def _batches(self, plane: Transport, node: str) -> None:
+        reader = BatchReader(plane, node)
+        try:
+            last = await reader.last_seq()
+        except CommandError:
+            return
+        async for batch in reader.back_from(last):
+            for item in batch.items:
+                if self.matches(item.scored.group_id):
+                    self._is(item.scored.group_id, item.scored.group)
+                    self.path.add(batch.created_at, node, BATCHED, f"step {batch.number}: {why(batch, item)}")
+
+    def _records(self, node: str) -> None:
+        try:
+            folder = record_folder(of_node(self._config, node), self._run)
+        except CommandError:
+            return
+        records = TrainedRecords(folder)
+        for step in (step for name in {self._prefix, *self._other_ids} for step in records.naming(name)):
+            for group in step.groups:
+                if self.matches(group.id):
+                    self.path.ids.add(group.id)
+                    self.path.add(step.time, node, TRAINED, trained_detail(Fate(step, group)))
+        for refusal in read_refusals(folder):
+            if self.matches(refusal.id):
+                self._was_refused(node, refusal)
+
+    def _was_refused(self, node: str, refusal: Refusal) -> None:
+        self.path.ids.add(refusal.id)
+        if refusal.group is not None:
+            self.path.makers.add(Maker(refusal.sender, refusal.group.draw))
+            # In the very words of `_is`, so that what is known from elsewhere too is there once.
+            of = refusal.group
+            detail = f"{of.dataset} seed {of.seed} index {of.index}, policy version {of.policy_version}, draw {of.draw}"
+            self.path.add(of.created_at, refusal.sender, GENERATED, detail)
+        cause = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
+        self.path.add(refusal.time, node, REFUSED, cause)
+
+    def _is(self, group_id: str, group: RolloutGroup) -> None:
+        """A copy of it was found: whose it is and when it was made are known now."""
+        ref = group.task.ref
+        self.path.ids.add(group_id)
+        self.path.makers.add(Maker(group.node, group.draw))
+        detail = f"{ref.dataset} seed {ref.seed} index {ref.index}, policy version {group.policy_version}, draw {group.draw}"
+        self.path.add(group.created_at, group.node, GENERATED, detail)
+
+    def _named(self, message: StoredMessage) -> bool:
+        """Whether the header names it: of ids the first 16 digits."""
+        claimed = claimed_rollout_id(message.headers)
+        if claimed is None:
+            return False
+        others = {rollout_id_of(group_id) for group_id in self._other_ids}
+        return claimed in others or claimed.startswith(self._prefix) or rollout_id_of(self._prefix) == claimed
+
+    def _made_by(self, node: str) -> bool:
+        return any(maker.node == node for maker in self.path.makers)
+
+    def _made(self, scored: ScoredGroup) -> bool:
+        return scored.origin == "local" and Maker(scored.group.node, scored.group.draw) in self.path.makers
+
+    async def _newest(self, plane: Transport, stream: str, window_of: str | None) -> AsyncIterator[StoredMessage]:
+        """The newest messages of a stream of groups, and in `windows` since when it keeps them."""
+        try:
+            state = await plane.stream_state(stream)
+        except TransportError:
+            return
+        if not state.messages:
+            return
+        usual_bytes = max(1, state.size_bytes // state.messages)
+        most = min(MESSAGES_READ, max(1, BYTES_READ // usual_bytes))
+        seq = max(state.first_seq, state.last_seq - most + 1)
+        first = True
+        while seq <= state.last_seq:
+            messages = await plane.read(stream, seq, _AT_ONCE)
+            if not messages:
+                return
+            if first and window_of is not None:
+                self.windows[window_of] = _window(window_of, messages[0].stored_at)
+            first, seq = False, messages[-1].seq + 1
+            for message in messages:
+                yield message
+
+
+def _window(node: str, since_s: float) -> str:
+    whose = f"{node}'s stream of scored groups" if node else "the swarm's stream"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_s))
+    return f"it is not in {whose}, of which all since {at} was looked at"
+
+
+async def _read(plane: Transport, message: StoredMessage, kind: type[M]) -> M | None:
+    try:
+        return decode(await plane.payload(message), kind)
+    except (MessageError, TransportError):
+        return None
