@@ -66,7 +66,7 @@ def sample(
     prompts: token ids, `[node][prompt]`; nodes may have different numbers. Temperature 0 is greedy.
     """
     device = generator.device
-    most = max((len(of_node) for of_node in prompts), default=0)
+    most = max((len(node_prompts) for node_prompts in prompts), default=0)
     if most == 0:
         return [[] for _ in prompts]
     ids, lengths = _padded(prompts, most, device)
@@ -185,11 +185,11 @@ def _let_go(rows: _Rows, chosen: Tensor) -> Tensor:
 
 
 def _padded(prompts: Sequence[Sequence[Sequence[int]]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    longest = max(len(prompt) for of_node in prompts for prompt in of_node)
+    longest = max(len(prompt) for node_prompts in prompts for prompt in node_prompts)
     ids = torch.zeros(len(prompts), most, longest, dtype=torch.int64)
     lengths = torch.zeros(len(prompts), most, dtype=torch.int64)
-    for node, of_node in enumerate(prompts):
-        for group, prompt in enumerate(of_node):
+    for node, node_prompts in enumerate(prompts):
+        for group, prompt in enumerate(node_prompts):
             ids[node, group, : len(prompt)] = torch.tensor(prompt)
             lengths[node, group] = len(prompt)
     return ids.to(device), lengths.to(device)
@@ -208,6 +208,6 @@ def _cut(
         return Sampled(ids[:length], scores[:length], ended)
 
     return [
-        [[one(tokens[node][group][row], logprobs[node][group][row]) for row in range(count)] for group in range(len(of_node))]
-        for node, of_node in enumerate(prompts)
+        [[one(tokens[node][group][row], logprobs[node][group][row]) for row in range(count)] for group in range(len(node_prompts))]
+        for node, node_prompts in enumerate(prompts)
     ]

@@ -24,10 +24,10 @@ async def check(setting: Setting) -> list[Finding]:
     kinds: list[str] = ["transformers"]
     if setting.device.startswith("cuda") and has_cuda_vllm():
         kinds.append("vllm")
-    return [finding for kind in kinds for finding in await _of_engine(kind, setting, name, folder)]
+    return [finding for kind in kinds for finding in await _engine_findings(kind, setting, name, folder)]
 
 
-async def _of_engine(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
+async def _engine_findings(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
     turns = DeviceTurns(setting.folder / f"{kind}.turns", "generator")
     other = DeviceTurns(setting.folder / f"{kind}.turns", "trainer")
     engine = create_engine(

@@ -255,7 +255,7 @@ def _record(
     def mean(name: str) -> float:
         return sum(float(getattr(update.stats, name)) for update in updates) / len(updates)
 
-    staleness, of_replayed = (
+    staleness, replayed_staleness = (
         [
             item.staleness
             for item in batch.items
@@ -306,7 +306,7 @@ def _record(
         staleness_max=max(staleness, default=None),
         groups_replayed=intake.replayed,
         reward_replayed=_mean(intake.rewards_replayed),
-        staleness_replayed=_mean([float(value) for value in of_replayed]),
+        staleness_replayed=_mean([float(value) for value in replayed_staleness]),
         tokens=sum(sum(group.completion_lengths) for group in intake.groups),
         behaviour_share=intake.with_behaviour / taken,
         reencoded_share=intake.reencoded / taken,

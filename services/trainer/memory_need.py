@@ -104,7 +104,7 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         states=-(-states // plan.processes),
         together=together,
         activations=_activations(model, plan),
-        logits=LOGITS_BYTES + _of_head(model, plan.dtype),
+        logits=LOGITS_BYTES + _head_bytes(model, plan.dtype),
     )
 
 
@@ -138,7 +138,7 @@ def _activations(model: Any, plan: TrainingPlan) -> int:
         return _kept(model, rows, width, plan.dtype) + whole // max(1, len(transformer_blocks(model)))
 
 
-def _of_head(model: Any, dtype: torch.dtype) -> int:
+def _head_bytes(model: Any, dtype: torch.dtype) -> int:
     head = model.get_output_embeddings()
     if head is None:
         return 0

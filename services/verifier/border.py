@@ -92,7 +92,7 @@ class Border:
         banned since; and with the payload, as the size was a claim until then.
         """
         sender = subjects.rollouts_author(subject)
-        ban = self.bans.of_name(sender, now_s)
+        ban = self.bans.ban_for_name(sender, now_s)
         if ban is not None:
             return Refused(Refusal.BANNED, sender, ban.reason)
         if size_bytes <= self._rules.max_bytes:
@@ -102,11 +102,11 @@ class Border:
 
     def sender(self, name: str | None, now_s: float) -> Sender:
         """Whose share a message under this name takes. Before the signature: a claim."""
-        return self._senders.of_name(name or "", now_s)
+        return self._senders.by_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
         """The same once the key is known."""
-        return self._senders.of_key(public_key, now_s)
+        return self._senders.by_key(public_key, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
         """A group of this node: who sends it back is a copier."""
@@ -241,7 +241,7 @@ class Border:
     def _key_problem(self, public_key: str, now_s: float) -> Problem | None:
         if self.bans.unreadable:
             return Refusal.BANNED, self.bans.unreadable
-        ban = self.bans.of_key(public_key, now_s)
+        ban = self.bans.ban_for_key(public_key, now_s)
         if ban is not None:
             return Refusal.BANNED, ban.reason
         remaining_s = self.reputation.remaining_s(public_key, now_s)

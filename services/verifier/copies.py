@@ -179,7 +179,7 @@ class CopyMemory:
             alike = self._questions.setdefault(made.question, [])
             alike.append(seen)
             del alike[:-_PER_QUESTION]
-        if made.of_row:
+        if made.is_row:
             sent = self._rows.setdefault(_row(seen), [])
             sent.append(seen)
             del sent[:-GROUPS_OF_A_ROW]

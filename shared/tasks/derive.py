@@ -57,7 +57,7 @@ class TaskError(ValueError):
         return type(self), (self.reason, str(self))
 
     @property
-    def of_item(self) -> bool:
+    def only_this_item(self) -> bool:
         """Whether another item of the dataset may do: a few datasets fail on one in thousands,
         dividing by zero for instance.
         """

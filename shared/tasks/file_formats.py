@@ -192,8 +192,8 @@ def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:
     for row, value in enumerate(column, 1):
         try:
             value.as_py()
-        except _UNREADABLE as of_row:
-            return row, str(of_row)[:100]
+        except _UNREADABLE as row_error:
+            return row, str(row_error)[:100]
     return 1, str(error)[:100]
 
 

@@ -12,7 +12,7 @@ from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible_json
-from swarm_cli.chosen_config import ConfigOption, load_chosen, of_node
+from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
@@ -42,7 +42,7 @@ def rollouts(
     """Read the groups in a node's batches: question, completions, rewards, who sent each group and
     why it is in the batch. A candidate is one of several of which the trainer keeps some. Oldest
     first, from the batch log as far as it is kept."""
-    node_config = of_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config), node)
     if follow and step is not None:
         raise CommandError("--step names one batch and --follow asks for those to come: leave one out")
     for both, names in ((local and foreign, "--local and --foreign"), (right and wrong, "--right and --wrong")):
@@ -77,7 +77,7 @@ async def _groups(
     try:
         reader = BatchReader(plane, config.node.id)
         if step is not None:
-            for found in choice.groups(await reader.of_step(step)):
+            for found in choice.groups(await reader.batch_at(step)):
                 yield found
             return
         place = await reader.last_seq()

@@ -22,13 +22,13 @@ from tests.k8s.manifests import (
     name_of,
     nats_files,
     node_of,
-    of_kind,
     pod_labels,
     pod_of,
     render,
     role_of,
     selected,
     services,
+    with_kind,
     workloads,
 )
 
@@ -235,7 +235,7 @@ def test_pods_carry_the_labels_that_metrics_and_policies_go_by(variant: str) -> 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_selector_takes_the_pods_of_its_own_workload_and_no_others(variant: str) -> None:
     objects = render(variant)
-    for owner in of_kind(objects, "Deployment", "StatefulSet"):
+    for owner in with_kind(objects, "Deployment", "StatefulSet"):
         taken = [name_of(each) for each in workloads(objects) if selected(owner["spec"]["selector"], pod_labels(each))]
         assert taken == [name_of(owner)]
         for constraint in pod_of(owner).get("topologySpreadConstraints", []):

@@ -95,8 +95,8 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
     for number, group in enumerate(groups):
         if not (config.count_uninformative or config.takes_part(group)):
             continue
-        of_group = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
-        kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(of_group)]
+        group_logprobs = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
+        kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(group_logprobs)]
         total = total + Normaliser.count(kept, group.share)
     return total
 
@@ -122,13 +122,13 @@ def batch_logprobs(
     # Each completion is one process's, so that adding the others' zeros changes no bit.
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))
-        for g, of_group in enumerate(lengths)
-        for c, length in enumerate(of_group)
+        for g, group_lengths in enumerate(lengths)
+        for c, length in enumerate(group_lengths)
     ]
     if not flat:
         return [[] for _ in groups]
     all_tokens = iter(torch.split(reduce(add, parallel.gather(torch.cat(flat))), [len(part) for part in flat]))
-    return [[next(all_tokens) for _ in of_group] for of_group in lengths]
+    return [[next(all_tokens) for _ in group_lengths] for group_lengths in lengths]
 
 
 @dataclass(frozen=True, slots=True)
