@@ -206,26 +206,24 @@ class StackedLearner:
                     found[node][group][completion] = row_logprobs[row, : len(groups[node][group].completions[completion])]
         return found
 
-    @torch.no_grad()
     def _proximal(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
-        several = [
+        needed = [
             trainer.updates_per_batch > 1 or config.needs_proximal
             for trainer, config in zip(self._trainers, self._update_configs, strict=True)
         ]
-        if not any(several):
-            return [None] * len(groups)
-        part = [numbers if on else [] for numbers, on in zip(wanted, several, strict=True)]
-        found = self._logprobs(groups, part, base=False)
-        return [logprobs if on else None for logprobs, on in zip(found, several, strict=True)]
+        return self._where(needed, groups, wanted, base=False)
+
+    def _reference(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
+        needed = [config.objective.needs_reference for config in self._update_configs]
+        return self._where(needed, groups, wanted, base=True)
 
     @torch.no_grad()
-    def _reference(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
-        if self._base is None:
-            return [None] * len(groups)
-        needs = [config.objective.needs_reference for config in self._update_configs]
-        part = [numbers if on else [] for numbers, on in zip(wanted, needs, strict=True)]
-        found = self._logprobs(groups, part, base=True)
-        return [logprobs if on else None for logprobs, on in zip(found, needs, strict=True)]
+    def _where(
+        self, needed: Sequence[bool], groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
+    ) -> list[BatchLogprobs | None]:
+        """`_logprobs` of the nodes that need them, None of the others."""
+        found = self._logprobs(groups, [numbers if need else [] for need, numbers in zip(needed, wanted, strict=True)], base=base)
+        return [logprobs if need else None for need, logprobs in zip(needed, found, strict=True)]
 
     @torch.no_grad()
     def _drop_absurd(

@@ -21,8 +21,7 @@ import msgspec
 
 from services.verifier.bans import Bans
 from services.verifier.border_rules import BorderRules, Problem
-from services.verifier.completion_checks import completion_problem, token_ids_problem
-from services.verifier.copies import CopyMemory, Likeness, Print
+from services.verifier.copies import CopyMemory, Print
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.reputation import Reputation
@@ -217,14 +216,11 @@ class Border:
             return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
         if found.kind == "row":
             return Refused(Refusal.REPEATED, sender, "the sender has sent this row of a file before, the same or often")
-        detail = f"says what a group of {self._named(found)} said before"
+        detail = f"says what a group of {found.of or self._rules.node} said before"
         if not found.telling:
             return Refused(Refusal.COPIED, sender, detail)
         self._senders.copied(key, now_s)
         return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s)
-
-    def _named(self, found: Likeness) -> str:
-        return found.of or self._rules.node
 
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
@@ -262,14 +258,7 @@ class Border:
         """The group's print, if its texts and tokens are let in. Reads what no event changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
-        for completion in group.completions:
-            problem = completion_problem(completion, self._rules.max_answer_chars, self._rules.max_tokens)
-            if problem is not None:
-                return problem
-        problem = token_ids_problem(group.prompt_ids or b"")
-        if problem is not None:
-            return problem
-        return self._copies.print_of(group)
+        return self._rules.completions_problem(group) or self._copies.print_of(group)
 
 
 @dataclass(frozen=True, slots=True)

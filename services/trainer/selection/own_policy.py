@@ -110,11 +110,11 @@ def without_absurd(
     dropped: Counter[str] = Counter()
     least = least_logprob(local_means(intake.groups), rules)
     groups: list[TokenGroup | None] = list(intake.groups)
-    for index, group_logprobs in zip(looked_at, logprobs, strict=True):
+    for index, of_group in zip(looked_at, logprobs, strict=True):
         # A mean that is no number is no reason to train on what it stands for.
-        kept = [number for number, token_logprobs in enumerate(group_logprobs) if float(token_logprobs.mean()) >= least]
-        if len(kept) < len(group_logprobs):
-            dropped[intake.authors[index][0]] += len(group_logprobs) - len(kept)
+        kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
+        if len(kept) < len(of_group):
+            dropped[intake.authors[index][0]] += len(of_group) - len(kept)
             groups[index] = intake.groups[index].only(kept) if kept else None
     left = [(group, author) for group, author in zip(groups, intake.authors, strict=True) if group is not None]
     gone = len(groups) - len(left)

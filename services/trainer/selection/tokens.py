@@ -133,15 +133,15 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
     skipped.update(dropped.values())
     taken, advantages, groups = [], [], []
     affordable = [each for index, each in enumerate(readable) if index not in dropped]
-    for each, group_advantages in zip(affordable, _advantages(affordable, rules, factors), strict=True):
+    for each, of_group in zip(affordable, _advantages(affordable, rules, factors), strict=True):
         try:
-            groups.append(_token_group(each, group_advantages, rules))
+            groups.append(_token_group(each, of_group, rules))
         except SkippedGroup as empty:
             skipped[empty.reason] += 1
             continue
         taken.append(each)
-        advantages.append(group_advantages)
-    kept = [len(group.completions) / len(group_advantages) for group, group_advantages in zip(groups, advantages, strict=True)]
+        advantages.append(of_group)
+    kept = [len(group.completions) / len(of_group) for group, of_group in zip(groups, advantages, strict=True)]
     shares = token_shares(groups, rules.foreign_share_factor, kept)
     return Intake(
         groups=[group if share == 1.0 else replace(group, share=share) for group, share in zip(groups, shares, strict=True)],
@@ -150,7 +150,7 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
         external=sum(not each.is_local for each in taken),
         with_behaviour=sum(all(logprobs is not None for logprobs in each.tokens.behaviour_logprobs) for each in taken),
         reencoded=sum(each.tokens.reencoded for each in taken),
-        zero_advantage=sum(not any(group_advantages) for group_advantages in advantages),
+        zero_advantage=sum(not any(of_group) for of_group in advantages),
         skipped=skipped,
         rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
         rewards_external=[reward for each in taken if not each.is_local for reward in each.scored.rewards],
@@ -179,10 +179,10 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[st
     )
     bound = rules.max_foreign_advantage
     advantages = []
-    for each, indices, group_advantages in zip(taken, counted, found, strict=True):
+    for each, indices, of_group in zip(taken, counted, found, strict=True):
         whole = [0.0] * len(each.scored.rewards)
         factor = 1.0 if each.is_local else factors.get(share_of(each.scored), 1.0)
-        for index, advantage in zip(indices, group_advantages, strict=True):
+        for index, advantage in zip(indices, of_group, strict=True):
             whole[index] = advantage if each.is_local else max(-bound, min(bound, factor * advantage))
         advantages.append(whole)
     return advantages
