@@ -111,6 +111,9 @@ def _train(model: Any) -> None:
 
 
 def _model_of_135m(folder: Path) -> Path:
+    """SmolLM2-135M's shapes and dtype, because a delta's size depends on both; random weights, so
+    that nothing has to be downloaded.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder

@@ -190,6 +190,9 @@ class Cohort:
         params: SamplingParams,
         generator: torch.Generator,
     ) -> list[list[list[Sampled]]]:
+        """`[node][prompt][completion]` under the policies `flat`, (nodes, parameters): a row for
+        each node of `prompts`, which need not be all of the cohort.
+        """
         return sample(
             self.learner.model,
             leaves(self.learner.model.architecture, flat),

@@ -142,6 +142,10 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
 
 
 def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
+    """(N, G, L, vocabulary) after token `step` of every completion. The prompt's keys and values
+    are kept once per prompt and each completion adds its own, so that L completions of a long
+    prompt take the memory of one. Lengths differ between prompts: `bias` hides the padding.
+    """
     nodes, groups, count = chosen.shape
     shape = model.architecture
     width = rows.prompt_keys[0].shape[3]
@@ -202,6 +206,8 @@ def _cut(
     end_token: int,
     count: int,
 ) -> list[list[list[Sampled]]]:
+    """What was sampled up to the end token, which is kept: the trainer learns to end from it."""
+
     def one(ids: list[int], scores: list[float]) -> Sampled:
         ended = end_token in ids
         length = ids.index(end_token) + 1 if ended else len(ids)

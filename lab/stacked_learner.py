@@ -25,7 +25,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives.sums import LossSums
-from services.trainer.schedule import learning_rate
+from services.trainer.schedule import configured_rate
 from services.trainer.selection.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.selection.tokens import Intake
 from services.trainer.settings import influence_rules, update_config
@@ -113,7 +113,7 @@ class StackedLearner:
                 break
             part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
             gradient, node_stats, scaled = self._bounded(groups, part, proximal, reference)
-            rates = [self._rate(node, steps[node]) if on else None for node, on in enumerate(takes)]
+            rates = [configured_rate(self._trainers[node], steps[node]) if on else None for node, on in enumerate(takes)]
             outcome = self._optimizer.step(self.flat, gradient, rates)
             for node, on in enumerate(takes):
                 if on:
@@ -188,6 +188,10 @@ class StackedLearner:
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
     ) -> list[BatchLogprobs]:
+        """Like `batch_logprobs`, `[node][group][completion]`, under the policies or (`base`) those
+        that they started from. Groups that are not `wanted` have empty tensors: the places must
+        stay those of `groups`.
+        """
         found: list[BatchLogprobs] = [
             [[torch.empty(0)] * len(group.completions) for group in node_groups] for node_groups in groups
         ]
@@ -229,6 +233,9 @@ class StackedLearner:
     def _drop_absurd(
         self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]
     ) -> list[tuple[Intake | None, Counter[str]]]:
+        """What `drop_absurd` does for one learner, with the logprobs of all nodes in one pass;
+        beside each intake the answers dropped, by node they came from.
+        """
         checks = [
             groups_to_check(intake, config, rules, seed) if intake is not None and rules.fraction else []
             for intake, config, rules, seed in zip(intakes, self._update_configs, self._own_policy, batch_seeds, strict=True)
@@ -244,16 +251,6 @@ class StackedLearner:
             rest, dropped = without_absurd(intake, numbers, [logprobs[number] for number in numbers], rules)
             left.append((rest, Counter(dropped)))
         return left
-
-    def _rate(self, node: int, step: int) -> float:
-        trainer = self._trainers[node]
-        return learning_rate(
-            step,
-            peak=trainer.learning_rate,
-            warmup_steps=trainer.warmup_steps,
-            kind=trainer.schedule,
-            end_step=trainer.schedule_steps or trainer.max_steps,
-        )
 
 
 def _adamw_settings(config: NodeConfig) -> AdamWSettings:

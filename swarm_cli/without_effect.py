@@ -99,6 +99,9 @@ def _trainer_reasons(config: NodeConfig) -> Reasons:
 
 
 def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
+    """An objective says itself what it uses (`Objective`'s attributes), so that a new one brings no
+    line here.
+    """
     chosen = f"trainer.objective is {trainer.objective}"
     for name in OBJECTIVES.built_in:
         if trainer.objective != name:
@@ -131,6 +134,9 @@ def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
 
 
 def _foreign_text_reasons(trainer: TrainerSection) -> Reasons:
+    """The order matters: of a setting that several others switch off, the first reason is the one
+    that is shown.
+    """
     no_negatives = "trainer.drop_foreign_negatives is true"
     if trainer.drop_foreign_negatives:
         keys = ("foreign_weight_negative", "foreign_negative_divergence")

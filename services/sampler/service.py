@@ -87,6 +87,10 @@ class SamplerService:
         await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _go_on(self) -> None:
+        """Every failure but a fatal one ends in reading the logs again: after an append that timed
+        out nobody knows whether the batch is in the log. A batch that was too large is planned
+        again at once, as the server's limit is known now.
+        """
         failures = 0
         while True:
             try:
@@ -145,6 +149,10 @@ class SamplerService:
             self._context.log.error("scored_group_unreadable", reason=problem, consequence="dropped")
 
     async def _build_batches(self, loaded: _Loaded) -> None:
+        """`news` is cleared before anything is read: what arrives while a batch is planned then
+        ends the pause at once, instead of being overlooked. Complaints and purges go by their own
+        clocks, as the loop turns many times a second.
+        """
         memory, assembly = loaded.memory, Assembly(self._settings, node=self._node, seed=self._seed)
         purged_at = waiting_since = complained_at = time.monotonic()
         while True:

@@ -148,6 +148,10 @@ def _head_bytes(model: Any, dtype: torch.dtype) -> int:
 
 
 def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
+    """Bytes of activations that a forward pass of (rows, width) keeps for its backward pass.
+    Tensors that share a storage count once, weights not at all: they are counted elsewhere. Runs on
+    tensors without contents, so an architecture that looks at its numbers cannot be followed.
+    """
     own = {_identity(parameter) for parameter in model.parameters()}
     kept: dict[int, Any] = {}
 

@@ -118,6 +118,9 @@ class _Training:
         self._metrics.close()
 
     async def _resume(self) -> None:
+        """From the newest checkpoint that is whole. Broken ones are set aside only after an older
+        one was loaded: were none whole, they would be all that a person has left to repair.
+        """
         try:
             checkpoint, broken = await self._torch.run(self._checkpoints.store.newest)
             for reason in broken:
@@ -185,6 +188,9 @@ class _Training:
         return None
 
     async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
+        """The position moves on before anything is written: a step that was taken is taken, and
+        what cannot be written is caught up on later.
+        """
         trained = await self._device.train(batch)
         if trained is None:
             return
@@ -219,6 +225,9 @@ class _Training:
         self._context.status.state("training")
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
+        """The step is taken by now: what cannot be written here is reported and must not stop
+        training.
+        """
         try:
             self._metrics.append(record)
         except OSError as error:

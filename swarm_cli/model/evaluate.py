@@ -88,6 +88,10 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
 async def _evaluate(
     config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
 ) -> tuple[EvalReport, list[Answered]]:
+    """Sampled and scored `TASKS_A_CALL` questions at a time, so that the bar moves. With a
+    temperature above 0 a call's seed is the number of its first question: the same command gives
+    the same answers.
+    """
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool

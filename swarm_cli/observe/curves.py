@@ -64,6 +64,10 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
 
 
 def _draw_held_out(axis: Axes, node_dirs: Sequence[Path], colours: dict[Path, Any]) -> None:
+    """All nodes in one panel from 0 to 1: a pass rate that fills its axis looks like learning even
+    where it is noise. Bars are one standard error, from the number of tasks that is written with
+    each evaluation.
+    """
     axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
@@ -85,6 +89,10 @@ def _draw_held_out(axis: Axes, node_dirs: Sequence[Path], colours: dict[Path, An
 
 
 def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
+    """Single steps are noisy, so they are drawn faintly behind their trailing mean. A panel's
+    second field is dashed in its node's colour, with a legend of its own. A logarithmic axis only
+    where something is above 0: matplotlib warns and draws nothing otherwise.
+    """
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel("training step")
     axis.set_ylabel(panel.unit)

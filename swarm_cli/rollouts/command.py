@@ -73,6 +73,9 @@ def rollouts(
 async def _groups(
     config: NodeConfig, url: str, choice: Choice, step: int | None, limit: int, follow: bool
 ) -> AsyncIterator[BatchedGroup]:
+    """The place in the log is taken before the newest batches are printed: a batch that comes
+    meanwhile is then shown by `follow`, neither twice nor never.
+    """
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
     try:
         reader = BatchReader(plane, config.node.id)

@@ -165,6 +165,10 @@ class OpenAiEngine(Engine):
 
 
 def _sample(choice: dict[str, Any], folder: ModelFolder, base_url: str) -> Sample:
+    """Token ids and logprobs are not optional: text that is encoded again may be other tokens than
+    those that were sampled, and the trainer's importance ratios would be of those. A finish reason
+    other than these two means a completion that nobody sampled to its end.
+    """
     token_ids = choice.get("token_ids")
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     if token_ids is None or logprobs is None or len(token_ids) != len(logprobs):

@@ -290,6 +290,11 @@ def scored_loss(
 
 
 def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:
+    """Sums, not means: micro-batches and processes are added up before anyone divides, so that how
+    a step is cut changes no figure; in float64, as many small numbers are added. `mask` and all but
+    `loss` are (rows, tokens).
+    """
+
     def total(values: Tensor) -> Tensor:
         return values.detach().sum(dtype=torch.float64)
 
