@@ -86,7 +86,7 @@ def report_markdown(
         _task_table(arms),
         "## What answers without skill pass\n",
         _floors_text(floors),
-        *[f"![{name}]({name})\n" for name in plots],
+        f"Plots, drawn beside this page: {', '.join(f'`{name}`' for name in plots)}.\n" if plots else "",
         "## What the columns mean\n",
         *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
         "",
