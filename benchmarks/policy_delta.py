@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.policy import TrainerToGenerator, disk_folder
+from benchmarks.shapes import SMOLLM2_135M
 from benchmarks.table import median_of
 from benchmarks.workload import node_config, node_plane, running_server
 
@@ -120,14 +121,8 @@ def _model_of_135m(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        **SMOLLM2_135M,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
         eos_token_id=END_TOKEN_ID,
         pad_token_id=PAD_TOKEN_ID,
         dtype="bfloat16",
