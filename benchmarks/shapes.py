@@ -1,4 +1,4 @@
-"""Shapes of models that several benchmarks measure, as arguments of transformers' configurations."""
+"""Shapes of models that several benchmarks measure: arguments of transformers' configurations."""
 
 from __future__ import annotations
 
