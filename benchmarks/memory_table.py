@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from benchmarks.shapes import SMOLLM2_135M
 from services.trainer.memory_need import MemoryNeed
 from swarm_cli.model.memory import ModelMemory, Way, model_memory
 
@@ -35,15 +36,7 @@ _COLUMNS = (
 def shapes() -> dict[str, Any]:
     """The models' configurations, as far as they say something about memory."""
     return {
-        "SmolLM2-135M": LlamaConfig(
-            vocab_size=49_152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            tie_word_embeddings=True,
-        ),
+        "SmolLM2-135M": LlamaConfig(**SMOLLM2_135M),
         "Qwen2.5-0.5B": _qwen(896, 4864, 24, 14, 2, tied=True),
         "Qwen2.5-1.5B": _qwen(1536, 8960, 28, 12, 2, tied=True),
         "Qwen2.5-7B": _qwen(3584, 18_944, 28, 28, 4, tied=False),

@@ -137,6 +137,9 @@ def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], A
 
 
 async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Result:
+    """Both sides move bytes of the same size on the same file system, in turns, so that a busy disk
+    slows both. `model_of` makes the model's folder below the folder that it is given.
+    """
     with tempfile.TemporaryDirectory(dir=disk_folder()) as name:
         folder = Path(name)
         async with running_server(folder) as server:
@@ -186,6 +189,9 @@ async def measure_policy_60mb() -> Result:
 
 
 def _model_of_60_mb(folder: Path) -> Path:
+    """Large enough that bytes and not messages are what is measured, small enough for many turns.
+    Random weights: nobody reads what they say.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE, write_model_folder

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.policy import TrainerToGenerator, disk_folder
+from benchmarks.shapes import SMOLLM2_135M
 from benchmarks.table import median_of
 from benchmarks.workload import node_config, node_plane, running_server
 
@@ -111,20 +112,17 @@ def _train(model: Any) -> None:
 
 
 def _model_of_135m(folder: Path) -> Path:
+    """SmolLM2-135M's shapes and dtype, because a delta's size depends on both; random weights, so
+    that nothing has to be downloaded.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        **SMOLLM2_135M,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
         eos_token_id=END_TOKEN_ID,
         pad_token_id=PAD_TOKEN_ID,
         dtype="bfloat16",

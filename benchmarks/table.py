@@ -48,12 +48,7 @@ def print_table(results: Sequence[Result], failures: Mapping[str, str], console:
     for result in results:
         style = "green" if result.met else "red"
         table.add_row(
-            result.row,
-            result.measured,
-            result.against,
-            sides_text(result),
-            ratio_text(result),
-            bar_text(result),
+            *_cells(result),
             f"[{style}]{verdict(result)}[/]",
         )
     for row, cause in failures.items():
@@ -81,12 +76,7 @@ def markdown(
     ]
     lines += [
         _line(
-            result.row,
-            result.measured,
-            result.against,
-            sides_text(result),
-            ratio_text(result),
-            bar_text(result),
+            *_cells(result),
             verdict(result) if result.met else f"**{verdict(result)}**",
         )
         for result in results
@@ -114,6 +104,11 @@ def with_notes_of(page: str, text: str) -> str:
 def median_of(numbers: Sequence[float]) -> float:
     """The middle of what both sides measured."""
     return statistics.median(numbers)
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    """A row but for its verdict, which the screen colours and the page prints bold."""
+    return result.row, result.measured, result.against, sides_text(result), ratio_text(result), bar_text(result)
 
 
 def _line(*cells: str) -> str:

@@ -80,8 +80,8 @@ def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = 
     prompts, answers, behaviours, advantages = [], [], [], []
     for item in batch.items:
         group = item.scored.group
-        of_group = batch_advantages([item.scored.rewards], AdvantageConfig())[0]
-        for completion, advantage in zip(group.completions, of_group, strict=True):
+        group_advantages = batch_advantages([item.scored.rewards], AdvantageConfig())[0]
+        for completion, advantage in zip(group.completions, group_advantages, strict=True):
             prompts.append(torch.tensor(unpack_ids(group.prompt_ids or b"")))
             answers.append(torch.tensor(unpack_ids(completion.token_ids or b"")))
             behaviours.append(torch.tensor(unpack_logprobs(completion.behaviour_logprobs or b"")))

@@ -80,6 +80,9 @@ async def measure_verifier_scoring_one() -> Result:
 
 
 async def _measure_scoring(row: str, workers: int) -> Result:
+    """The scoring path alone, without NATS: `ScorerPool` against reasoning-gym in this process. The
+    server's address in the configuration is never used.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config = _config(Path(folder), "nats://127.0.0.1:4222", workers=workers)
         turns = _turns(config, SCORED_GROUPS)

@@ -156,11 +156,11 @@ def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: in
     changes: dict[str, list[int]] = {}
     for before, after in zip(base, trained, strict=True):
         changes.setdefault(before.fact, []).append(int(rule(after)) - int(rule(before)))
-    sums = np.array([sum(of_fact) for of_fact in changes.values()])
-    counts = np.array([len(of_fact) for of_fact in changes.values()])
+    sums = np.array([sum(fact_changes) for fact_changes in changes.values()])
+    counts = np.array([len(fact_changes) for fact_changes in changes.values()])
     drawn = np.random.default_rng(seed).integers(len(sums), size=(RESAMPLES, len(sums)))
     low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
-    single = [change for of_fact in changes.values() for change in of_fact]
+    single = [change for fact_changes in changes.values() for change in fact_changes]
     return Gain(float(np.mean(single)), float(low), float(high), won=single.count(1), lost=single.count(-1), facts=len(changes))
 
 

@@ -68,7 +68,7 @@ def simulated_model_problem(model: ModelSection) -> str | None:
     from lab.stacked_params import Architecture
 
     try:
-        Architecture.of_folder(Path(model.path))
+        Architecture.from_folder(Path(model.path))
     except ValueError as error:
         return str(error)
     return None

@@ -58,15 +58,15 @@ class Cohort:
                 draws = [[node.next_task() for _ in range(count)] for _, node, count in part]
                 found = self._sample(
                     flat if rows == list(range(len(everyone))) else flat[rows],
-                    [[task.prompt_ids for _, task in of_node] for of_node in draws],
+                    [[task.prompt_ids for _, task in node_draws] for node_draws in draws],
                     completions,
                     params,
                     generator,
                 )
-                for (_, node, _), of_node, sampled in zip(part, draws, found, strict=True):
+                for (_, node, _), node_draws, sampled in zip(part, draws, found, strict=True):
                     made += [
                         Made(node, draw, task, [_as_sample(node, each) for each in answers])
-                        for (draw, task), answers in zip(of_node, sampled, strict=True)
+                        for (draw, task), answers in zip(node_draws, sampled, strict=True)
                     ]
         return made
 
@@ -96,7 +96,10 @@ class Cohort:
             )
             for group in groups
         ]
-        return [[float(of_tokens.mean()) for of_tokens in of_group] for of_group in self.learner.logprobs_of(0, tokens)]
+        return [
+            [float(token_logprobs.mean()) for token_logprobs in group_logprobs]
+            for group_logprobs in self.learner.logprobs_of(0, tokens)
+        ]
 
     def answers(self, seed: int) -> list[list[str]]:
         """Each trained node's answers to its held-out questions. Policies that are the same by
@@ -112,9 +115,9 @@ class Cohort:
             asked = rows if first is None else [first]
             flat = self.learner.flat if asked == list(range(len(self.nodes))) else self.learner.flat[asked]
             params = SamplingParams(temperature=temperature, max_new_tokens=longest)
-            of_asked = self._answers_of([self.nodes[row] for row in asked], flat, params, generator)
+            found = self._answers_of([self.nodes[row] for row in asked], flat, params, generator)
             for place, row in enumerate(rows):
-                texts[row] = of_asked[place] if first is None else of_asked[0]
+                texts[row] = found[place] if first is None else found[0]
         return texts
 
     def _answers_of(
@@ -124,15 +127,15 @@ class Cohort:
         answered together.
         """
         asked = [node.desk.held_out_prompts for node in nodes]
-        orders = [sorted(range(len(of_node)), key=[len(task.prompt_ids) for task in of_node].__getitem__) for of_node in asked]
-        answers = [[""] * len(of_node) for of_node in asked]
+        orders = [sorted(range(len(tasks)), key=[len(task.prompt_ids) for task in tasks].__getitem__) for tasks in asked]
+        answers = [[""] * len(tasks) for tasks in asked]
         for begin in range(0, max(map(len, asked)), _EVALUATED_AT_ONCE):
             parts = [order[begin : begin + _EVALUATED_AT_ONCE] for order in orders]
-            prompts = [[of_node[number].prompt_ids for number in part] for of_node, part in zip(asked, parts, strict=True)]
+            prompts = [[tasks[number].prompt_ids for number in part] for tasks, part in zip(asked, parts, strict=True)]
             sampled = self._sample(flat, prompts, 1, params, generator)
-            for node, of_node, part, found in zip(nodes, answers, parts, sampled, strict=True):
+            for node, node_answers, part, found in zip(nodes, answers, parts, sampled, strict=True):
                 for number, (answer,) in zip(part, found, strict=True):
-                    of_node[number] = _text(node, answer.token_ids)
+                    node_answers[number] = _text(node, answer.token_ids)
         return answers
 
     def train(self, batches: Sequence[Batch | None]) -> list[StepOutcome | None]:
@@ -163,8 +166,8 @@ class Cohort:
             return list(batches)
         logprobs = self.learner.logprobs([taken.groups if taken is not None else [] for taken in asked])
         return [
-            batch if batch is None or taken is None else prefer_by(batch, taken, of_node).batch
-            for batch, taken, of_node in zip(batches, asked, logprobs, strict=True)
+            batch if batch is None or taken is None else prefer_by(batch, taken, node_logprobs).batch
+            for batch, taken, node_logprobs in zip(batches, asked, logprobs, strict=True)
         ]
 
     def _one_for_all(self, rows: Sequence[int]) -> int | None:
@@ -187,6 +190,9 @@ class Cohort:
         params: SamplingParams,
         generator: torch.Generator,
     ) -> list[list[list[Sampled]]]:
+        """`[node][prompt][completion]` under the policies `flat`, (nodes, parameters): a row for
+        each node of `prompts`, which need not be all of the cohort.
+        """
         return sample(
             self.learner.model,
             leaves(self.learner.model.architecture, flat),

@@ -42,7 +42,7 @@ def compare_arms(
         if len(differences) < 2:
             continue
         was_stated = (arm, baseline) in stated
-        of_seeds = sorted(gains[0].keys() & gains[1].keys())
+        shared_seeds = sorted(gains[0].keys() & gains[1].keys())
         enough = len(differences) >= FEWEST_SEEDS and all(questions)
         found.append(
             {
@@ -55,8 +55,8 @@ def compare_arms(
                 "ratio": _ratio(*gains),
                 "p": sign_flip_p(differences) if was_stated else None,
                 "gains": {
-                    name: {seed: round(of_arm[seed], 6) for seed in of_seeds}
-                    for name, of_arm in zip(("arm", "baseline"), gains, strict=True)
+                    name: {seed: round(gain[seed], 6) for seed in shared_seeds}
+                    for name, gain in zip(("arm", "baseline"), gains, strict=True)
                 },
             }
         )
@@ -132,8 +132,8 @@ def _by_question(
     both have alone.
     """
     found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
-    for of_arm, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
-        for seed, run in of_arm.items():
+    for runs, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
+        for seed, run in runs.items():
             completions = None
             if at_equal_completions:
                 if seed not in other:

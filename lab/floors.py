@@ -118,6 +118,9 @@ def out_datasets(floors: Sequence[Floor]) -> frozenset[str]:
 
 
 async def _floor(pool: ScorerPool, source: TaskSpec, questions: int) -> Floor:
+    """All answers to a question are scored as one job, so that its task is derived once. An answer
+    that was not tried on a question counts as not passed there.
+    """
     tasks = _tasks(source, questions)
     half = len(tasks) // 2
     rights = [right_answers(task) for task in tasks]

@@ -82,9 +82,9 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
     trained = _by_round(steps, "trained_reward", missing=0.0)
     local = _by_round(steps, "local_reward", missing=0.0)
     held_out = _over_nodes(evaluations, lambda line: line["pass_rate"])
-    of_node: dict[str, list[Point]] = defaultdict(list)
+    node_curves: dict[str, list[Point]] = defaultdict(list)
     for line in evaluations:
-        of_node[line["node"]].append((line["round"], line["pass_rate"]))
+        node_curves[line["node"]].append((line["round"], line["pass_rate"]))
     numbers = {
         "trained_total": nodes * sum(y for _, y in trained),
         "trained_mean": _mean([y for _, y in trained]),
@@ -104,14 +104,14 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         numbers["gain_screened"] = _gain(screened)
     if len(held_out) > 1:
         numbers |= _held_out_numbers(
-            held_out, _over_nodes(evaluations, lambda line: line.get("mean_reward")), list(of_node.values())
+            held_out, _over_nodes(evaluations, lambda line: line.get("mean_reward")), list(node_curves.values())
         )
     return Measures(
         trained=trained,
         local=local,
         held_out=held_out,
-        held_out_of_node=dict(of_node),
-        held_out_of_task={name: _over_nodes(evaluations, _of_task(name)) for name in sorted({*_tasks(evaluations)})},
+        held_out_of_node=dict(node_curves),
+        held_out_of_task={name: _over_nodes(evaluations, _task_pass_rate(name)) for name in sorted({*_tasks(evaluations)})},
         held_out_screened=screened,
         answers=_answers(evaluations, out),
         completions=_completions(steps),
@@ -129,7 +129,7 @@ def _tasks(evaluations: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from line["tasks"]
 
 
-def _of_task(name: str) -> Callable[[dict[str, Any]], float | None]:
+def _task_pass_rate(name: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda line: line["tasks"][name][1] if name in line["tasks"] else None
 
 
@@ -179,12 +179,12 @@ def gain_of_question(run: Measures, completions: float | None = None) -> list[fl
     end = None if completions is None else round_of(run, completions)
     if end is not None and any(end <= series[0][0] for series in run.answers):
         return []
-    of_nodes = [
+    node_gains = [
         [_gain(_until([(x, float(bits[place])) for x, bits in series], end)) for place in range(len(series[0][1]))]
         for series in run.answers
     ]
     # Nodes of different sources are asked different questions.
-    return [_mean(gains) for gains in zip(*of_nodes, strict=True)] if len({len(gains) for gains in of_nodes}) == 1 else []
+    return [_mean(gains) for gains in zip(*node_gains, strict=True)] if len({len(gains) for gains in node_gains}) == 1 else []
 
 
 def round_of(run: Measures, completions: float) -> float:
@@ -219,7 +219,11 @@ def _gain(points: list[Point]) -> float:
     return area_under(points) / (points[-1][0] - points[0][0]) - points[0][1]
 
 
-def _held_out_numbers(held_out: list[Point], rewards: list[Point], of_node: Sequence[list[Point]]) -> dict[str, float]:
+def _held_out_numbers(held_out: list[Point], rewards: list[Point], node_curves: Sequence[list[Point]]) -> dict[str, float]:
+    """`final` is a mean over the last quarter of the run, because a single evaluation is noisy;
+    `last` beside it shows by how much. node_curves: held-out pass rate by round, one series per
+    node.
+    """
     base, end = held_out[0][1], held_out[-1][0]
     final = _mean([y for x, y in held_out if x >= 0.75 * end])
     numbers = {
@@ -230,7 +234,7 @@ def _held_out_numbers(held_out: list[Point], rewards: list[Point], of_node: Sequ
         "gain": _gain(held_out),
         "final_mean_reward": _mean([y for x, y in rewards if x >= 0.75 * end]),
     }
-    swings = [swing for points in of_node if (swing := oscillation(points)) is not None]
+    swings = [swing for points in node_curves if (swing := oscillation(points)) is not None]
     if swings:
         numbers["oscillation"] = _mean(swings)
     swarm = oscillation(held_out)

@@ -41,7 +41,7 @@ class RecordWriter:
 def rounded(value: Any) -> Any:
     """`value` with floats as they are kept."""
     if isinstance(value, dict):
-        return {key: rounded(of_key) for key, of_key in value.items()}
+        return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(each) for each in value]
     if isinstance(value, float):

@@ -185,9 +185,9 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
         )
         for baseline in dict.fromkeys(baseline_of.values())
     }
-    of_kinds = {
-        arm: {kind: {seed: cumulative_gain(run, names) for seed, run in runs[arm].items()} for kind, names in of_arm.items()}
-        for arm, of_arm in (kinds or {}).items()
+    kind_gains = {
+        arm: {kind: {seed: cumulative_gain(run, names) for seed, run in runs[arm].items()} for kind, names in arm_kinds.items()}
+        for arm, arm_kinds in (kinds or {}).items()
     }
     arms: dict[str, Any] = {}
     for arm, by_seed in runs.items():
@@ -197,20 +197,21 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
         arms[arm] = {
             "baseline": baseline,
             "seeds": sorted(by_seed),
-            "estimates": {name: estimate(list(of_seeds.values())) for name, of_seeds in values.items()},
+            "estimates": {name: estimate(list(seed_values.values())) for name, seed_values in values.items()},
             "ratios": {
                 name: estimate(ratios)
-                for name, of_seeds in values.items()
-                if (ratios := paired_ratios(of_seeds, base.get(name, {})))
+                for name, seed_values in values.items()
+                if (ratios := paired_ratios(seed_values, base.get(name, {})))
             },
             "differences": {
                 name: estimate(found)
-                for name, of_seeds in values.items()
-                if (found := paired_differences(of_seeds, base.get(name, {})))
+                for name, seed_values in values.items()
+                if (found := paired_differences(seed_values, base.get(name, {})))
             },
             "tasks": _tasks(by_seed),
             "kinds": {
-                kind: _compared(gains, of_kinds.get(baseline, {}).get(kind, {})) for kind, gains in of_kinds.get(arm, {}).items()
+                kind: _compared(gains, kind_gains.get(baseline, {}).get(kind, {}))
+                for kind, gains in kind_gains.get(arm, {}).items()
             },
         }
     return {"matched_completions": fewest, "explained": NUMBERS, "arms": arms}

@@ -86,7 +86,7 @@ def report_markdown(
         _task_table(arms),
         "## What answers without skill pass\n",
         _floors_text(floors),
-        *[f"![{name}]({name})\n" for name in plots],
+        f"Plots, drawn beside this page: {', '.join(f'`{name}`' for name in plots)}.\n" if plots else "",
         "## What the columns mean\n",
         *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
         "",
@@ -164,12 +164,10 @@ def _task_table(arms: Mapping[str, Any]) -> str:
         return "No held-out evaluation was made.\n"
     lines = ["| dataset | base | " + " | ".join(arms) + " |", "|" + "---|" * (len(arms) + 2)]
     for dataset in datasets:
-        of_arms = [summary["tasks"].get(dataset) for summary in arms.values()]
-        base = next(of_arm["base"] for of_arm in of_arms if of_arm)
+        rates = [summary["tasks"].get(dataset) for summary in arms.values()]
+        base = next(rate["base"] for rate in rates if rate)
         lines.append(
-            f"| {dataset} | {base.mean:.3f} | "
-            + " | ".join(_cell(of_arm["final"] if of_arm else None) for of_arm in of_arms)
-            + " |"
+            f"| {dataset} | {base.mean:.3f} | " + " | ".join(_cell(rate["final"] if rate else None) for rate in rates) + " |"
         )
     return "\n".join(lines) + "\n"
 

@@ -66,7 +66,7 @@ def sample(
     prompts: token ids, `[node][prompt]`; nodes may have different numbers. Temperature 0 is greedy.
     """
     device = generator.device
-    most = max((len(of_node) for of_node in prompts), default=0)
+    most = max((len(node_prompts) for node_prompts in prompts), default=0)
     if most == 0:
         return [[] for _ in prompts]
     ids, lengths = _padded(prompts, most, device)
@@ -142,6 +142,10 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
 
 
 def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
+    """(N, G, L, vocabulary) after token `step` of every completion. The prompt's keys and values
+    are kept once per prompt and each completion adds its own, so that L completions of a long
+    prompt take the memory of one. Lengths differ between prompts: `bias` hides the padding.
+    """
     nodes, groups, count = chosen.shape
     shape = model.architecture
     width = rows.prompt_keys[0].shape[3]
@@ -185,11 +189,11 @@ def _let_go(rows: _Rows, chosen: Tensor) -> Tensor:
 
 
 def _padded(prompts: Sequence[Sequence[Sequence[int]]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    longest = max(len(prompt) for of_node in prompts for prompt in of_node)
+    longest = max(len(prompt) for node_prompts in prompts for prompt in node_prompts)
     ids = torch.zeros(len(prompts), most, longest, dtype=torch.int64)
     lengths = torch.zeros(len(prompts), most, dtype=torch.int64)
-    for node, of_node in enumerate(prompts):
-        for group, prompt in enumerate(of_node):
+    for node, node_prompts in enumerate(prompts):
+        for group, prompt in enumerate(node_prompts):
             ids[node, group, : len(prompt)] = torch.tensor(prompt)
             lengths[node, group] = len(prompt)
     return ids.to(device), lengths.to(device)
@@ -202,12 +206,14 @@ def _cut(
     end_token: int,
     count: int,
 ) -> list[list[list[Sampled]]]:
+    """What was sampled up to the end token, which is kept: the trainer learns to end from it."""
+
     def one(ids: list[int], scores: list[float]) -> Sampled:
         ended = end_token in ids
         length = ids.index(end_token) + 1 if ended else len(ids)
         return Sampled(ids[:length], scores[:length], ended)
 
     return [
-        [[one(tokens[node][group][row], logprobs[node][group][row]) for row in range(count)] for group in range(len(of_node))]
-        for node, of_node in enumerate(prompts)
+        [[one(tokens[node][group][row], logprobs[node][group][row]) for row in range(count)] for group in range(len(node_prompts))]
+        for node, node_prompts in enumerate(prompts)
     ]

@@ -70,6 +70,10 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
 
 
 def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dict[str, Any]:
+    """A line as the simulation writes it, from one of a real trainer's `metrics.jsonl`. The rewards
+    there are means by origin, so `trained_reward` weighs them by their groups. Lines of versions
+    without replay lack those fields.
+    """
     local, external = line["groups_local"], line["groups_external"]
     replayed, replayed_reward = line.get("groups_replayed", 0), line.get("reward_replayed")
     parts = [(local, line["reward_local"]), (external, line["reward_external"]), (replayed, replayed_reward)]

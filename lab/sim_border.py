@@ -168,6 +168,10 @@ class SimBorder:
         return accepted, +refused
 
     def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | str:
+        """The scored group, or the reason that it was refused for. Scoring happens in this process
+        and costs nothing on the simulated clock: what a sender makes a verifier spend is measured
+        with real processes alone.
+        """
         verdict = self._border.examine(message.subject, message.payload, now_s, seq)
         if not isinstance(verdict, Candidate):
             return verdict.reason.value

@@ -62,6 +62,10 @@ class HostileNodes:
         self._overheard = heard or self._overheard
 
     def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
+        """All that an attacker may know: what it made itself, what the swarm said aloud, and the
+        likelihoods of an honest policy, which is more than a real one has. `duplicate` sends for
+        ever what it sent first, so that is remembered here.
+        """
         if own and node.role == "duplicate":
             self._first_sent.setdefault(node.name, next((each.group for each in own if each.informative), own[0].group))
         cohort = self._cohort_of[node.name]

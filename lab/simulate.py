@@ -55,7 +55,7 @@ class Simulation:
         by_architecture: dict[tuple[Architecture, int], list[SimNode]] = {}
         for planned in run.nodes:
             desk = TaskDesk(planned.config, self._shared)
-            architecture = Architecture.of_folder(Path(planned.config.model.path))
+            architecture = Architecture.from_folder(Path(planned.config.model.path))
             end_token = int(desk.tokenizer.eos_token_id)
             border = SimBorder(planned.config, desk, names, START_S)
             node = SimNode(planned, desk, keys[planned.name], border, end_token, architecture.vocabulary)

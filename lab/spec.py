@@ -26,7 +26,7 @@ NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 nodes.
 """
 
-_OF_SPEC = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
+_SPEC_KEYS = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
 """Keys that describe the experiment; all others are the arms'."""
 
 _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
@@ -159,7 +159,7 @@ class Arm(_Table):
 
     @model_validator(mode="after")
     def _target(self) -> Arm:
-        asked = [task.dataset for each in [self.tasks, *(of.tasks or [] for of in self.nodes)] for task in each]
+        asked = [task.dataset for each in [self.tasks, *(node.tasks or [] for node in self.nodes)] for task in each]
         if self.attack.target and self.attack.target not in asked:
             raise ValueError(f"attack.target {self.attack.target!r} is no dataset of the arm: {', '.join(dict.fromkeys(asked))}")
         return self
@@ -214,12 +214,15 @@ class Spec(_Table):
 
     def digest(self, arm: str) -> str:
         """Sixteen digits that stand for all that an arm's runs depend on, as the file says it."""
-        of_arm = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {"baseline": "", "round_s": self.round_s}
+        arm_source = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {
+            "baseline": "",
+            "round_s": self.round_s,
+        }
         if self.settings != "bare":
-            of_arm |= {"settings": self.settings}
+            arm_source |= {"settings": self.settings}
         if self.held_out != "one":
-            of_arm |= {"held_out": self.held_out}
-        return hashlib.sha256(json.dumps(of_arm, sort_keys=True).encode()).hexdigest()[:16]
+            arm_source |= {"held_out": self.held_out}
+        return hashlib.sha256(json.dumps(arm_source, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_spec(path: Path) -> Spec:
@@ -255,7 +258,7 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
             complete[name] = Arm(**merged(base, values))
         except ValidationError as error:
             mistakes += mistakes_of(error, name, keys=_KEYS)
-    head = {key: source[key] for key in _OF_SPEC if key in source}
+    head = {key: source[key] for key in _SPEC_KEYS if key in source}
     lines = told(mistakes, source)
     try:
         spec = Spec(**head, arms=complete, source=dict(source))
@@ -282,7 +285,7 @@ def seeds_problem(seeds: Sequence[int]) -> str | None:
 
 def _common(source: Mapping[str, Any]) -> dict[str, Any]:
     """What a spec says of all arms."""
-    return {key: value for key, value in source.items() if key not in _OF_SPEC | {"arms"}}
+    return {key: value for key, value in source.items() if key not in _SPEC_KEYS | {"arms"}}
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

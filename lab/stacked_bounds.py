@@ -65,14 +65,14 @@ def bounded_gradients(
 
     together = [node for node in nodes if foreign[node] and not out(node, 0.0)]
     suspects = [node for node in nodes if foreign[node] and node not in together]
-    of_together, sums = of([Part(node, foreign[node]) for node in together])
-    for node, norm, part_gradient, part in zip(together, _norms(of_together), of_together, sums, strict=True):
+    together_gradients, sums = of([Part(node, foreign[node]) for node in together])
+    for node, norm, part_gradient, part in zip(together, _norms(together_gradients), together_gradients, sums, strict=True):
         if out(node, norm):
             suspects.append(node)
         else:
             gradient[node] += part_gradient
             found[node] += part
-    del of_together
+    del together_gradients
     scaled = [0] * len(groups)
     for node, measured in _each_alone(of, suspects, foreign, at_once):
         scales = foreign_scales(influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])

@@ -25,7 +25,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives.sums import LossSums
-from services.trainer.schedule import learning_rate
+from services.trainer.schedule import configured_rate
 from services.trainer.selection.own_policy import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.selection.tokens import Intake
 from services.trainer.settings import influence_rules, update_config
@@ -73,7 +73,7 @@ class StackedLearner:
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
         """`batch_logprobs` of every node for all its local groups, now or of the base policy."""
-        wanted = [list(range(len(of_node))) for of_node in groups]
+        wanted = [list(range(len(node_groups))) for node_groups in groups]
         return self._logprobs(groups, wanted, base=base)
 
     @torch.no_grad()
@@ -93,14 +93,14 @@ class StackedLearner:
         checked = self._drop_absurd(intakes, batch_seeds)
         groups: list[list[TokenGroup]] = [list(intake.groups) if intake else [] for intake, _ in checked]
         wanted = [
-            [number for number, group in enumerate(of_node) if config.takes_part(group)]
-            for of_node, config in zip(groups, self._update_configs, strict=True)
+            [number for number, group in enumerate(node_groups) if config.takes_part(group)]
+            for node_groups, config in zip(groups, self._update_configs, strict=True)
         ]
         active = [intake is not None and bool(numbers) for (intake, _), numbers in zip(checked, wanted, strict=True)]
         proximal = self._proximal(groups, wanted)
         groups = [
-            without_dropped(of_node, config, logprobs)
-            for of_node, config, logprobs in zip(groups, self._update_configs, proximal, strict=True)
+            without_dropped(node_groups, config, logprobs)
+            for node_groups, config, logprobs in zip(groups, self._update_configs, proximal, strict=True)
         ]
         reference = self._reference(groups, wanted)
         stats: list[list[UpdateStats]] = [[] for _ in groups]
@@ -113,7 +113,7 @@ class StackedLearner:
                 break
             part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
             gradient, node_stats, scaled = self._bounded(groups, part, proximal, reference)
-            rates = [self._rate(node, steps[node]) if on else None for node, on in enumerate(takes)]
+            rates = [configured_rate(self._trainers[node], steps[node]) if on else None for node, on in enumerate(takes)]
             outcome = self._optimizer.step(self.flat, gradient, rates)
             for node, on in enumerate(takes):
                 if on:
@@ -178,8 +178,8 @@ class StackedLearner:
             )
             total = total + loss
             found[row] = GradientPart(sums, 1, stacked.padded_tokens // len(rows))
-        of_leaves = torch.autograd.grad(total, list(trained.values()))
-        gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in of_leaves], dim=1)
+        leaf_gradients = torch.autograd.grad(total, list(trained.values()))
+        gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in leaf_gradients], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
         """Items in parts that are computed in one pass: all of small policies, one of a large."""
@@ -188,7 +188,13 @@ class StackedLearner:
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
     ) -> list[BatchLogprobs]:
-        found: list[BatchLogprobs] = [[[torch.empty(0)] * len(group.completions) for group in of_node] for of_node in groups]
+        """Like `batch_logprobs`, `[node][group][completion]`, under the policies or (`base`) those
+        that they started from. Groups that are not `wanted` have empty tensors: the places must
+        stay those of `groups`.
+        """
+        found: list[BatchLogprobs] = [
+            [[torch.empty(0)] * len(group.completions) for group in node_groups] for node_groups in groups
+        ]
         if not any(wanted):
             return found
         flat = self._base if base and self._base is not None else self.flat
@@ -198,37 +204,38 @@ class StackedLearner:
             stacked = stack_groups([groups[node] for node in nodes], [wanted[node] for node in nodes], self.flat.device)
             policies = leaves(self.model.architecture, flat[nodes[0] : nodes[-1] + 1])
             scored = group_logprobs(self.model, policies, stacked, [self._update_configs[node].temperature for node in nodes])
-            for node, rows, of_node in zip(nodes, stacked.rows, scored, strict=True):
-                of_rows = of_node.logprobs.cpu()
+            for node, rows, node_scored in zip(nodes, stacked.rows, scored, strict=True):
+                row_logprobs = node_scored.logprobs.cpu()
                 for row, (group, completion) in enumerate(rows.sequences):
-                    found[node][group][completion] = of_rows[row, : len(groups[node][group].completions[completion])]
+                    found[node][group][completion] = row_logprobs[row, : len(groups[node][group].completions[completion])]
         return found
 
-    @torch.no_grad()
     def _proximal(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
-        several = [
+        needed = [
             trainer.updates_per_batch > 1 or config.needs_proximal
             for trainer, config in zip(self._trainers, self._update_configs, strict=True)
         ]
-        if not any(several):
-            return [None] * len(groups)
-        part = [numbers if on else [] for numbers, on in zip(wanted, several, strict=True)]
-        found = self._logprobs(groups, part, base=False)
-        return [of_node if on else None for of_node, on in zip(found, several, strict=True)]
+        return self._where(needed, groups, wanted, base=False)
+
+    def _reference(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
+        needed = [config.objective.needs_reference for config in self._update_configs]
+        return self._where(needed, groups, wanted, base=True)
 
     @torch.no_grad()
-    def _reference(self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]]) -> list[BatchLogprobs | None]:
-        if self._base is None:
-            return [None] * len(groups)
-        needs = [config.objective.needs_reference for config in self._update_configs]
-        part = [numbers if on else [] for numbers, on in zip(wanted, needs, strict=True)]
-        found = self._logprobs(groups, part, base=True)
-        return [of_node if on else None for of_node, on in zip(found, needs, strict=True)]
+    def _where(
+        self, needed: Sequence[bool], groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
+    ) -> list[BatchLogprobs | None]:
+        """`_logprobs` of the nodes that need them, None of the others."""
+        found = self._logprobs(groups, [numbers if need else [] for need, numbers in zip(needed, wanted, strict=True)], base=base)
+        return [logprobs if need else None for need, logprobs in zip(needed, found, strict=True)]
 
     @torch.no_grad()
     def _drop_absurd(
         self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]
     ) -> list[tuple[Intake | None, Counter[str]]]:
+        """What `drop_absurd` does for one learner, with the logprobs of all nodes in one pass;
+        beside each intake the answers dropped, by node they came from.
+        """
         checks = [
             groups_to_check(intake, config, rules, seed) if intake is not None and rules.fraction else []
             for intake, config, rules, seed in zip(intakes, self._update_configs, self._own_policy, batch_seeds, strict=True)
@@ -244,16 +251,6 @@ class StackedLearner:
             rest, dropped = without_absurd(intake, numbers, [logprobs[number] for number in numbers], rules)
             left.append((rest, Counter(dropped)))
         return left
-
-    def _rate(self, node: int, step: int) -> float:
-        trainer = self._trainers[node]
-        return learning_rate(
-            step,
-            peak=trainer.learning_rate,
-            warmup_steps=trainer.warmup_steps,
-            kind=trainer.schedule,
-            end_step=trainer.schedule_steps or trainer.max_steps,
-        )
 
 
 def _adamw_settings(config: NodeConfig) -> AdamWSettings:

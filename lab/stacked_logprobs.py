@@ -41,8 +41,8 @@ def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequen
     """Stack `groups[node][g]` for the g in `wanted[node]`; `rows.sequences` counts all of a node's
     groups.
     """
-    chosen = [[of_node[g] for g in numbers] for of_node, numbers in zip(groups, wanted, strict=True)]
-    flat = [group for of_node in chosen for group in of_node]
+    chosen = [[node_groups[g] for g in numbers] for node_groups, numbers in zip(groups, wanted, strict=True)]
+    flat = [group for node_groups in chosen for group in node_groups]
     most = max(map(len, chosen))
     count = max(len(group.completions) for group in flat)
     width = max(len(group.prompt_ids) for group in flat)
@@ -52,10 +52,10 @@ def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequen
     completion_ids = torch.zeros(len(groups), most, count, longest, dtype=torch.int64)
     completion_lengths = torch.zeros(len(groups), most, count, dtype=torch.int64)
     rows, row_places = [], []
-    for node, of_node in enumerate(chosen):
+    for node, node_groups in enumerate(chosen):
         sequences: list[tuple[int, int]] = []
         places: list[int] = []
-        for place, (number, group) in enumerate(zip(wanted[node], of_node, strict=True)):
+        for place, (number, group) in enumerate(zip(wanted[node], node_groups, strict=True)):
             prompt_ids[node, place, : len(group.prompt_ids)] = torch.tensor(list(group.prompt_ids))
             prompt_lengths[node, place] = len(group.prompt_ids)
             for completion, tokens in enumerate(group.completions):

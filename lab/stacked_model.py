@@ -166,9 +166,11 @@ def attend_behind_prompt(
         to_own = to_own + own_bias
     scores = torch.cat([to_prompt, to_own.transpose(1, 2).flatten(3, 4)], dim=-1)
     weights = torch.softmax(scores, dim=-1)
-    of_prompt, of_own = torch.split_with_sizes(weights, [width, own], dim=-1)
-    out = (of_prompt.reshape(groups * kv, -1, width) @ prompt_values.flatten(0, 1)).view(groups, kv, count, repeat, steps, size)
-    mine = of_own.transpose(1, 2).reshape(groups * count * kv, repeat * steps, own) @ v.flatten(0, 2)
+    prompt_weights, own_weights = torch.split_with_sizes(weights, [width, own], dim=-1)
+    out = (prompt_weights.reshape(groups * kv, -1, width) @ prompt_values.flatten(0, 1)).view(
+        groups, kv, count, repeat, steps, size
+    )
+    mine = own_weights.transpose(1, 2).reshape(groups * count * kv, repeat * steps, own) @ v.flatten(0, 2)
     out = out + mine.view(groups, count, kv, repeat, steps, size).transpose(1, 2)
     return out.permute(0, 2, 4, 1, 3, 5).reshape(groups, count, steps, heads, size)
 

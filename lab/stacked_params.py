@@ -44,7 +44,7 @@ class Architecture:
     """
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Architecture:
+    def from_folder(cls, folder: Path) -> Architecture:
         """Read it from a model folder's config.json.
 
         Raises:
@@ -161,7 +161,7 @@ def load_stack(folders: Sequence[Path], device: torch.device) -> tuple[Architect
     Raises:
         ValueError: they are not of one architecture, or one that is not computed here.
     """
-    by_folder = {folder: Architecture.of_folder(folder) for folder in dict.fromkeys(folders)}
+    by_folder = {folder: Architecture.from_folder(folder) for folder in dict.fromkeys(folders)}
     architectures = list(by_folder.values())
     if any(other != architectures[0] for other in architectures[1:]):
         raise ValueError("these models are of different architectures and cannot be stacked")

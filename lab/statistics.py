@@ -140,17 +140,20 @@ def bootstrap_ratio(
         return None
     random = np.random.default_rng(0)
     pairs = [(np.asarray(values[seed]), np.asarray(baseline[seed])) for seed in seeds]
-    if any(len(of_arm) != len(of_base) or (same_questions and len(of_arm) != len(pairs[0][0])) for of_arm, of_base in pairs):
+    if any(
+        len(arm_gains) != len(base_gains) or (same_questions and len(arm_gains) != len(pairs[0][0]))
+        for arm_gains, base_gains in pairs
+    ):
         return None
     ratios = []
     for _ in range(draws):
         shared = random.integers(len(pairs[0][0]), size=len(pairs[0][0])) if same_questions else None
         above = below = 0.0
         for place in random.integers(len(pairs), size=len(pairs)):
-            of_arm, of_base = pairs[place]
-            questions = random.integers(len(of_arm), size=len(of_arm)) if shared is None else shared
-            above += float(of_arm[questions].mean())
-            below += float(of_base[questions].mean())
+            arm_gains, base_gains = pairs[place]
+            questions = random.integers(len(arm_gains), size=len(arm_gains)) if shared is None else shared
+            above += float(arm_gains[questions].mean())
+            below += float(base_gains[questions].mean())
         if below > 0.0:
             ratios.append(above / below)
     if len(ratios) < 0.99 * draws:

@@ -110,7 +110,7 @@ def _by_dataset(own: Sequence[OwnGroup]) -> dict[str, list[float]]:
     rewards: dict[str, list[float]] = {}
     for group in own:
         rewards.setdefault(group.group.task.ref.dataset, []).extend(group.rewards)
-    return {name: [len(of_task), sum(of_task) / len(of_task)] for name, of_task in sorted(rewards.items())}
+    return {name: [len(task_rewards), sum(task_rewards) / len(task_rewards)] for name, task_rewards in sorted(rewards.items())}
 
 
 def _mean(values: Sequence[float]) -> float | None:

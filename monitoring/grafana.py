@@ -67,6 +67,9 @@ def _laid_out(rows: tuple[Row, ...]) -> list[dict[str, Any]]:
 
 
 def _panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
+    """`number` is the panel's id, unique on its dashboard; `position` is in Grafana's grid of 24
+    columns. Queries are named A, B, C, the names by which tables refer to them.
+    """
     model: dict[str, Any] = {
         "id": number,
         "type": panel.kind.value,
@@ -95,6 +98,9 @@ def _panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any
 
 
 def _as_table(panel: Panel, model: dict[str, Any]) -> None:
+    """One row for each set of labels: the queries' answers come as a table each, and are merged.
+    Grafana then calls their columns `Value #A`, `Value #B` and so on.
+    """
     names = {f"Value #{target['refId']}": query.legend for target, query in zip(model["targets"], panel.queries, strict=True)}
     model["options"] = {"showHeader": True, "cellHeight": "sm"}
     model["transformations"] = [
@@ -173,6 +179,9 @@ def _datasource_variable() -> dict[str, Any]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
+    """Written out in full, as Grafana exports a variable. `.*` for "All" keeps a query as short as
+    it is where a value is chosen; without it Grafana writes every value into it.
+    """
     everything = {"selected": True, "text": ["All"], "value": ["$__all"]}
     return {
         "name": variable.name,

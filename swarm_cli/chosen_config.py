@@ -24,7 +24,7 @@ def load_chosen(config: Path | None) -> NodeConfig:
     return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
 
 
-def of_node(config: NodeConfig, node: str) -> NodeConfig:
+def for_node(config: NodeConfig, node: str) -> NodeConfig:
     """The configuration as that of the named node; as it is where no name is given. Raises
     CommandError when no node can have that name.
     """

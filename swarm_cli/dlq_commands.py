@@ -16,7 +16,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport
-from swarm_cli.chosen_config import ConfigOption, load_chosen, of_node
+from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 @dlq_app.command("list")
 def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: UrlOption = "", config: ConfigOption = None) -> None:
     """Print all dead letters, oldest first."""
-    node_config = of_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config), node)
     letters = _with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id))
     if as_json:
         typer.echo(visible_json([letter.as_object() for letter in letters], indent=2))
@@ -54,7 +54,7 @@ def show(
     config: ConfigOption = None,
 ) -> None:
     """Print one dead letter: cause, task, and the completions' texts."""
-    node_config = of_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config), node)
     (letter,) = _found(_with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq])), [seq])
     for name, value in letter.as_object().items():
         say(visible(f"{name}: {value}"))
@@ -78,7 +78,7 @@ def requeue_letters(
     back to the generator, and a group counts once."""
     if bool(seqs) == every:
         raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
-    node_config = of_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config), node)
 
     async def put_back(plane: Transport) -> list[DeadLetter]:
         letters = await read_letters(plane, node_config.node.id, seqs or [])

@@ -13,7 +13,7 @@ from shared.config import NodeConfig
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
 from shared.roles import ROLES
-from shared.runtime.planes import of_process
+from shared.runtime.planes import for_process
 
 _CREDENTIALS = b"-----BEGIN NATS USER JWT-----"
 
@@ -30,9 +30,9 @@ def _problems(config: NodeConfig) -> Iterator[str]:
     nats, verifier = config.nats, config.verifier
     if nats.node_key_file:
         for role in ROLES:
-            yield from _checked("nats.node_key_file", of_process(nats.node_key_file, config.node.id, role), _nats_key)
+            yield from _checked("nats.node_key_file", for_process(nats.node_key_file, config.node.id, role), _nats_key)
     if nats.swarm_key_file and nats.swarm_url is not None:
-        yield from _checked("nats.swarm_key_file", of_process(nats.swarm_key_file, config.node.id, "verifier"), _nats_key)
+        yield from _checked("nats.swarm_key_file", for_process(nats.swarm_key_file, config.node.id, "verifier"), _nats_key)
     for setting, file in (("nats.node_ca_file", nats.node_ca_file), ("nats.swarm_ca_file", nats.swarm_ca_file)):
         yield from _checked(setting, file, _authority)
     yield from _checked("verifier.signing_key_file", verifier.signing_key_file, _signing_key)

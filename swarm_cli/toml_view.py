@@ -24,6 +24,9 @@ def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
 
 
 def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | None) -> Iterator[str]:
+    """A section's own keys before its tables: behind a `[table]` TOML takes every key for that
+    table's. A section without a line to show has no heading either.
+    """
     nested: list[tuple[str, Any]] = []
     lines: list[str] = []
     for name, field in type(section).model_fields.items():

@@ -16,7 +16,7 @@ from shared.config.trainer_section import TrainerSection
 from shared.registry import OBJECTIVES
 
 _FOREIGN_WEIGHTS = ("foreign_weight_level", "foreign_weight_positive", "foreign_weight_negative")
-_OF_FOREIGN_GROUPS = (
+_FOREIGN_GROUP_SETTINGS = (
     *_FOREIGN_WEIGHTS,
     "foreign_negative_divergence",
     "foreign_capability_window",
@@ -32,7 +32,7 @@ _OF_FOREIGN_GROUPS = (
     "foreign_norm_factor",
     "foreign_norm_proportion",
 )
-_OF_EXTERNAL_DRAWS = (
+_EXTERNAL_DRAW_SETTINGS = (
     "strategy",
     "bandit_arms",
     "oversample",
@@ -55,7 +55,7 @@ def settings_without_effect(config: NodeConfig) -> list[str]:
     Example: `trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po`.
     """
     reasons: dict[str, str] = {}
-    for section, found in (("sampler", _of_sampler(config.sampler)), ("trainer", _of_trainer(config))):
+    for section, found in (("sampler", _sampler_reasons(config.sampler)), ("trainer", _trainer_reasons(config))):
         for reason, keys in found:
             for key in keys:
                 reasons.setdefault(f"{section}.{key}", reason)
@@ -66,9 +66,9 @@ def settings_without_effect(config: NodeConfig) -> list[str]:
 _DEFAULTS = NodeConfig.model_construct()
 
 
-def _of_sampler(sampler: SamplerSection) -> Reasons:
+def _sampler_reasons(sampler: SamplerSection) -> Reasons:
     if not sampler.external:
-        yield "sampler.external is 0", _OF_EXTERNAL_DRAWS
+        yield "sampler.external is 0", _EXTERNAL_DRAW_SETTINGS
     if not sampler.replay:
         yield "sampler.replay is 0", ("replay_batches",)
     if sampler.strategy != "bandit":
@@ -82,14 +82,14 @@ def _of_sampler(sampler: SamplerSection) -> Reasons:
         yield "sampler.shortage is wait", ("shortage_wait_s",)
 
 
-def _of_trainer(config: NodeConfig) -> Reasons:
+def _trainer_reasons(config: NodeConfig) -> Reasons:
     trainer = config.trainer
     if not config.sampler.external:
-        yield "sampler.external is 0", tuple(key for key in _OF_FOREIGN_GROUPS if _is_free(trainer, key))
+        yield "sampler.external is 0", tuple(key for key in _FOREIGN_GROUP_SETTINGS if _is_free(trainer, key))
     objective = configured_objective(config).objective
-    yield from _of_objective(trainer, objective)
-    yield from _of_clipping(trainer, objective)
-    yield from _of_foreign_text(trainer)
+    yield from _objective_reasons(trainer, objective)
+    yield from _clipping_reasons(trainer, objective)
+    yield from _foreign_text_reasons(trainer)
     if trainer.schedule == "constant":
         yield "trainer.schedule is constant", ("schedule_steps",)
     if not trainer.lora.rank:
@@ -98,7 +98,10 @@ def _of_trainer(config: NodeConfig) -> Reasons:
         yield "trainer.lora.publish is adapters, which travel in float32", ("publish_dtype",)
 
 
-def _of_objective(trainer: TrainerSection, objective: Objective) -> Reasons:
+def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
+    """An objective says itself what it uses (`Objective`'s attributes), so that a new one brings no
+    line here.
+    """
     chosen = f"trainer.objective is {trainer.objective}"
     for name in OBJECTIVES.built_in:
         if trainer.objective != name:
@@ -116,7 +119,7 @@ def _of_objective(trainer: TrainerSection, objective: Objective) -> Reasons:
         yield "the loss is a mean over sequences, whatever their tokens", ("foreign_share_factor",)
 
 
-def _of_clipping(trainer: TrainerSection, objective: Objective) -> Reasons:
+def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
     """With one update the ratio is 1, exactly where no logprobs are computed beforehand to drop
     text by.
     """
@@ -130,7 +133,10 @@ def _of_clipping(trainer: TrainerSection, objective: Objective) -> Reasons:
         yield reason, ("cispo_min", "cispo_max")
 
 
-def _of_foreign_text(trainer: TrainerSection) -> Reasons:
+def _foreign_text_reasons(trainer: TrainerSection) -> Reasons:
+    """The order matters: of a setting that several others switch off, the first reason is the one
+    that is shown.
+    """
     no_negatives = "trainer.drop_foreign_negatives is true"
     if trainer.drop_foreign_negatives:
         keys = ("foreign_weight_negative", "foreign_negative_divergence")

@@ -124,7 +124,7 @@ def _tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
     names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     if not config.tie_word_embeddings:
         names["output.weight"] = "lm_head.weight"
-    of_layer = {
+    layer_names = {
         "attn_norm": "input_layernorm",
         "ffn_norm": "post_attention_layernorm",
         "attn_q": "self_attn.q_proj",
@@ -136,7 +136,7 @@ def _tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
         "ffn_down": "mlp.down_proj",
     }
     for layer in range(config.num_hidden_layers):
-        names |= {f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{theirs}.weight" for ours, theirs in of_layer.items()}
+        names |= {f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{theirs}.weight" for ours, theirs in layer_names.items()}
     tensors = {ours: state[theirs].numpy() for ours, theirs in names.items()}
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     return {name: _turned(values, heads.get(name.split(".")[-2])) for name, values in tensors.items()}

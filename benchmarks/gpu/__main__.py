@@ -79,6 +79,10 @@ def _run_here(arguments: argparse.Namespace) -> None:
 
 
 def _run_all(arguments: argparse.Namespace) -> int:
+    """A part that fails or hangs costs its own findings alone. The page is written only after a
+    whole run on a GPU: a short, partial or CPU run would put figures there that the page does not
+    mean. Returns the exit code.
+    """
     started = time.monotonic()
     findings: list[Finding] = []
     failures: dict[str, str] = {}

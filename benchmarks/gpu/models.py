@@ -10,16 +10,33 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.finding import Setting
+from benchmarks.shapes import SMOLLM2_135M
 from benchmarks.workload import node_config
 from shared.config import NodeConfig
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "key_heads": 2},
-    "SmolLM2-135M": {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "layers": 30, "heads": 9, "key_heads": 3},
-    "0.5B": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "key_heads": 2},
+    "tiny": {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "SmolLM2-135M": SMOLLM2_135M,
+    "0.5B": {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
 }
-"""0.5B: the shapes of Qwen2.5-0.5B; all with tied embeddings."""
+"""0.5B: the shapes of Qwen2.5-0.5B."""
 CONTEXT = 2048
 
 
@@ -39,16 +56,9 @@ def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
     folder = setting.folder / f"model-{shape}"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
-        numbers = SHAPES[shape]
         config = LlamaConfig(
-            vocab_size=numbers["vocab_size"],
-            hidden_size=numbers["hidden_size"],
-            intermediate_size=numbers["intermediate_size"],
-            num_hidden_layers=numbers["layers"],
-            num_attention_heads=numbers["heads"],
-            num_key_value_heads=numbers["key_heads"],
+            **SHAPES[shape],
             max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
             # Far enough from uniform that logprobs of sampled tokens say something.
             initializer_range=0.04,
             eos_token_id=END_TOKEN_ID,

@@ -80,7 +80,7 @@ def _made_up(learner: Learner) -> list[TokenGroup]:
     draw = random.Random("texts")
     most = min(_TEXTS[1], learner.rules.vocabulary_size)
     texts = [[[draw.randrange(4, most) for _ in range(draw.randint(8, 32))] for _ in range(4)] for _ in range(4)]
-    return [_group([draw.randrange(4, most) for _ in range(60)], of_group) for of_group in texts]
+    return [_group([draw.randrange(4, most) for _ in range(60)], answers) for answers in texts]
 
 
 def _group(prompt: list[int], answers: Any) -> TokenGroup:
@@ -95,4 +95,4 @@ def _group(prompt: list[int], answers: Any) -> TokenGroup:
 
 def _flat(learner: Learner, groups: list[TokenGroup]) -> list[float]:
     found = batch_logprobs(learner.model, groups, learner.update_config)
-    return [float(value) for of_group in found for of_answer in of_group for value in of_answer]
+    return [float(value) for group_logprobs in found for answer_logprobs in group_logprobs for value in answer_logprobs]

@@ -24,10 +24,14 @@ async def check(setting: Setting) -> list[Finding]:
     kinds: list[str] = ["transformers"]
     if setting.device.startswith("cuda") and has_cuda_vllm():
         kinds.append("vllm")
-    return [finding for kind in kinds for finding in await _of_engine(kind, setting, name, folder)]
+    return [finding for kind in kinds for finding in await _engine_findings(kind, setting, name, folder)]
 
 
-async def _of_engine(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
+async def _engine_findings(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
+    """Memory is read twice, while another has the turn and while the engine works: only the
+    difference says what resting gives back. That an engine answers at all after it rested is not
+    enough: the tokens must be the same, because weights that are put back wrongly still answer.
+    """
     turns = DeviceTurns(setting.folder / f"{kind}.turns", "generator")
     other = DeviceTurns(setting.folder / f"{kind}.turns", "trainer")
     engine = create_engine(

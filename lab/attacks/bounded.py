@@ -21,8 +21,8 @@ def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[fl
     ladders = [with_texts(view, group, _ladder(view, group)) for group, _ in made]
     likelihoods = view.likelihood(ladders) if ladders else []
     groups = []
-    for (group, rewards), ladder, of_rungs in zip(made, ladders, likelihoods, strict=True):
-        best = least_likely(view, ladder, of_rungs) or view.answer(group.task.ref)
+    for (group, rewards), ladder, rung_likelihoods in zip(made, ladders, likelihoods, strict=True):
+        best = least_likely(view, ladder, rung_likelihoods) or view.answer(group.task.ref)
         right, wrong = halves(len(group.completions), view.attack.right_share)
         groups.append(with_texts(view, group, [best] * right + wrong_texts(view, group, rewards, wrong)))
     return groups

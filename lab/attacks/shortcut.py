@@ -42,11 +42,11 @@ def shortcut(view: Hostile) -> list[RolloutGroup]:
     if view.number < view.attack.start_round:
         return under_names(view, as_sampled(view))
     found = [_found(view, group) for group, _ in view.made]
-    ladders = [ladder for of_group in found for ladder in of_group]
+    ladders = [ladder for group_ladders in found for ladder in group_ladders]
     likelihoods = iter(view.likelihood(ladders) if ladders else [])
     groups = []
-    for (group, _), of_group in zip(view.made, found, strict=True):
-        written = [(likelihood, ladder, number) for ladder in of_group for number, likelihood in enumerate(next(likelihoods))]
+    for (group, _), group_ladders in zip(view.made, found, strict=True):
+        written = [(likelihood, ladder, number) for ladder in group_ladders for number, likelihood in enumerate(next(likelihoods))]
         if not written:
             groups.append(group)
             continue
@@ -65,11 +65,11 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
         for task in _questions(source, _SCREENED, random.Random(f"screened {source.dataset}")):
-            of_task = copies(task.question)
-            rewards = view.score(task.ref, [candidate.text for candidate in of_task])
+            candidates = copies(task.question)
+            rewards = view.score(task.ref, [candidate.text for candidate in candidates])
             passed.update(
                 Shortcut(copy=candidate.name)
-                for candidate, reward in zip(of_task, rewards, strict=True)
+                for candidate, reward in zip(candidates, rewards, strict=True)
                 if reward >= PASS_REWARD and candidate.text
             )
             passed[Shortcut(constant=view.answer(task.ref))] += 1

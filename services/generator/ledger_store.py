@@ -102,6 +102,10 @@ class DrawLedger:
         await self._change(lambda ledger: rules.finish(ledger, first=first))
 
     async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> TaskLedger:
+        """Read, `step`, compare-and-set, again after a conflict: all replicas of a node write this
+        one key. `step` may run many times and must be pure; None from it leaves the ledger alone.
+        The random pause keeps replicas that collided from colliding again.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             entry = await self._transport.kv.get(self._bucket, LEDGER_KEY)

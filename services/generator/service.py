@@ -22,14 +22,14 @@ from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
 from services.generator.policy_follower import PolicyFollower
+from services.generator.publishing import GroupPublisher
 from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
-from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
-from shared.contracts.messages import ModelIdentity, RolloutGroup
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
-from shared.contracts.subjects import SAMPLER_KEY, node_bucket, node_rollouts, node_rollouts_stream
+from shared.contracts.messages import ModelIdentity
+from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
 from shared.model.loading import load_tokenizer, model_max_length
@@ -38,7 +38,7 @@ from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.tasks.file_source import config_with_rows
-from shared.transport.base import NotConnected, StreamFull, TransportError
+from shared.transport.base import TransportError
 
 _IDLE_S = 0.02
 _NO_TRAINER = 2**60
@@ -72,6 +72,7 @@ class GeneratorService:
         """Generate until told to stop."""
         self._context = context
         self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
+        self._publisher = GroupPublisher(self._config.node.id, context, self._figures)
         if self._engine.metrics_prefix:
             DefaultRegistryMetrics(self._engine.metrics_prefix, context.registry)
         try:
@@ -93,6 +94,10 @@ class GeneratorService:
         return True
 
     async def _generate(self, context: ServiceContext) -> None:
+        """The base policy is evaluated before the first draw: its answers are version 0's score,
+        which cannot be had once weights are swapped in. Draws are secret where no seed is set, so
+        that nobody can prepare answers to a node's next tasks.
+        """
         config = self._config
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
@@ -173,6 +178,10 @@ class GeneratorService:
         return lease
 
     async def _fill(self, lease: DrawLease) -> None:
+        """One lease, from draws to published groups. It is finished only after every group is in
+        the stream: killed before, the draws are handed out again, and the message ids of groups
+        that are there already drop the second copies.
+        """
         draws = range(lease.first, lease.first + lease.count)
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
         async with self._engine.turn():
@@ -186,10 +195,13 @@ class GeneratorService:
             for draw, task, answers in zip(draws, prompted, samples, strict=True)
         ]
         self._figures.generated(groups, seconds)
-        await asyncio.gather(*(self._publish(group, seconds) for group in groups))
+        await asyncio.gather(*(self._publisher.publish(group, seconds) for group in groups))
         await self._draws.finish(lease.first)
 
     async def _samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> list[list[Sample]]:
+        """One list of completions per prompt. The seed comes from the lease's first draw, so that
+        the same draws give the same completions, whichever replica samples them.
+        """
         config = self._config
         try:
             async with asyncio.timeout(config.generator.call_timeout_s):
@@ -204,48 +216,6 @@ class GeneratorService:
                 f"engine {self._engine.name}: no answer to {lease.count} prompts within {config.generator.call_timeout_s:.0f} s: "
                 "restarting; raise generator.call_timeout_s if answers really take that long"
             ) from None
-
-    async def _publish(self, group: RolloutGroup, generate_s: float) -> None:
-        """Store a group; a full queue or a server that is away holds the generator back, and loses
-        nothing.
-        """
-        node = self._config.node.id
-        payload = encode(group)
-        rollout_id = rollout_id_of(content_id(payload))
-        while True:
-            started = time.monotonic()
-            try:
-                ack = await self._context.node.publish(
-                    node_rollouts(node),
-                    payload,
-                    stream=node_rollouts_stream(node),
-                    message_id=f"draw-{group.draw}",
-                    headers={ROLLOUT_ID_HEADER: rollout_id},
-                )
-            except (StreamFull, NotConnected) as error:
-                self._figures.publish.failed("held_back" if isinstance(error, StreamFull) else "error")
-                self._context.status.state("held back")
-                self._context.log.info("held_back", rollout_id=rollout_id, draw=group.draw, reason=str(error))
-                await asyncio.sleep(0.5)
-            except TransportError:
-                self._figures.publish.failed("error")
-                raise
-            else:
-                break
-        self._context.status.state("generating")
-        self._figures.publish.stored(time.monotonic() - started, len(payload))
-        self._context.log.info(
-            "rollouts_published",
-            rollout_id=rollout_id,
-            task=group.task.ref.dataset,
-            draw=group.draw,
-            policy_version=group.policy_version,
-            stream_seq=ack.seq,
-            duplicate=ack.duplicate,
-            completions=len(group.completions),
-            tokens=sum(completion.token_count for completion in group.completions),
-            seconds=round(generate_s, 4),
-        )
 
 
 async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[None]) -> None:

@@ -98,6 +98,10 @@ def _joined(runs: list[ArmRun]) -> list[ArmRun]:
 
 
 def _credited(state: BanditState, since: int, evaluation: Evaluation) -> BanditState:
+    """The arms after a window that began at version `since` and ended with `evaluation`. The gain's
+    unit is the discounted root mean square of all gains so far, this one included: the first counts
+    as 1 or -1, and where nothing was ever gained it is 0.
+    """
     steps = evaluation.version - since
     shares = _shares(state.runs, since + 1, evaluation.version)
     gain = (evaluation.pass_rate - state.pass_rate) / steps

@@ -57,7 +57,7 @@ class Knowledge:
 
     sources: Mapping[str, PassRecord] = field(default_factory=lambda: MappingProxyType({}))
 
-    def of_source(self, source: str) -> PassRecord:
+    def pass_record(self, source: str) -> PassRecord:
         """The own record on a source; zeros for one never seen."""
         return self.sources.get(source, PassRecord())
 
@@ -65,7 +65,9 @@ class Knowledge:
 def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRecord:
     """The record after one more own scored group of `source` with these rewards (at least one)."""
     keep = 0.5 ** (len(rewards) / HALF_LIFE_COMPLETIONS)
-    before = next((of for of in record.sources if of.source == source), SourceRecord(source=source, completions=0.0, passes=0.0))
+    before = next(
+        (known for known in record.sources if known.source == source), SourceRecord(source=source, completions=0.0, passes=0.0)
+    )
     passes = sum(reward >= PASS_REWARD for reward in rewards)
     after = SourceRecord(
         source=source,
@@ -76,7 +78,7 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
     mean = sum(rewards) / len(rewards)
     return msgspec.structs.replace(
         record,
-        sources=[*(of for of in record.sources if of.source != source)][1 - MAX_SOURCES :] + [after],
+        sources=[*(known for known in record.sources if known.source != source)][1 - MAX_SOURCES :] + [after],
         groups=record.groups + 1,
         informative=record.informative + is_informative(rewards),
         reward_sum=record.reward_sum + mean,
@@ -86,4 +88,6 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
 
 def knowledge_of(record: OwnRecord) -> Knowledge:
     """The record as strategies read it."""
-    return Knowledge(sources={of.source: PassRecord(of.passes, of.completions, of.failed_groups) for of in record.sources})
+    return Knowledge(
+        sources={known.source: PassRecord(known.passes, known.completions, known.failed_groups) for known in record.sources}
+    )

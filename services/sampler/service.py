@@ -24,14 +24,11 @@ from services.sampler.memory import SamplerMemory, state_for_new_stream
 from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from services.sampler.strategies import configured_strategy
-from services.sampler.told import complain, tell_of_gone, tell_of_move
+from services.sampler.told import ConsumedReport, complain, tell_of_gone, tell_of_move
 from shared.config import NodeConfig
-from shared.contracts.codec import encode
-from shared.contracts.control import SamplerPosition
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.sampler_state import SamplerState, SteeringState
-from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
@@ -85,11 +82,15 @@ class SamplerService:
         self._batches = BatchLog(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
         self._room = LogRoom(self._batches.stream, context.log)
         self._heard = Heard(self._node, context.node, context.log)
-        self._reported: SamplerPosition | None = None
+        self._consumed = ConsumedReport(context.node, self._node)
         following = [self._heard.follow_trainer(), *([self._heard.follow_evaluations()] if self._steers else [])]
         await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _go_on(self) -> None:
+        """Every failure but a fatal one ends in reading the logs again: after an append that timed
+        out nobody knows whether the batch is in the log. A batch that was too large is planned
+        again at once, as the server's limit is known now.
+        """
         failures = 0
         while True:
             try:
@@ -148,6 +149,10 @@ class SamplerService:
             self._context.log.error("scored_group_unreadable", reason=problem, consequence="dropped")
 
     async def _build_batches(self, loaded: _Loaded) -> None:
+        """`news` is cleared before anything is read: what arrives while a batch is planned then
+        ends the pause at once, instead of being overlooked. Complaints and purges go by their own
+        clocks, as the loop turns many times a second.
+        """
         memory, assembly = loaded.memory, Assembly(self._settings, node=self._node, seed=self._seed)
         purged_at = waiting_since = complained_at = time.monotonic()
         while True:
@@ -244,17 +249,8 @@ class SamplerService:
             tell_of_move(self._context.log, was, becomes, after)
 
     async def _report(self, loaded: _Loaded) -> None:
-        """Tell the generator what was consumed and what comes next: it may be waiting for that."""
-        memory, moves = loaded.memory, self._steering_rules.moves_j
-        position = SamplerPosition(
-            batch_number=memory.next_number - 1,
-            consumed_local=memory.consumed_local,
-            dropped_local=memory.dropped_local,
-            local=in_force(self._steering_rules, loaded.steering).local if moves else None,
-        )
-        if position != self._reported:
-            await self._context.node.kv.put(node_bucket(self._node), SAMPLER_KEY, encode(position))
-            self._reported = position
+        local = in_force(self._steering_rules, loaded.steering).local if self._steering_rules.moves_j else None
+        await self._consumed.tell(loaded.memory, local)
 
     async def _pause(self, waiting: Wait) -> None:
         self._context.status.state(f"waiting for {waiting.reason.name.lower()}")

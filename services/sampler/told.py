@@ -1,15 +1,22 @@
-"""What the sampler tells who runs it: why no batch comes, what moved, what cannot be replayed."""
+"""What the sampler tells: the generator, what was consumed; who runs it, why no batch comes, what
+moved, what cannot be replayed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from services.sampler.assembly import Wait, WaitFor
+from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
 from services.sampler.steering import InForce
+from shared.contracts.codec import encode
+from shared.contracts.control import SamplerPosition
 from shared.contracts.rollout_id import rollout_id_of
 from shared.contracts.sampler_state import SteeringState
+from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.runtime.logs import Log
+from shared.transport.base import Transport
 
 _REMEDIES = {
     WaitFor.LOCAL: "are the generator and verifier of this node alive? see `swarm status`",
@@ -53,3 +60,26 @@ def tell_of_move(log: Log, was: InForce, becomes: InForce, state: SteeringState)
         strategy=becomes.explained,
         why=state.sharing.why if moved and state.sharing is not None else "a new held-out result",
     )
+
+
+class ConsumedReport:
+    """What the generator paces itself by, in the node's bucket: written where it changed."""
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self._transport, self._node = transport, node
+        self._told: SamplerPosition | None = None
+
+    async def tell(self, memory: SamplerMemory, local: int | None) -> None:
+        """Which local groups were consumed and which dropped: the generator may wait for that.
+
+        local: I of the next batch where it moves, else None.
+        """
+        position = SamplerPosition(
+            batch_number=memory.next_number - 1,
+            consumed_local=memory.consumed_local,
+            dropped_local=memory.dropped_local,
+            local=local,
+        )
+        if position != self._told:
+            await self._transport.kv.put(node_bucket(self._node), SAMPLER_KEY, encode(position))
+            self._told = position

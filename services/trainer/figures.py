@@ -190,6 +190,9 @@ class TrainerGauges:
         self._show(record, context)
 
     def _show(self, record: StepRecord, context: ServiceContext) -> None:
+        """The node's status shows the newest step, but shares of time over the last steps, because
+        those of one step jump. A message holds no infinity, which a gradient's norm may be.
+        """
         board, recent = context.status, list(self._recent)
         board.worked()
         board.set(StatusFigure.STEP, record.step)

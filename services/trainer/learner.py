@@ -27,7 +27,7 @@ from services.trainer.parallel.protocol import ALONE, Parallel
 from services.trainer.policy_model import load_policy_model, load_reference_model
 from services.trainer.probes.head_probe import separate_head
 from services.trainer.records import PhaseSeconds, StepRecord
-from services.trainer.schedule import learning_rate
+from services.trainer.schedule import configured_rate
 from services.trainer.selection.capability import Window, after_batch, newest
 from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd
 from services.trainer.selection.preference import Preferred, prefer
@@ -192,6 +192,10 @@ class Learner:
         return updates
 
     def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
+        """One optimizer step. Where the norm of the gradient is not finite the weights stay as they
+        are: AdamW would carry the infinity in its moments into every later step. `before_s` is what
+        the batch cost before its first update.
+        """
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
         gradient = bounded_gradients(
@@ -215,14 +219,7 @@ class Learner:
         return _Update(gradient, grad_norm, moved, before_s + computed - started, ended - computed)
 
     def _set_learning_rate(self, step: int) -> float:
-        trainer = self._config
-        rate = learning_rate(
-            step,
-            peak=trainer.learning_rate,
-            warmup_steps=trainer.warmup_steps,
-            kind=trainer.schedule,
-            end_step=trainer.schedule_steps or trainer.max_steps,
-        )
+        rate = configured_rate(self._config, step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate
@@ -255,6 +252,10 @@ class Learner:
 def _record(
     preferred: Preferred, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
 ) -> StepRecord:
+    """One line of `metrics.jsonl`. Losses and ratios are means over the batch's updates, rewards
+    and groups are those of the batch. None is "there was nothing to measure", never 0: a mean over
+    no groups is not a bad mean.
+    """
     batch = preferred.batch
 
     # Means over no tokens are 0 (`UpdateStats`), and a reader would take them for measurements.
@@ -263,7 +264,7 @@ def _record(
     def mean(name: str) -> float | None:
         return _mean([float(getattr(update.stats, name)) for update in measured])
 
-    staleness, of_replayed = (
+    staleness, replayed_staleness = (
         [
             item.staleness
             for item in batch.items
@@ -314,7 +315,7 @@ def _record(
         staleness_max=max(staleness, default=None),
         groups_replayed=intake.replayed,
         reward_replayed=_mean(intake.rewards_replayed),
-        staleness_replayed=_mean([float(value) for value in of_replayed]),
+        staleness_replayed=_mean([float(value) for value in replayed_staleness]),
         tokens=sum(sum(group.completion_lengths) for group in intake.groups),
         behaviour_share=intake.with_behaviour / taken,
         reencoded_share=intake.reencoded / taken,
@@ -331,6 +332,10 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> Adapters | None:
+    """What is published instead of merged weights, or None. Generators add adapters to the base
+    that they loaded themselves, so its fingerprint travels along: on another base they would make
+    another policy.
+    """
     lora = config.trainer.lora
     if not lora.rank or lora.publish == "merged":
         return None

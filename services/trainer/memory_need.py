@@ -104,7 +104,7 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         states=-(-states // plan.processes),
         together=together,
         activations=_activations(model, plan),
-        logits=LOGITS_BYTES + _of_head(model, plan.dtype),
+        logits=LOGITS_BYTES + _head_bytes(model, plan.dtype),
     )
 
 
@@ -138,7 +138,7 @@ def _activations(model: Any, plan: TrainingPlan) -> int:
         return _kept(model, rows, width, plan.dtype) + whole // max(1, len(transformer_blocks(model)))
 
 
-def _of_head(model: Any, dtype: torch.dtype) -> int:
+def _head_bytes(model: Any, dtype: torch.dtype) -> int:
     head = model.get_output_embeddings()
     if head is None:
         return 0
@@ -148,6 +148,10 @@ def _of_head(model: Any, dtype: torch.dtype) -> int:
 
 
 def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
+    """Bytes of activations that a forward pass of (rows, width) keeps for its backward pass.
+    Tensors that share a storage count once, weights not at all: they are counted elsewhere. Runs on
+    tensors without contents, so an architecture that looks at its numbers cannot be followed.
+    """
     own = {_identity(parameter) for parameter in model.parameters()}
     kept: dict[int, Any] = {}
 

@@ -193,7 +193,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity; null says that there is no number."""
     if isinstance(value, dict):
-        return {key: _finite(of_key) for key, of_key in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from shared.config.trainer_section import TrainerSection
+
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
 
@@ -26,3 +28,16 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKi
     if kind == "linear":
         return peak * (1.0 - progress)
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def configured_rate(trainer: TrainerSection, step: int) -> float:
+    """Learning rate of a step under the settings; a schedule without an end of its own ends with
+    the run.
+    """
+    return learning_rate(
+        step,
+        peak=trainer.learning_rate,
+        warmup_steps=trainer.warmup_steps,
+        kind=trainer.schedule,
+        end_step=trainer.schedule_steps or trainer.max_steps,
+    )

@@ -8,14 +8,12 @@ and tried again.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-
+from services.trainer.device_step import DeviceStep
 from services.trainer.durable.batch_log import BatchLog
 from services.trainer.durable.checkpoint import CheckpointError
 from services.trainer.durable.keeper import CheckpointKeeper
@@ -27,20 +25,17 @@ from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
 from services.trainer.trained import trained_line
 from services.trainer.upkeep import Upkeep
-from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.status_figures import StatusFigure
-from shared.device_turns import TurnError, device_turns
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
 from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES
-from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped
+from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
 from shared.transport.base import NotConnected, TransportError
 
-T = TypeVar("T")
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
@@ -88,7 +83,7 @@ class _Training:
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
         self._upkeep = Upkeep(config, context, learner, gauges, self._checkpoints, worker)
-        self._turns = device_turns(config, "trainer")
+        self._device = DeviceStep(config, learner, worker, context.stopping)
         self._metrics: MetricsLog
         self._trained = BoundedLines(config.node.run_dir / TRAINED_FILE, TRAINED_MAX_BYTES)
 
@@ -128,6 +123,9 @@ class _Training:
         self._trained.close()
 
     async def _resume(self) -> None:
+        """From the newest checkpoint that is whole. Broken ones are set aside only after an older
+        one was loaded: were none whole, they would be all that a person has left to repair.
+        """
         try:
             checkpoint, broken = await self._torch.run(self._checkpoints.store.newest)
             for reason in broken:
@@ -176,7 +174,7 @@ class _Training:
         next_upkeep = 0.0
         while not self._context.stopping.is_set():
             try:
-                found = await _unless_stopped(self._context.stopping, self._batches.after(self._upkeep.position))
+                found = await unless_stopped(self._context.stopping, self._batches.after(self._upkeep.position))
                 failures = 0
             except TransportError as error:
                 failures += not isinstance(error, NotConnected)
@@ -189,28 +187,23 @@ class _Training:
                 return found
             if time.monotonic() >= next_upkeep:
                 next_upkeep = time.monotonic() + _RETRY_S
-                await _unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=True))
+                await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=True))
             await sleep_unless_stopped(self._context.stopping, _POLL_S[min(polls // 20, len(_POLL_S) - 1)])
             polls += 1
         return None
 
     async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
-        try:
-            trained = await self._step_in_turn(batch)
-        except torch.OutOfMemoryError as error:
-            problem = f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]})"
-            remedy = "lower trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
-            if self._turns is not None:
-                # One that was killed in its turn may not have given its memory back yet.
-                raise RuntimeError(f"{problem}: trying again from the last checkpoint; should it stay so, {remedy}") from error
-            raise FatalError(f"{problem}: {remedy}") from None
+        """The position moves on before anything is written: a step that was taken is taken, and
+        what cannot be written is caught up on later.
+        """
+        trained = await self._device.train(batch)
         if trained is None:
             return
         record, turn_s = trained
         self._upkeep.position = position
         self._upkeep.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
-        await _unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
+        await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(
             record.phase_seconds,
             wait=wait_s + turn_s,
@@ -236,26 +229,10 @@ class _Training:
             await self._upkeep.checkpoint()
         self._context.status.state("training")
 
-    async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
-        """Train on `batch`, alone on the device where it is shared in turns; with the seconds
-        waited for that. None where the service is stopped first.
-        """
-        if self._turns is None:
-            return await self._torch.run(lambda: self._learner.step(batch)), 0.0
-        try:
-            waited = await _unless_stopped(self._context.stopping, self._turns.take())
-        except TurnError as error:
-            raise FatalError(str(error)) from None
-        if waited is None:
-            return None
-        try:
-            return await self._torch.run(lambda: self._learner.step(batch)), waited
-        finally:
-            if torch.cuda.is_available():
-                await self._torch.run(torch.cuda.empty_cache)
-            self._turns.give_up()
-
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
+        """The step is taken by now: what cannot be written here is reported and must not stop
+        training.
+        """
         try:
             self._metrics.append(record)
         except OSError as error:
@@ -289,21 +266,5 @@ class _Training:
         self._gauges.finished.set(1)
         self._log.info("finished", steps=self._upkeep.position.batch_number)
         while not self._context.stopping.is_set():
-            await _unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
+            await unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
-
-
-async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
-    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not
-    suffice.
-
-    A server that is away must not keep the last checkpoint from being written in time.
-    """
-    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            await asyncio.wait({task}, timeout=grace_s)
-        return task.result() if task.done() else None
-    finally:
-        await cancel_and_wait(stop, task)

@@ -124,6 +124,9 @@ class Upkeep:
         self._log.error("write_failed", kind=kind, reason=str(error), remedy=remedy)
 
     async def _publish(self, log_exhausted: bool) -> None:
+        """What `publication` says about the version that was trained. `confirm` publishes it once
+        more: only then is its hash known, and whether a replay gave the same bytes.
+        """
         version = self.position.batch_number
         old = self._publisher.pointer
         decision = publication(version, old.version if old else None, log_exhausted=log_exhausted)

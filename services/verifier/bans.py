@@ -37,11 +37,11 @@ class Bans:
         self._keys = {sender: self._keys.get(sender, frozenset()) | {self._trust.key_of(sender)} for sender in self._bans}
         self._by_key = {key: self._bans[sender] for sender, keys in self._keys.items() for key in keys if key is not None}
 
-    def of_name(self, name: str | None, now_s: float) -> Ban | None:
+    def ban_for_name(self, name: str | None, now_s: float) -> Ban | None:
         """The ban on a name that a message claims."""
         return _in_force(self._bans.get(name or ""), now_s)
 
-    def of_key(self, public_key: str, now_s: float) -> Ban | None:
+    def ban_for_key(self, public_key: str, now_s: float) -> Ban | None:
         """The ban on a key that a message names."""
         return _in_force(self._bans.get(public_key), now_s) or _in_force(self._by_key.get(public_key), now_s)
 

@@ -21,8 +21,7 @@ import msgspec
 
 from services.verifier.bans import Bans
 from services.verifier.border_rules import BorderRules, Problem
-from services.verifier.completion_checks import completion_problem, token_ids_problem
-from services.verifier.copies import CopyMemory, Likeness, Print
+from services.verifier.copies import CopyMemory, Print
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.reputation import Reputation
@@ -92,7 +91,7 @@ class Border:
         banned since; and with the payload, as the size was a claim until then.
         """
         sender = subjects.rollouts_author(subject)
-        ban = self.bans.of_name(sender, now_s)
+        ban = self.bans.ban_for_name(sender, now_s)
         if ban is not None:
             return Refused(Refusal.BANNED, sender, ban.reason)
         if size_bytes <= self._rules.max_bytes:
@@ -102,11 +101,11 @@ class Border:
 
     def sender(self, name: str | None, now_s: float) -> Sender:
         """Whose share a message under this name takes. Before the signature: a claim."""
-        return self._senders.of_name(name or "", now_s)
+        return self._senders.by_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
         """The same once the key is known."""
-        return self._senders.of_key(public_key, now_s)
+        return self._senders.by_key(public_key, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
         """A group of this node: who sends it back is a copier."""
@@ -220,14 +219,11 @@ class Border:
             return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
         if found.kind == "row":
             return Refused(Refusal.REPEATED, sender, "the sender has sent this row of a file before, the same or often")
-        detail = f"says what a group of {self._named(found)} said before"
+        detail = f"says what a group of {found.of or self._rules.node} said before"
         if not found.telling:
             return Refused(Refusal.COPIED, sender, detail)
         self._senders.copied(key, now_s)
         return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s)
-
-    def _named(self, found: Likeness) -> str:
-        return found.of or self._rules.node
 
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
@@ -244,7 +240,7 @@ class Border:
     def _key_problem(self, public_key: str, now_s: float) -> Problem | None:
         if self.bans.unreadable:
             return Refusal.BANNED, self.bans.unreadable
-        ban = self.bans.of_key(public_key, now_s)
+        ban = self.bans.ban_for_key(public_key, now_s)
         if ban is not None:
             return Refusal.BANNED, ban.reason
         remaining_s = self.reputation.remaining_s(public_key, now_s)
@@ -265,14 +261,7 @@ class Border:
         """The group's print, if its texts and tokens are let in. Reads what no event changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
-        for completion in group.completions:
-            problem = completion_problem(completion, self._rules.max_answer_chars, self._rules.max_tokens)
-            if problem is not None:
-                return problem
-        problem = token_ids_problem(group.prompt_ids or b"")
-        if problem is not None:
-            return problem
-        return self._copies.print_of(group)
+        return self._rules.completions_problem(group) or self._copies.print_of(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from services.verifier.completion_checks import completion_problem, token_ids_problem
 from services.verifier.refusals import Refusal
 from shared.config import NodeConfig
 from shared.contracts.codec import MAX_TOKENS
@@ -81,3 +82,13 @@ class BorderRules:
                 f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self.accept})",
             )
         return None
+
+    def completions_problem(self, group: RolloutGroup) -> Problem | None:
+        """What is wrong with its texts and tokens: the first completion's that has something wrong,
+        then the prompt's.
+        """
+        for completion in group.completions:
+            problem = completion_problem(completion, self.max_answer_chars, self.max_tokens)
+            if problem is not None:
+                return problem
+        return token_ids_problem(group.prompt_ids or b"")

@@ -35,22 +35,22 @@ class BytesInFlight:
     def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
         self._node_bytes = node_bytes
         self._sender_bytes = sender_bytes
-        self._of_sender: dict[str, int] = {}
+        self._held: dict[str, int] = {}
         self.total = 0
 
     def start(self, sender: str, size_bytes: int) -> None:
         """A payload of this size is worked on from now."""
         if size_bytes > SMALL_BYTES:
-            self._of_sender[sender] = self._of_sender.get(sender, 0) + size_bytes
+            self._held[sender] = self._held.get(sender, 0) + size_bytes
             self.total += size_bytes
 
     def end(self, sender: str, size_bytes: int) -> None:
         """It is done with."""
         if size_bytes > SMALL_BYTES:
             self.total -= size_bytes
-            self._of_sender[sender] -= size_bytes
-            if not self._of_sender[sender]:
-                del self._of_sender[sender]
+            self._held[sender] -= size_bytes
+            if not self._held[sender]:
+                del self._held[sender]
 
     def look(self) -> Callable[[str, int], bool]:
         """A test of whether a sender's payload may be started, for one look along the line in its
@@ -65,7 +65,7 @@ class BytesInFlight:
             nonlocal somebody_waits
             if size_bytes <= SMALL_BYTES:
                 return True
-            held = self._of_sender.get(sender, 0)
+            held = self._held.get(sender, 0)
             if somebody_waits or (held and held + size_bytes > self._sender_bytes):
                 return False
             somebody_waits = self.total > 0 and self.total + size_bytes > self._node_bytes

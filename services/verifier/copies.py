@@ -120,6 +120,11 @@ class CopyMemory:
         return found or self._same_question(new) or self._same_row(new), [] if found else copiers
 
     def _same_task(self, new: _Seen) -> tuple[Likeness | None, list[str]]:
+        """What earlier group of the task `new` is like, and who has copied `new`. All earlier
+        groups are compared, not just up to the first that is alike, because several keys may have
+        copied this one; only a repetition by the same key settles it at once. Forgets what is too
+        old on the way.
+        """
         made, public_key, now_s = new.made, new.public_key, new.at_s
         groups = self._tasks.get(made.task)
         if groups is None:
@@ -179,7 +184,7 @@ class CopyMemory:
             alike = self._questions.setdefault(made.question, [])
             alike.append(seen)
             del alike[:-_PER_QUESTION]
-        if made.of_row:
+        if made.is_row:
             sent = self._rows.setdefault(_row(seen), [])
             sent.append(seen)
             del sent[:-GROUPS_OF_A_ROW]

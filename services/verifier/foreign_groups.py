@@ -113,6 +113,10 @@ class Intake:
                 await asyncio.sleep(self._config.verifier.intake_poll_s)
 
     async def _admit_waiting(self) -> None:
+        """Starts what has a place, then sleeps until something ends or arrives. `news` is cleared
+        first, so that what happens meanwhile is not missed; `task.result()` raises here what failed
+        in a group's own task, which nobody else waits for.
+        """
         while True:
             self._news.clear()
             for task in [task for task in self._in_work if task.done()]:
@@ -184,6 +188,10 @@ class Intake:
         return beyond_budget(self._border.sender(author, time.time()).earned if author else 0.0)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
+        """One message from the line to the scored stream. The border decides twice: on the bytes,
+        and after scoring, as another copy of the group may have come in meanwhile. A key that is
+        quarantined by this loses all that it has waiting.
+        """
         examined = await self._examine(swarm, sender, message)
         if examined is None:
             return

@@ -73,6 +73,9 @@ class LocalScorer:
             await cancel_and_wait(*self._in_work)
 
     async def _take_more(self) -> None:
+        """Fetches only as many as there is room for: what is fetched is leased from the queue, and
+        a replica that hoards leases keeps the others idle.
+        """
         if len(self._in_work) >= IN_WORK:
             await asyncio.wait(self._in_work, return_when=asyncio.FIRST_COMPLETED)
         for task in [task for task in self._in_work if task.done()]:

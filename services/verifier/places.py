@@ -26,7 +26,7 @@ class Places:
 
     def __init__(self) -> None:
         self._bytes = BytesInFlight()
-        self._of_sender: Counter[str] = Counter()
+        self._sender_places: Counter[str] = Counter()
         self._held = 0
 
     @property
@@ -39,19 +39,19 @@ class Places:
         line in its order.
         """
         within = self._bytes.look()
-        return lambda sender, size_bytes: self._of_sender[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
+        return lambda sender, size_bytes: self._sender_places[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
 
     def take(self, sender: str, size_bytes: int) -> None:
         """A group of this sender is worked on from now."""
-        self._of_sender[sender] += 1
+        self._sender_places[sender] += 1
         self._hold(sender, size_bytes)
 
     def leave(self, sender: str, size_bytes: int) -> None:
         """It is done with."""
         self._release(sender, size_bytes)
-        self._of_sender[sender] -= 1
-        if not self._of_sender[sender]:
-            del self._of_sender[sender]
+        self._sender_places[sender] -= 1
+        if not self._sender_places[sender]:
+            del self._sender_places[sender]
 
     @contextmanager
     def lent(self, sender: str, size_bytes: int) -> Iterator[None]:

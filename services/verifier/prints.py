@@ -65,13 +65,13 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Print:
     """What is remembered of a group. `task`: dataset, question and item; `question`: the first two
-    only. `of_row`: a row of a file, which is the same under every seed.
+    only. `is_row`: a row of a file, which is the same under every seed.
     """
 
     task: bytes
     question: bytes
     texts: tuple[Text, ...]
-    of_row: bool = False
+    is_row: bool = False
 
     @property
     def size_bytes(self) -> int:

@@ -66,6 +66,10 @@ class Reports:
         self._forwarded_revision = entry.revision
 
     async def _write_record(self) -> bool:
+        """False while the node's model is not known, which a group of its own tells: a directory
+        entry without tokenizer would be worth nothing to others. The pointer's version comes before
+        that of the last group, which lags behind it.
+        """
         swarm = self._link.transport
         if swarm is None or not await self._name.may_write(swarm):
             return False

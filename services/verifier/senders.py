@@ -60,14 +60,14 @@ class Senders:
         self._needed = needed
         self._caught: OrderedDict[str, _Caught] = OrderedDict()
 
-    def of_name(self, name: str, now_s: float) -> Sender:
+    def by_name(self, name: str, now_s: float) -> Sender:
         """A message under this name, before its signature was looked at. A name that belongs to no
         key waits in its own line.
         """
         key = self._trust.key_of(name)
-        return self.of_key(key, now_s) if key is not None else Sender(name, earned(0, 0.0, self._needed), known=False)
+        return self.by_key(key, now_s) if key is not None else Sender(name, earned(0, 0.0, self._needed), known=False)
 
-    def of_key(self, public_key: str, now_s: float) -> Sender:
+    def by_key(self, public_key: str, now_s: float) -> Sender:
         """A message that this key has signed."""
         if self.is_copier(public_key, now_s):
             return Sender(COPIERS, LEAST, known=True)

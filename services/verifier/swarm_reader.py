@@ -109,6 +109,10 @@ class SwarmReader:
             return 0, entry.revision
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
+        """`draw` asks for single positions, of which some are gone by now; `follow` reads a run. A
+        cursor beyond the plan's is that of a stream which was made anew: that one is read from its
+        first message.
+        """
         if plan.mode == "draw":
             drawn = await _answered([swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions])
             found = {message.seq: message for message in drawn if message is not None}

@@ -63,6 +63,9 @@ class NodeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> NodeConfig:
+        """What no single section can see. Only what could never run is refused; a setting without
+        effect is `swarm config check`'s to point out.
+        """
         if not self.tasks:
             raise ValueError("tasks: at least one [[tasks]] entry is needed; see `swarm task list` for dataset names")
         if self.sampler.local + self.sampler.external == 0:

@@ -125,6 +125,9 @@ class SamplerSection(Section):
 
     @model_validator(mode="after")
     def _can_replay(self) -> SamplerSection:
+        """A number that can never be met would make every batch wait or fall short, which looks
+        like a slow node and not like a setting.
+        """
         if not self.replay:
             return self
         if not self.local and self.adapt == "off":

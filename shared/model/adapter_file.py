@@ -151,6 +151,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _add(digest: Any, file: Path) -> None:
+    """Of a safetensors file its header, which has names, shapes and dtypes, and `_BLOCKS` blocks of
+    each tensor, from its first byte to its last; of any other file as many blocks of the whole.
+    Offsets in the header count from its own end.
+    """
     size = file.stat().st_size
     digest.update(f"{file.name} {size}\n".encode())
     with file.open("rb") as stream:

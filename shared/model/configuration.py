@@ -57,8 +57,8 @@ def check_computable(config: Any) -> None:
     if layers is not None:
         check_layers(layers)
     parameters = getattr(text, "rope_parameters", None) or {}
-    of_layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
-    for each in of_layers:
+    per_layer = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    for each in per_layer:
         check_rope_base(each.get("rope_theta"))
 
 

@@ -86,6 +86,9 @@ def _file(path: Path) -> ImportSource:
 
 
 def _in_package(name: str) -> ImportSource:
+    """The package is asked for by its name and is never imported: it may bring code that nobody
+    wants to run.
+    """
     try:
         found = distribution(name)
     except PackageNotFoundError:

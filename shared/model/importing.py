@@ -139,9 +139,9 @@ def _end_answers(source: ImportSource, model: Any, tokenizer: Any) -> None:
     declared = getattr(model.generation_config, "eos_token_id", None)
     ends = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
     known = [*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
-    of_turn = ending_token(tokenizer)
-    if of_turn is not None and of_turn not in ends:
-        model.generation_config.eos_token_id = [*ends, of_turn]
+    turn_token = ending_token(tokenizer)
+    if turn_token is not None and turn_token not in ends:
+        model.generation_config.eos_token_id = [*ends, turn_token]
         # transformers makes a file that it calls its own again from the model's configuration.
         model.generation_config._from_model_config = False
     elif not known:

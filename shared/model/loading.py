@@ -130,10 +130,10 @@ def model_max_length(model: ModelSection) -> int:
         config = AutoConfig.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
     except _LOAD_ERRORS as error:
         raise ModelLoadError(_explain(model.path, "config", error)) from None
-    of_model = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0) or _UNBOUNDED
+    positions = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0) or _UNBOUNDED
     if not model.max_length:
-        return min(of_model, steady_rope_length(config) or of_model)
-    length = min(model.max_length, of_model)
+        return min(positions, steady_rope_length(config) or positions)
+    length = min(model.max_length, positions)
     if problem := rope_problem(config, length):
         raise ModelLoadError(f"model.max_length {model.max_length}: {problem}")
     return length
@@ -147,9 +147,9 @@ def vocabulary_size(model: Any) -> int:
 def end_token_id(model: Any, tokenizer: Any) -> int | None:
     """The token that ends an answer: the one of its end tokens that the chat template ends one
     with; else the tokenizer's, else the first that the model's config names."""
-    of_template = turn_end(tokenizer, _declared_ends(model, tokenizer))
-    if of_template is not None:
-        return of_template
+    template_end = turn_end(tokenizer, _declared_ends(model, tokenizer))
+    if template_end is not None:
+        return template_end
     if tokenizer.eos_token_id is not None:
         return int(tokenizer.eos_token_id)
     declared = getattr(model.config.get_text_config(), "eos_token_id", None)

@@ -100,11 +100,11 @@ def available_memory_bytes() -> int | None:
     """Memory that a process may still take: what the machine has, or what its control group leaves;
     None where neither says.
     """
-    found = [amount for amount in (_of_machine(), _of_group()) if amount is not None]
+    found = [amount for amount in (_machine_memory(), _control_group_memory()) if amount is not None]
     return min(found) if found else None
 
 
-def _of_machine(file: Path = Path("/proc/meminfo")) -> int | None:
+def _machine_memory(file: Path = Path("/proc/meminfo")) -> int | None:
     try:
         lines = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -112,7 +112,7 @@ def _of_machine(file: Path = Path("/proc/meminfo")) -> int | None:
         return None
 
 
-def _of_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _control_group_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     try:
         limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
         cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

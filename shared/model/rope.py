@@ -15,10 +15,10 @@ def steady_rope_length(config: Any) -> int | None:
     """
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}
-    of_layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    per_layer = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     lengths = [
         each.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
-        for each in of_layers
+        for each in per_layer
         if each.get("rope_type") in ("longrope", "dynamic")
     ]
     return min((int(length) for length in lengths if length), default=None)

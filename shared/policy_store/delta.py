@@ -253,6 +253,10 @@ def _positions(steps: Bytes) -> NDArray[np.int64]:
 
 
 def _unpack_into(contents: Bytes, block: _Block, payloads: list[memoryview]) -> None:
+    """Changes `contents` in place, which is the memory-mapped file. The delta came over the
+    network, so every number in it is checked before it is used as a place: a wrong one would write
+    beyond the block, or ask for gigabytes.
+    """
     width, end = block.width, block.offset + block.elements * block.width
     if width not in (1, 2, 4, 8) or block.offset < 0 or not 0 < block.elements <= _BLOCK or end > contents.size:
         raise DeltaError("a damaged delta: a block outside the file")

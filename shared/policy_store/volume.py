@@ -67,6 +67,9 @@ class VolumeStore:
         await asyncio.to_thread(self._prune, frozenset(keep))
 
     def _publish(self, weights_file: Path, version: int) -> StoredPolicy:
+        """The mark before the weights, both complete before they have their names (see the module).
+        On the same volume the trainer's file is moved and not copied: policies are gigabytes.
+        """
         label = policy_label(self._node, version)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +89,10 @@ class VolumeStore:
         return StoredPolicy(sha256, size_bytes, self._weights(sha256).absolute().as_uri())
 
     def _verified(self, pointer: PolicyPointer | PolicyFile) -> Path:
+        """The size is compared before the hash, which has to read it all. A file that does not
+        exist counts as damage and not as a failure of the store, because that is what makes the
+        trainer publish again.
+        """
         label = policy_label(self._node, pointer.version)
         file = self._weights(pointer.sha256)
         try:
@@ -105,6 +112,9 @@ class VolumeStore:
         return file
 
     def _prune(self, keep: frozenset[int]) -> None:
+        """Two versions may have the same weights (a step without an update): a file goes with its
+        last mark. Weights before marks, so that a prune that is killed can be done again.
+        """
         try:
             marks = [
                 (path, int(match[1]), match[2]) for path in self.folder.glob("v*.version") if (match := _MARK.fullmatch(path.name))

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shared.runtime.errors import EXIT_CONFIG, FatalError
     from shared.runtime.service import Service, ServiceContext, main
-    from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
+    from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped, unless_stopped
 
-__all__ = ["EXIT_CONFIG", "FatalError", "Service", "ServiceContext", "main", "run_until_stopped", "sleep_unless_stopped"]
+__all__ = [
+    "EXIT_CONFIG",
+    "FatalError",
+    "Service",
+    "ServiceContext",
+    "main",
+    "run_until_stopped",
+    "sleep_unless_stopped",
+    "unless_stopped",
+]
 
 _HOMES = {
     **dict.fromkeys(("EXIT_CONFIG", "FatalError"), "errors"),
     **dict.fromkeys(("Service", "ServiceContext", "main"), "service"),
-    **dict.fromkeys(("run_until_stopped", "sleep_unless_stopped"), "tasks"),
+    **dict.fromkeys(("run_until_stopped", "sleep_unless_stopped", "unless_stopped"), "tasks"),
 }
 
 

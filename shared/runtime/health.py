@@ -64,6 +64,9 @@ class HealthServer:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Runs in the server's thread while the event loop may hang: that is what `/livez` is there
+        to say, so nothing here may wait for the loop.
+        """
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             answer: Iterable[bytes] = self._metrics(environ, start_response)

@@ -9,7 +9,7 @@ from shared.transport.base import Transport
 from shared.transport.connect import connect
 
 
-def of_process(template: str, node: str, role: str) -> str:
+def for_process(template: str, node: str, role: str) -> str:
     """`template` with this process's node and role in place of {node} and {role}."""
     return template.replace("{node}", node).replace("{role}", role)
 
@@ -23,9 +23,9 @@ async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float 
         url or nats.node_url,
         name=f"{node}-{role}",
         timeout_s=timeout_s or nats.connect_timeout_s,
-        key_file=of_process(nats.node_key_file, node, role) or None,
+        key_file=for_process(nats.node_key_file, node, role) or None,
         ca_file=nats.node_ca_file or None,
-        inbox_prefix=of_process(nats.inbox_prefix, node, role),
+        inbox_prefix=for_process(nats.inbox_prefix, node, role),
     )
 
 
@@ -41,8 +41,8 @@ async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float
         chosen,
         name=f"{node}-border" if role == "verifier" else f"{node}-{role}",
         timeout_s=timeout_s,
-        key_file=of_process(nats.swarm_key_file, node, role) or None,
+        key_file=for_process(nats.swarm_key_file, node, role) or None,
         ca_file=nats.swarm_ca_file or None,
-        inbox_prefix=of_process(nats.inbox_prefix, node, role),
+        inbox_prefix=for_process(nats.inbox_prefix, node, role),
         domain=nats.swarm_domain,
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.cancelling import cancel_and_wait
+
+T = TypeVar("T")
 
 
 async def run_until_stopped(stopping: asyncio.Event, *loops: Coroutine[Any, Any, None]) -> None:
@@ -39,3 +41,19 @@ async def sleep_unless_stopped(stopping: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
+    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not
+    suffice.
+
+    A server that is away must not keep the last checkpoint from being written in time.
+    """
+    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=grace_s)
+        return task.result() if task.done() else None
+    finally:
+        await cancel_and_wait(stop, task)

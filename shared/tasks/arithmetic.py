@@ -82,6 +82,9 @@ class _Parser:
         return value
 
     def _factor(self, depth: int) -> Fraction:
+        """A number, a sign before a factor, or a sum in parentheses. `depth` bounds the recursion:
+        ten thousand parentheses in a foreign answer would exhaust the stack.
+        """
         if depth > MAX_DEPTH:
             raise ArithmeticSyntaxError("nested too deeply")
         token = self._take()

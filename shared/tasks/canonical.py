@@ -37,6 +37,10 @@ def canonical_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """The order matters: a bool is an int, numpy's float64 is a float, and an enum may be a str or
+    an int. Two nodes must come to the same text from the same value, or honest groups are refused
+    as `task_mismatch`.
+    """
     if value is None or isinstance(value, bool | str) and not isinstance(value, Enum):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, Enum):

@@ -61,6 +61,9 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, depth: int) -> None:
+    """A sender chooses this configuration and every verifier builds the dataset from it: what is
+    not bounded here would be built in the size that a stranger likes.
+    """
     if depth > MAX_CONFIG_DEPTH:
         raise ValueError(f"{key}: nested more than {MAX_CONFIG_DEPTH} deep")
     if isinstance(value, str):

@@ -57,7 +57,7 @@ class TaskError(ValueError):
         return type(self), (self.reason, str(self))
 
     @property
-    def of_item(self) -> bool:
+    def only_this_item(self) -> bool:
         """Whether another item of the dataset may do: a few datasets fail on one in thousands,
         dividing by zero for instance.
         """
@@ -128,6 +128,9 @@ def derive_item(ref: TaskRef) -> Item:
 
 
 def _derived(ref: TaskRef) -> Item:
+    """Whatever the dataset's own code raises is this item's failure: reasoning-gym raises all kinds
+    of exceptions, and a foreign reference must not end a verifier.
+    """
     dataset = _dataset(ref.dataset, ref.config, ref.seed)
     size = _size(dataset, ref.dataset)
     if ref.index >= size:
@@ -175,6 +178,10 @@ def forget_derived() -> None:
 
 @lru_cache(maxsize=CACHED_DATASETS)
 def _dataset(name: str, config: str, seed: int) -> Any:
+    """Refused names come first: an installed package must not bring one back. The configuration is
+    checked against the dataset's fields here, because the dataset would ignore a misspelt one or
+    fail with a message about a constructor.
+    """
     registry = _registry()
     if name in REFUSED_DATASETS:
         raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")

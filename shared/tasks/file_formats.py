@@ -77,6 +77,10 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
+    """Splits are never mixed: training on the test split is a mistake that no figure would show. A
+    folder that `save_to_disk` wrote says itself which files are its own; in any other the first
+    suffix that is there is taken whole.
+    """
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
     if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
         named = ", ".join(splits) or "none that is complete"
@@ -114,6 +118,9 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _json_lines(file: Path) -> Iterator[Row]:
+    """Line by line, with the line's number in every error: files have millions of lines, and one is
+    wrong. The first may begin with a byte-order mark, as Windows' editors write it.
+    """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             place = f"{file}: line {number}"
@@ -132,6 +139,10 @@ def _json_lines(file: Path) -> Iterator[Row]:
 
 
 def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """A batch of rows at a time, columns before rows: a file need not fit into memory. Columns that
+    are missing are shown as one row without them, so that the caller's message can name those that
+    are there.
+    """
     arrow = _pyarrow()
     number = 0
     try:
@@ -192,8 +203,8 @@ def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:
     for row, value in enumerate(column, 1):
         try:
             value.as_py()
-        except _UNREADABLE as of_row:
-            return row, str(of_row)[:100]
+        except _UNREADABLE as row_error:
+            return row, str(row_error)[:100]
     return 1, str(error)[:100]
 
 

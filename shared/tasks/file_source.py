@@ -98,6 +98,9 @@ def _named(spec: TaskSpec) -> TaskSpec:
 
 
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
+    """Checked rows in a temporary file without a name, which goes when nobody has it open. Two
+    answers to one question are refused: whichever is right, the other would be paid as wrong.
+    """
     try:
         with tempfile.TemporaryFile() as file:
             writer = RowsWriter(cast(Any, file))
@@ -132,6 +135,9 @@ def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]
 
 
 def _text(row: Row, column: str) -> str:
+    """What a message and a scorer can take. A lone surrogate passes JSON and fails only when the
+    group is packed, hours later.
+    """
     try:
         text = as_text(row.values[column])
         text.encode()

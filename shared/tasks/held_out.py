@@ -64,7 +64,7 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
                 task = derive_task(ref)
             except TaskError as error:
                 misses += 1
-                if not error.of_item or (misses == PATIENCE and not taken):
+                if not error.only_this_item or (misses == PATIENCE and not taken):
                     raise
                 continue
             key = _key(task.question)

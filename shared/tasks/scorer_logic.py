@@ -138,6 +138,9 @@ class _Reader:
         return left & right
 
     def _unary(self, depth: int) -> _Formula:
+        """A variable, a negation, or a formula in parentheses. A formula's table is an integer with
+        a bit for each row of the truth table, so `every & ~table` is its negation.
+        """
         if depth > MAX_DEPTH or self._at >= len(self._text):
             raise ValueError("nested too deeply, or cut off")
         sign = self._text[self._at]

@@ -87,7 +87,7 @@ class TaskSource:
             try:
                 task = derive_task(self.ref(draw, attempt))
             except TaskError as error:
-                if not error.of_item or attempt == MAX_ATTEMPTS - 1:
+                if not error.only_this_item or attempt == MAX_ATTEMPTS - 1:
                     raise
                 continue
             if not held_out.contains(task.question):

@@ -65,6 +65,10 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 def _is_equal(reference: Any, plain: str, answer: str) -> bool:
+    """Numbers are compared exactly, formulas by their values at points; only what neither decides
+    goes to `math_verify`, which is slow and can be talked into equalities. An answer must be one
+    formula as a whole: with two, one of them is always right.
+    """
     inner = unwrapped(answer)
     number = read_number(inner)
     if number is not None:

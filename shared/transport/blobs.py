@@ -151,6 +151,10 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
 
 
 async def _chunks(store: ChunkStore, name: str, subject: str, reference: Reference, timeout_s: float) -> list[bytes]:
+    """In order, and only those that lie under this message's own subject: a reference is a claim of
+    its sender, and could name another's chunks. `left` bounds what one answer of the server may
+    bring, so that a lie about the size costs no memory.
+    """
     parts: list[bytes] = []
     left = reference.size_bytes
     for first, last in reference.runs():

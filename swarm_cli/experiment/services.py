@@ -50,6 +50,10 @@ def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
 
 
 def _make(run: PlannedRun, folder: RunFolder) -> None:
+    """The processes see none of the caller's own `SWARM_` settings: the spec alone decides. The
+    folder goes once its records are read, as checkpoints of a whole experiment fill a disk; a run
+    that failed leaves it, with its logs.
+    """
     work = (folder.path / "services").absolute()
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

@@ -157,7 +157,8 @@ class Newcomer:
             | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
         )
         note(
-            f"node {config.node.id} joins {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, and the same command goes on with it"
+            f"node {config.node.id} joins {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "
+            "and the same command goes on with it"
         )
         note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")
         note(f"look:  swarm top --config {self.folder.config_file}, swarm observe TOKEN")

@@ -67,7 +67,7 @@ def evaluate(
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder = _model_folder(model, commit, Path(scratch))
         report, answered = asyncio.run(_evaluate(node_config, folder, commit, sources, n, temperature, engine))
-    shown = _of_each_dataset(answered, answers)
+    shown = _first_per_dataset(answered, answers)
     if as_json:
         found = {"model": model, "temperature": temperature, **_as_object(report)}
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
@@ -88,6 +88,10 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
 async def _evaluate(
     config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
 ) -> tuple[EvalReport, list[Answered]]:
+    """Sampled and scored `TASKS_A_CALL` questions at a time, so that the bar moves. With a
+    temperature above 0 a call's seed is the number of its first question: the same command gives
+    the same answers.
+    """
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
@@ -128,12 +132,12 @@ async def _evaluate(
     return summarise(results, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
-def _of_each_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
+def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
     """The first `count` of each dataset, datasets by name."""
-    of_dataset: dict[str, list[Answered]] = {}
+    by_dataset: dict[str, list[Answered]] = {}
     for each in answered:
-        of_dataset.setdefault(each.dataset, []).append(each)
-    return [each for _, some in sorted(of_dataset.items()) for each in some[:count]]
+        by_dataset.setdefault(each.dataset, []).append(each)
+    return [each for _, some in sorted(by_dataset.items()) for each in some[:count]]
 
 
 def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[TaskSpec], list[Task]]:

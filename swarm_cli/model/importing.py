@@ -67,6 +67,9 @@ def _tried(folder: Path, out: Path) -> str:
 
 
 def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> None:
+    """What a person has to know before training this model, and would otherwise find out from a
+    failure: how much memory, whether it has a chat template, what its text begins with.
+    """
     from shared.model.model_size import LORA_RANK
 
     size = plan.size

@@ -81,12 +81,12 @@ def engine_parity(folder: str) -> Parity:
             f"it can be read, but not sampled and scored ({library_cause(error)}): check its configuration's numbers and weights"
         ) from None
     pairs = [
-        (of_engine, of_trainer)
+        (engine_logprob, trainer_logprob)
         for samples, rows in zip(groups, scored, strict=True)
         for sample, row in zip(samples, rows, strict=True)
-        for of_engine, of_trainer in zip(sample.logprobs or (), row, strict=True)
+        for engine_logprob, trainer_logprob in zip(sample.logprobs or (), row, strict=True)
     ]
-    apart = [abs(of_engine - of_trainer) for of_engine, of_trainer in pairs]
+    apart = [abs(engine_logprob - trainer_logprob) for engine_logprob, trainer_logprob in pairs]
     # A NaN is no agreement, and max() may pass over it.
     return Parity(max(apart) if all(value == value for value in apart) else float("inf"), len(apart))
 

@@ -212,6 +212,10 @@ def local_name(subject: str) -> str:
 
 
 def _with_streams(account: Account, *, watched: bool) -> list[str]:
+    """The account that owns the streams. What a guest may publish is exported to it as a service
+    and to nobody else: an import is the only way from one account into another, so nothing else of
+    this one can be reached.
+    """
     services = dict[str, list[str]]()
     for user in account.guests:
         for subject in user.permissions.publish:

@@ -57,7 +57,9 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
     evaluations = {folder: read_evaluations(folder) for folder in node_dirs}
-    tasks = sorted({name for of_node in evaluations.values() for each in of_node for name in each.by_task})[:MOST_TASKS]
+    tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.by_task})[
+        :MOST_TASKS
+    ]
     rows = 4 + -(-len(tasks) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
     axes = list(grid.flat)
@@ -78,8 +80,8 @@ def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Pa
     axis.set_title(f"Held-out: {name}", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
-    for folder, of_node in evaluations.items():
-        points = [(each.policy_version, each.by_task[name]) for each in of_node if name in each.by_task]
+    for folder, node_evaluations in evaluations.items():
+        points = [(each.policy_version, each.by_task[name]) for each in node_evaluations if name in each.by_task]
         if points:
             axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=folder.name)
     _finish(axis)
@@ -87,6 +89,10 @@ def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Pa
 
 
 def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
+    """All nodes in one panel from 0 to 1: a pass rate that fills its axis looks like learning even
+    where it is noise. Bars are one standard error, from the number of tasks that is written with
+    each evaluation.
+    """
     axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
@@ -107,6 +113,10 @@ def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -
 
 
 def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
+    """Single steps are noisy, so they are drawn faintly behind their trailing mean. A panel's
+    second field is dashed in its node's colour, with a legend of its own. A logarithmic axis only
+    where something is above 0: matplotlib warns and draws nothing otherwise.
+    """
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel("training step")
     axis.set_ylabel(panel.unit)

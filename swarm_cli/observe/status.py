@@ -59,6 +59,7 @@ def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
 
 
 def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
+    """What `--json` prints of a node: scripts read these keys. What is not known is null."""
     view = node.view
     return {
         "step": view.step,

@@ -176,6 +176,10 @@ def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
 
 
 def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
+    """`rate` is in steps a minute as seen between two looks, None at the first. Sums over a role's
+    replicas are totals since they started; a stream that the server did not tell of is None, not
+    empty.
+    """
     view = node.view
     specs = {spec.name: spec for spec in node_streams(view.node)}
     by_stream = {fill.stream: fill for fill in node.streams}

@@ -94,6 +94,10 @@ def _panels(nodes: Sequence[NodeModel], per_row: int) -> RenderableType:
 
 
 def _panel(node: NodeModel) -> Panel:
+    """Names and figures come from others' messages, so `visible` keeps control characters out of
+    the terminal. Values are cut and never wrapped: a panel that grows by a line moves all those
+    below it.
+    """
     body = Table.grid(padding=(0, 2), expand=True)
     body.add_column(style="dim", no_wrap=True)
     body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -249,6 +253,9 @@ def _omissions(model: TopModel) -> Text:
 
 
 def _table(nodes: Sequence[NodeModel], width: int) -> Table:
+    """One row per node, for swarms whose panels do not fit. Below 120 columns the columns that say
+    how a node does are kept, and those that say why are left out.
+    """
     wide = width >= 120
     columns = ["node", "step", "steps/s", "policy", "held-out", "history", "reward", "taken", "refused"]
     columns += ["external", "stale", "made", "shared", "dead", "kills", "state"] if wide else ["state"]

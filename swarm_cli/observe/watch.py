@@ -70,6 +70,10 @@ class Watch:
             await transport.close()
 
     async def _follow(self, transport: Transport) -> None:
+        """Ends by itself only where `--steps` was given. All steps taken is not the end yet: the
+        last policy's held-out score is what the run was for, and it is waited for, for
+        `FINAL_EVALUATION_S` at most.
+        """
         for line in LEGEND.splitlines():
             _say(line)
         tables, heard_at, steps_done_at = 0, time.monotonic(), None

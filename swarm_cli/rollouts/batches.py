@@ -55,7 +55,7 @@ class BatchReader:
             yield found
             seq = found[0]
 
-    async def of_step(self, step: int) -> Batch:
+    async def batch_at(self, step: int) -> Batch:
         """The batch of one step.
 
         Raises:

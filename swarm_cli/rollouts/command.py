@@ -14,7 +14,7 @@ from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible_json
-from swarm_cli.chosen_config import ConfigOption, load_chosen, of_node
+from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
@@ -62,7 +62,7 @@ def rollouts(
     group, why it is in the batch, and what the trainer made of it. A candidate is one of several of
     which the trainer keeps some. Oldest first, from the batch log and the records in the run's
     folder as far as they are kept."""
-    node_config = of_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config), node)
     _refuse_contradictions(
         {
             "--step names one batch and --follow asks for those to come": follow and step is not None,
@@ -151,11 +151,14 @@ def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: 
 async def _groups(
     config: NodeConfig, url: str, choice: Choice, step: int | None, limit: int, follow: bool, records: TrainedRecords
 ) -> AsyncIterator[BatchedGroup]:
+    """The place in the log is taken before the newest batches are printed: a batch that comes
+    meanwhile is then shown by `follow`, neither twice nor never.
+    """
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
     try:
         reader = BatchReader(plane, config.node.id)
         if step is not None:
-            for found in choice.groups(await reader.of_step(step)):
+            for found in choice.groups(await reader.batch_at(step)):
                 yield found
             return
         place = await reader.last_seq()
@@ -175,7 +178,7 @@ async def _groups(
 async def _until_trained(records: TrainedRecords, step: int) -> None:
     """Give the trainer of a batch that has just come a moment to say what it made of it."""
     waited = 0.0
-    while records.folder is not None and waited < TRAINED_WITHIN_S and records.of_step(step) is None:
+    while records.folder is not None and waited < TRAINED_WITHIN_S and records.for_step(step) is None:
         await asyncio.sleep(FOLLOW_INTERVAL_S / 4)
         waited += FOLLOW_INTERVAL_S / 4
 

@@ -53,7 +53,7 @@ def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
     """What is on record of a group of a step's batch. A step of that number in another run was on
     other groups, and says nothing of this one.
     """
-    found = records.of_step(step)
+    found = records.for_step(step)
     newest = records.newest
     yet = found is None and newest is not None and step > newest
     return Fate(found, found.group(group_id) if found is not None else None, yet=yet)

@@ -149,7 +149,7 @@ class TrainedRecords:
         self._read_bytes = 0
         self._inode = -1
 
-    def of_step(self, step: int) -> TrainedStep | None:
+    def for_step(self, step: int) -> TrainedStep | None:
         """What the trainer wrote of a step; None where it wrote nothing that is kept."""
         self._read_on()
         line = self._lines.get(step)

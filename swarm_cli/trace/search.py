@@ -19,7 +19,7 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.transport.base import StoredMessage, Transport, TransportError
-from swarm_cli.chosen_config import of_node
+from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.fates import Fate
@@ -123,7 +123,7 @@ class Search:
 
     def _records(self, node: str) -> None:
         try:
-            folder = record_folder(of_node(self._config, node), self._run)
+            folder = record_folder(for_node(self._config, node), self._run)
         except CommandError:
             return
         records = TrainedRecords(folder)

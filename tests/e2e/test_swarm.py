@@ -59,7 +59,7 @@ max_steps = {steps}
 STEPS = 16
 CONDITIONAL = {"swarm_trainer_external_logprob_nats", "swarm_trainer_delta_lost_ratio"}
 """Metrics that have a value only with a configuration that this swarm does not have."""
-OF_SOME_STEPS = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
+SOME_STEPS_ONLY = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
 """Metrics that have a value only when the newest step had such groups, and their names in the
 steps' records.
 """
@@ -226,8 +226,8 @@ def test_every_metric_of_the_catalogue_is_exported_with_a_value(swarm: Swarm) ->
             name = full_name(family)
             wanted = f"{name}_count" if family.type == "histogram" else name
             assert f"# TYPE {name} {family.type}" in shown, f"{role}: {name}"
-            assert wanted in with_value or name in CONDITIONAL | OF_SOME_STEPS.keys(), f"{role}: {wanted}"
-    for field in OF_SOME_STEPS.values():
+            assert wanted in with_value or name in CONDITIONAL | SOME_STEPS_ONLY.keys(), f"{role}: {wanted}"
+    for field in SOME_STEPS_ONLY.values():
         assert any(step[field] is not None for step in swarm.beta.steps()), field
     assert "swarm_trainer_steps_total 0.0" not in swarm.beta.metrics("trainer")
     assert 'swarm_nats_connected{plane="swarm"} 1.0' in swarm.beta.metrics("verifier")

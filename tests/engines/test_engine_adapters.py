@@ -158,7 +158,7 @@ def turned_round(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> 
     tensors[FIRST], tensors[second] = tensors[second].T.contiguous(), tensors[FIRST].T.contiguous()
 
 
-def of_integers(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def with_integers(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     tensors[FIRST] = tensors[FIRST].long()
 
 
@@ -168,7 +168,7 @@ def no_numbers(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> No
 
 FAULTS: dict[Spoil, str] = {
     turned_round: "factors of model.layers.0.mlp.down_proj have shapes",
-    of_integers: "is I64, not a float",
+    with_integers: "is I64, not a float",
     no_numbers: "holds NaN or infinity",
     other_base: "trained on a base model with other weights",
     half_a_pair: r"factors of model.layers.0.mlp.down_proj have shapes \(\)",

@@ -50,9 +50,9 @@ async def test_no_held_out_row_is_drawn_for_training(tmp_path: Path) -> None:
     assert sum(task.ref.dataset == specs[0].dataset for task in held_out.tasks) == 30
     training = TaskSource(specs, node="alpha", seed=3)
     drawn = [next(training.candidates(draw, held_out)) for draw in range(300)]
-    of_file = {task.question for task in drawn if task.ref.dataset == specs[0].dataset}
-    assert 20 < len(of_file) <= 30
-    assert not any(held_out.contains(question) for question in of_file)
+    file_questions = {task.question for task in drawn if task.ref.dataset == specs[0].dataset}
+    assert 20 < len(file_questions) <= 30
+    assert not any(held_out.contains(question) for question in file_questions)
 
 
 def test_the_command_line_shows_and_scores_a_file(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
 
         def noted(self: BytesInFlight, sender: str, size_bytes: int) -> None:
             start(self, sender, size_bytes)
-            peaks.append((self.total, max(self._of_sender.values(), default=0)))
+            peaks.append((self.total, max(self._held.values(), default=0)))
 
         patch.setattr(BytesInFlight, "start", noted)
         async with verifier(config) as alpha:

@@ -22,7 +22,7 @@ from tests.nats_server import NatsServer
 MakeServer = Callable[..., NatsServer]
 
 
-def of_swarm(config: NodeConfig, swarm_id: str, run: str) -> NodeConfig:
+def in_swarm(config: NodeConfig, swarm_id: str, run: str) -> NodeConfig:
     nats = config.nats.model_copy(update={"swarm_id": swarm_id})
     return config.model_copy(update={"nats": nats, "node": config.node.model_copy(update={"run": run})})
 
@@ -39,7 +39,7 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
     is new.
     """
     url, key = nats_server().url, SigningKey(new_seed())
-    first, second = (of_swarm(configured("alpha", url, tmp_path), run, run) for run in ("monday", "tuesday"))
+    first, second = (in_swarm(configured("alpha", url, tmp_path), run, run) for run in ("monday", "tuesday"))
     body = group("beta", 0)
     recorded = encode(sign(body, key, share_tokens=True, swarm_id="monday"))
     renamed = msgspec.structs.replace(decode(recorded, SignedRollouts), swarm="tuesday")
@@ -58,7 +58,7 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
 
 async def test_nodes_that_share_a_server_and_nothing_else_are_one_swarm(nats_server: MakeServer, tmp_path: Path) -> None:
     url = nats_server().url
-    same, apart = configured("beta", url, tmp_path), of_swarm(configured("gamma", url, tmp_path), "another", "dev")
+    same, apart = configured("beta", url, tmp_path), in_swarm(configured("gamma", url, tmp_path), "another", "dev")
     async with verifier(configured("alpha", url, tmp_path)) as alpha, verifier(same) as beta, verifier(apart) as gamma:
         await generate(alpha.node, *(group("alpha", index) for index in range(3)))
         await until(lambda: beta.status.get("accepted") == 3)

@@ -127,7 +127,7 @@ def test_three_processes_compute_what_one_does_to_float64_accuracy(model: Path, 
     found = in_ranks(two_updates_of_all, config_for(model), ranks=3, folder=tmp_path)
     for name, count in CASES:
         expected = two_updates(OBJECTIVES[name], count, ALONE)
-        together, second, third = (of_rank[name, count] for of_rank in found)
+        together, second, third = (rank_values[name, count] for rank_values in found)
         for ours, one in zip(together.gradients, expected.gradients, strict=True):
             assert one.norm() > 0.05 and (ours - one).norm() <= 1e-12 * one.norm(), name
         assert together.norms == pytest.approx(expected.norms, rel=1e-12)

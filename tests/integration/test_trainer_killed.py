@@ -53,8 +53,8 @@ class Node:
 
     def _says_finished(self, child: ForkServerProcess) -> bool:
         file = self.config.node.run_dir / "trainer.log"
-        _, _, of_this_child = (file.read_text() if file.exists() else "").partition(f'"pid": {child.pid},')
-        return '"event": "finished"' in of_this_child
+        _, _, rest = (file.read_text() if file.exists() else "").partition(f'"pid": {child.pid},')
+        return '"event": "finished"' in rest
 
     def log(self) -> str:
         return (self.config.node.run_dir / "trainer.log").read_text()[-3000:]

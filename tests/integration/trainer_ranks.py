@@ -107,10 +107,10 @@ def start_ranks(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]
     children = [
         forks.Process(
             target=_placed,
-            args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, of_rank),
+            args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, rank_arguments),
             daemon=True,
         )
-        for rank, of_rank in enumerate(arguments)
+        for rank, rank_arguments in enumerate(arguments)
     ]
     for child in children:
         child.start()

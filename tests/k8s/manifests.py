@@ -116,7 +116,7 @@ def _switch(file: Path, component: str, *, on: bool) -> None:
     file.write_text(text)
 
 
-def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
+def with_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
     return [each for each in objects if each["kind"] in kinds]
 
 
@@ -139,7 +139,7 @@ def node_of(each: Object) -> str | None:
 
 def workloads(objects: Iterable[Object]) -> list[Object]:
     """Everything that makes pods."""
-    return of_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod")
+    return with_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod")
 
 
 def pod_of(workload: Object) -> Object:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.k8s.images import Stage
-from tests.k8s.manifests import Object, find, name_of, of_kind, pod_labels, pod_of, selected, workloads
+from tests.k8s.manifests import Object, find, name_of, pod_labels, pod_of, selected, with_kind, workloads
 
 DEFAULT_GRACE_S = 30
 
@@ -162,7 +162,7 @@ class Volumes:
 def hosts(pods: dict[str, tuple[Pod, str]], objects: tuple[Object, ...]) -> str:
     """What the cluster's DNS answers, as a hosts file. `pods`: each with its address."""
     lines = ["127.0.0.1 localhost"]
-    for service in of_kind(objects, "Service"):
+    for service in with_kind(objects, "Service"):
         namespace = service["metadata"]["namespace"]
         for pod, address in pods.values():
             if not selected({"matchLabels": service["spec"]["selector"]}, pod.labels):

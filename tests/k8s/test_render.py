@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes_validate.utils import SchemaNotFoundError, all_versions, validate
 
-from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, of_kind, render
+from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, render, with_kind
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NEWEST_MINORS = all_versions()[-3:]
@@ -73,7 +73,7 @@ def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unkno
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], field: str) -> None:
-    each = json.loads(json.dumps(of_kind(render("cluster-everything"), kind)[0]))
+    each = json.loads(json.dumps(with_kind(render("cluster-everything"), kind)[0]))
     assert problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]) is None
     place = each
     for step in where:

@@ -95,7 +95,7 @@ def metric(container: Running, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
 
 
-def of_role(running: dict[str, Running], role: str) -> list[Running]:
+def with_role(running: dict[str, Running], role: str) -> list[Running]:
     return [container for container in running.values() if container.pod.role == role]
 
 
@@ -127,10 +127,11 @@ def test_every_trainer_takes_a_step_and_foreign_groups_arrive(running: dict[str,
     deadline = time.monotonic() + FIRST_STEP_S
     while True:
         holds = {
-            container.pod.name: metric(container, "swarm_trainer_steps_total") >= 1 for container in of_role(running, "trainer")
+            container.pod.name: metric(container, "swarm_trainer_steps_total") >= 1 for container in with_role(running, "trainer")
         }
         holds |= {
-            container.pod.name: metric(container, "swarm_ingest_accepted_total") >= 1 for container in of_role(running, "verifier")
+            container.pod.name: metric(container, "swarm_ingest_accepted_total") >= 1
+            for container in with_role(running, "verifier")
         }
         if all(holds.values()):
             return
@@ -158,7 +159,7 @@ print(os.path.exists({str(REPOSITORY / "tests")!r}), sorted(os.listdir("/app")))
 @pytest.mark.slow
 def test_the_verifiers_image_has_no_torch_and_only_verifiers_lack_it(running: dict[str, Running]) -> None:
     for role in ("verifier", "trainer"):
-        container = of_role(running, role)[0]
+        container = with_role(running, role)[0]
         done = container.execute(["python", "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"], 60)
         found = done.returncode == 0 and done.stdout.strip() not in ("", "None")
         assert found == (role == "trainer"), f"{role}: {done.stdout}{done.stderr}"

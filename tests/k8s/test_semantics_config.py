@@ -30,11 +30,11 @@ from tests.k8s.manifests import (
     name_of,
     nats_files,
     node_of,
-    of_kind,
     pod_of,
     render,
     role_of,
     services,
+    with_kind,
     workloads,
 )
 
@@ -143,7 +143,9 @@ def test_all_services_of_a_node_agree_on_servers_copies_and_the_way_of_policies(
         assert config.nats.create_streams is not secured
         assert bool(config.nats.node_key_file) == bool(config.nats.node_ca_file) == secured
         by_volume = any(mount["mountPath"] == "/policies" for mount in container["volumeMounts"])
-        node_by_volume = any(name_of(claim) == f"{config.node.id}-policies" for claim in of_kind(objects, "PersistentVolumeClaim"))
+        node_by_volume = any(
+            name_of(claim) == f"{config.node.id}-policies" for claim in with_kind(objects, "PersistentVolumeClaim")
+        )
         assert by_volume == (node_by_volume and role_of(workload) in ("generator", "trainer"))
         assert config.policy_store.uri == ("file:///policies" if node_by_volume else "nats://")
 
@@ -170,8 +172,8 @@ def test_every_config_map_and_secret_and_key_that_is_used_exists_or_is_one_that_
     objects = render(variant)
     nodes = {str(node_of(workload)) for workload, _ in services(objects)}
     secrets = SECRETS | {f"{node}-{name}": keys for node in nodes for name, keys in NODE_SECRETS.items()}
-    maps = CONFIG_MAPS | {name_of(each): set(each["data"]) for each in of_kind(objects, "ConfigMap")}
-    assert not of_kind(objects, "Secret"), "secrets are named, never stored"
+    maps = CONFIG_MAPS | {name_of(each): set(each["data"]) for each in with_kind(objects, "ConfigMap")}
+    assert not with_kind(objects, "Secret"), "secrets are named, never stored"
     for workload in workloads(objects):
         for kind, name, keys in references(workload):
             held = (secrets if kind == "Secret" else maps).get(name)
@@ -252,7 +254,7 @@ def test_a_verifier_keeps_its_identity(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_claim_exists_and_is_used(variant: str) -> None:
     objects = render(variant)
-    claims = {name_of(each) for each in of_kind(objects, "PersistentVolumeClaim")}
+    claims = {name_of(each) for each in with_kind(objects, "PersistentVolumeClaim")}
     used = {
         volume["persistentVolumeClaim"]["claimName"]
         for workload in workloads(objects)
@@ -260,7 +262,7 @@ def test_every_claim_exists_and_is_used(variant: str) -> None:
         if "persistentVolumeClaim" in volume
     }
     assert used == claims
-    for workload in of_kind(objects, "StatefulSet"):
+    for workload in with_kind(objects, "StatefulSet"):
         assert workload["spec"]["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
 
 
@@ -281,7 +283,7 @@ def test_what_streams_reserve_fits_what_a_server_may_store_and_its_volume(varian
 @pytest.mark.parametrize("variant", ["cluster-keda", "cluster-everything"])
 def test_keda_watches_the_queue_of_its_own_node_in_the_account_of_its_node(variant: str) -> None:
     objects = render(variant)
-    scaled = of_kind(objects, "ScaledObject")
+    scaled = with_kind(objects, "ScaledObject")
     assert {node_of(each) for each in scaled} == {node_of(workload) for workload, _ in services(objects)}
     for each in scaled:
         node = str(node_of(each))

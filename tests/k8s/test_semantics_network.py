@@ -14,12 +14,12 @@ from tests.k8s.manifests import (
     find,
     name_of,
     node_of,
-    of_kind,
     pod_labels,
     pod_of,
     render,
     role_of,
     selected,
+    with_kind,
     workloads,
 )
 
@@ -38,7 +38,7 @@ def ports_of(workload: Object) -> dict[str, int]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_service_finds_pods_that_have_its_ports(variant: str) -> None:
     objects = render(variant)
-    for service in of_kind(objects, "Service"):
+    for service in with_kind(objects, "Service"):
         pods = [each for each in workloads(objects) if selected({"matchLabels": service["spec"]["selector"]}, pod_labels(each))]
         assert len(pods) == 1, name_of(service)
         for port in service["spec"]["ports"]:
@@ -48,7 +48,7 @@ def test_a_service_finds_pods_that_have_its_ports(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_stateful_set_has_its_headless_service(variant: str) -> None:
     objects = render(variant)
-    for each in of_kind(objects, "StatefulSet"):
+    for each in with_kind(objects, "StatefulSet"):
         service = find(objects, "Service", each["spec"]["serviceName"])
         assert service["spec"]["clusterIP"] == "None"
         assert selected({"matchLabels": service["spec"]["selector"]}, pod_labels(each))
@@ -81,7 +81,7 @@ def test_routes_lead_to_every_server_by_its_headless_name(variant: str) -> None:
     listed = [line.strip() for line in routes.splitlines() if line.strip().startswith("nats://")]
     assert listed == [f"nats://nats-{index}.{nats['spec']['serviceName']}:6222" for index in range(expected)]
     assert ("cluster" in ports_of(nats)) == bool(expected)
-    budgets = of_kind(objects, "PodDisruptionBudget")
+    budgets = with_kind(objects, "PodDisruptionBudget")
     assert [budget["spec"]["maxUnavailable"] for budget in budgets] == ([1] if expected else [])
     for budget in budgets:
         assert [name_of(each) for each in workloads(objects) if selected(budget["spec"]["selector"], pod_labels(each))] == ["nats"]
@@ -90,13 +90,13 @@ def test_routes_lead_to_every_server_by_its_headless_name(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_scales_exists_and_nobody_else_says_how_many(variant: str) -> None:
     objects = render(variant)
-    scalers = of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
+    scalers = with_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
     targets = [each["spec"]["scaleTargetRef"]["name"] for each in scalers]
     assert len(targets) == len(set(targets))
     for name in targets:
         target = find(objects, "Deployment", name)
         assert role_of(target) == "verifier" and "replicas" not in target["spec"]
-    for each in of_kind(objects, "Deployment", "StatefulSet"):
+    for each in with_kind(objects, "Deployment", "StatefulSet"):
         if name_of(each) not in targets:
             assert each["spec"]["replicas"] >= 1
         if role_of(each) in ("sampler", "trainer"):
@@ -108,7 +108,7 @@ def test_what_scales_exists_and_nobody_else_says_how_many(variant: str) -> None:
 def policies_on(objects: Iterable[Object], labels: dict[str, str], direction: str) -> list[Object]:
     return [
         policy
-        for policy in of_kind(objects, "NetworkPolicy")
+        for policy in with_kind(objects, "NetworkPolicy")
         if direction in policy["spec"]["policyTypes"] and selected(policy["spec"]["podSelector"], labels)
     ]
 
@@ -137,7 +137,7 @@ def test_every_pod_is_under_a_policy_in_both_directions_and_nothing_is_open_to_a
     objects = render(variant)
     deny = find(objects, "NetworkPolicy", "default-deny")
     assert deny["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    for policy in of_kind(objects, "NetworkPolicy"):
+    for policy in with_kind(objects, "NetworkPolicy"):
         for rule in policy["spec"].get("egress", []):
             assert rule["to"] and rule["ports"], name_of(policy)
         for rule in policy["spec"].get("ingress", []):
@@ -192,7 +192,7 @@ def test_services_are_reached_by_prometheus_alone_and_nats_by_its_clients(varian
 def test_pod_monitors_find_pods_that_have_their_port(variant: str) -> None:
     objects = render(variant)
     scraped: set[str | None] = set()
-    for monitor in of_kind(objects, "PodMonitor"):
+    for monitor in with_kind(objects, "PodMonitor"):
         taken = [each for each in workloads(objects) if selected(monitor["spec"]["selector"], pod_labels(each))]
         assert taken, name_of(monitor)
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:

@@ -22,13 +22,13 @@ from tests.k8s.manifests import (
     name_of,
     nats_files,
     node_of,
-    of_kind,
     pod_labels,
     pod_of,
     render,
     role_of,
     selected,
     services,
+    with_kind,
     workloads,
 )
 
@@ -228,7 +228,7 @@ def test_pods_with_gpus_go_together_so_that_a_machine_stays_free_for_a_trainer_o
 
 def test_generators_give_way_to_trainers_and_nobody_displaces_nats() -> None:
     objects = render("cluster")
-    values = {name_of(each): each["value"] for each in of_kind(objects, "PriorityClass")}
+    values = {name_of(each): each["value"] for each in with_kind(objects, "PriorityClass")}
     ranks: dict[str, set[int]] = {}
     for workload, _ in every_container(objects):
         if role_of(workload) in (*ROLES, "nats"):
@@ -238,7 +238,7 @@ def test_generators_give_way_to_trainers_and_nobody_displaces_nats() -> None:
     assert order[0] == "generator" and order[-2:] == ["trainer", "nats"]
     assert all(value > 0 for value in values.values()), "pods of others, at 0, would come first"
     without = render("cluster-without-priorities")
-    assert not of_kind(without, "PriorityClass")
+    assert not with_kind(without, "PriorityClass")
     assert all("priorityClassName" not in pod_of(each) for each in workloads(without))
 
 
@@ -257,7 +257,7 @@ def test_servers_of_a_nats_cluster_are_refused_a_machine_that_has_one(variant: s
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_trainer_that_ended_for_its_configuration_is_replaced_by_a_mended_one(variant: str) -> None:
     """OrderedReady, the default, waits for the pod to be ready first (kubernetes issue 67250)."""
-    for each in of_kind(render(variant), "StatefulSet"):
+    for each in with_kind(render(variant), "StatefulSet"):
         assert each["spec"]["podManagementPolicy"] == "Parallel", name_of(each)
 
 
@@ -292,7 +292,7 @@ def test_pods_carry_the_labels_that_metrics_and_policies_go_by(variant: str) -> 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_selector_takes_the_pods_of_its_own_workload_and_no_others(variant: str) -> None:
     objects = render(variant)
-    for owner in of_kind(objects, "Deployment", "StatefulSet"):
+    for owner in with_kind(objects, "Deployment", "StatefulSet"):
         taken = [name_of(each) for each in workloads(objects) if selected(owner["spec"]["selector"], pod_labels(each))]
         assert taken == [name_of(owner)]
         for constraint in pod_of(owner).get("topologySpreadConstraints", []):

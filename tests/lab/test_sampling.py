@@ -38,10 +38,10 @@ def test_reported_logprobs_are_those_of_each_nodes_own_model(folder: Path, param
     generator = torch.Generator().manual_seed(0)
     model = StackedDecoder(architecture, torch.device("cpu"))
     found = sample(model, leaves(architecture, flat), asked, 4, params, end_token=END, generator=generator)
-    for node, of_node in enumerate(found):
+    for node, node_answers in enumerate(found):
         reference = transformers_model(folder, architecture, flat[node])
-        assert [len(answers) for answers in of_node] == [4] * len(asked[node])
-        for prompt, answers in zip(asked[node], of_node, strict=True):
+        assert [len(answers) for answers in node_answers] == [4] * len(asked[node])
+        for prompt, answers in zip(asked[node], node_answers, strict=True):
             for answer in answers:
                 (expected,) = score_completions(reference, [prompt], [answer.token_ids], params)
                 assert answer.logprobs == pytest.approx(expected, abs=1e-4)
@@ -63,11 +63,11 @@ def test_greedy_answers_are_the_engines(folder: Path) -> None:
 
     # The token that first comes at the most different places, so that answers end one after another
     # and prompts leave the batch.
-    endless = [answer.token_ids for of_node in greedy(-1) for (answer,) in of_node]
+    endless = [answer.token_ids for node_answers in greedy(-1) for (answer,) in node_answers]
     end = max(range(300), key=lambda token: len({ids.index(token) for ids in endless if token in ids}))
     found = greedy(end)
     lengths = set()
-    for node, of_node in enumerate(found):
+    for node, node_answers in enumerate(found):
         rows = sample_completions(
             transformers_model(folder, architecture, flat[node]),
             asked[node],
@@ -80,7 +80,7 @@ def test_greedy_answers_are_the_engines(folder: Path) -> None:
             pad_token_id=257,
             keep_on=lambda: None,
         )
-        assert [answer.token_ids for (answer,) in of_node] == [row.token_ids for row in rows]
+        assert [answer.token_ids for (answer,) in node_answers] == [row.token_ids for row in rows]
         lengths |= {len(row.token_ids) for row in rows}
     assert len(lengths) > 2
 

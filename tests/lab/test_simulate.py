@@ -35,7 +35,7 @@ def simulate(folder: Path, file: Path, shared: Shared | None = None, seed: int =
     return simulation
 
 
-def of_kind(file: Path, kind: str) -> list[dict[str, Any]]:
+def records_of_kind(file: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in read_records(file) if line["kind"] == kind]
 
 
@@ -55,7 +55,7 @@ def test_a_seed_gives_the_same_records_twice_and_another_seed_others(folder: Pat
 
 def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_path: Path, shared: Shared) -> None:
     simulate(folder, tmp_path / "r.gz", shared, rounds=3)
-    steps = of_kind(tmp_path / "r.gz", "step")
+    steps = records_of_kind(tmp_path / "r.gz", "step")
     assert [(line["round"], line["node"]) for line in steps] == [(r, f"n{n:02d}") for r in (1, 2, 3) for n in range(3)]
     for line in steps:
         assert line["generated"] == 2 * 16
@@ -65,7 +65,7 @@ def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_
         assert line["trained_reward"] == pytest.approx(parts / groups, abs=1e-5)
         assert line["staleness"] == 0
         assert line["informative_external"] == line["groups_external"]
-    evaluations = of_kind(tmp_path / "r.gz", "eval")
+    evaluations = records_of_kind(tmp_path / "r.gz", "eval")
     assert Counter(line["round"] for line in evaluations) == {0: 3, 2: 3, 3: 3}
     assert len({line["pass_rate"] for line in evaluations if line["round"] == 0}) == 1
 
@@ -75,8 +75,8 @@ def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_datas
 ) -> None:
     steering = {"adapt": "adaptive", "adapt_period": 1}
     simulation = simulate(folder, tmp_path / "r.gz", shared, rounds=3, sampler=steering)
-    written = {line["node"]: line["tasks"] for line in of_kind(tmp_path / "r.gz", "eval") if line["round"] == 3}
-    followed = {line["node"]: line["tasks"] for line in of_kind(tmp_path / "r.gz", "eval") if line["round"] == 2}
+    written = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 3}
+    followed = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 2}
     for node in simulation.honest:
         assert node.evaluation is not None
         known = {name: [s.n, s.pass_rate, s.mean_reward] for name, s in node.evaluation.per_task.items()}
@@ -92,7 +92,7 @@ def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_datas
 def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Path, tmp_path: Path, shared: Shared) -> None:
     simulate(folder, tmp_path / "now.gz", shared, rounds=4, sampler={"external": 1})
     simulate(folder, tmp_path / "older.gz", shared, rounds=4, sampler={"external": 1, "max_external_age_s": 1000.0})
-    now, older = (of_kind(tmp_path / name, "step") for name in ("now.gz", "older.gz"))
+    now, older = (records_of_kind(tmp_path / name, "step") for name in ("now.gz", "older.gz"))
     assert max(line["pool_external"] for line in now) <= 4
     assert max(line["pool_external"] for line in older) > 4
     assert all((line["external_age_rounds"] or 0) < 1 for line in now)
@@ -101,7 +101,7 @@ def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Pa
 def test_groups_that_travel_for_rounds_are_seen_as_old_as_they_are(folder: Path, tmp_path: Path, shared: Shared) -> None:
     late = {"delay_rounds": [2, 4], "sampler": {"external": 3, "max_external_age_s": 1000.0}}
     simulate(folder, tmp_path / "late.gz", shared, rounds=7, **late)
-    steps = of_kind(tmp_path / "late.gz", "step")
+    steps = records_of_kind(tmp_path / "late.gz", "step")
     assert all(line["groups_external"] == 0 for line in steps if line["round"] <= 2)
     ages = [line["external_age_rounds"] for line in steps if line["groups_external"]]
     assert ages
@@ -114,13 +114,13 @@ def test_a_node_without_held_out_questions_is_not_evaluated_and_the_others_are(
     folder: Path, tmp_path: Path, shared: Shared
 ) -> None:
     simulate(folder, tmp_path / "r.gz", shared, rounds=2, nodes=[{"count": 2}, {"eval": {"tasks": 0}}])
-    assert {line["node"] for line in of_kind(tmp_path / "r.gz", "eval")} == {"n00", "n01"}
-    assert {line["node"] for line in of_kind(tmp_path / "r.gz", "step")} == {"n00", "n01", "n02"}
+    assert {line["node"] for line in records_of_kind(tmp_path / "r.gz", "eval")} == {"n00", "n01"}
+    assert {line["node"] for line in records_of_kind(tmp_path / "r.gz", "step")} == {"n00", "n01", "n02"}
 
 
 def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path: Path, shared: Shared) -> None:
     simulate(folder, tmp_path / "r.gz", shared, rounds=4, nodes=1, sampler={"max_staleness": 2, "external": 0})
-    steps = of_kind(tmp_path / "r.gz", "step")
+    steps = records_of_kind(tmp_path / "r.gz", "step")
     assert [line["generated"] for line in steps] == [3 * 32, 32, 32, 32]
     assert [line["staleness"] for line in steps] == [0, 1, 2, 2]
 
@@ -128,16 +128,16 @@ def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path
 def test_controls_filter_and_reuse_own_groups(folder: Path, tmp_path: Path, shared: Shared) -> None:
     alone = {"nodes": 1, "sampler": {"local": 3, "external": 0}, "rounds": 3}
     simulate(folder, tmp_path / "pool.gz", shared, **alone, local={"filter": "informative_of_pool", "pool": 9, "unfiltered": 1})
-    for line in of_kind(tmp_path / "pool.gz", "step"):
+    for line in records_of_kind(tmp_path / "pool.gz", "step"):
         assert line["made"] == 10
         assert line["groups_local"] == 3
         assert line["informative_local"] >= min(2, line["made_informative"] - 1)
     simulate(folder, tmp_path / "until.gz", shared, **alone, local={"filter": "informative_until", "max_groups": 30})
-    for line in of_kind(tmp_path / "until.gz", "step"):
+    for line in records_of_kind(tmp_path / "until.gz", "step"):
         assert line["informative_local"] == 3 or line["made"] == 30
     simulate(folder, tmp_path / "reuse.gz", shared, **alone, local={"reuse": 2})
     made = 0
-    for line in of_kind(tmp_path / "reuse.gz", "step"):
+    for line in records_of_kind(tmp_path / "reuse.gz", "step"):
         assert line["made"] == 3
         assert line["groups_local"] == 3 + min(2, made)
         made += line["made_informative"]
@@ -147,7 +147,7 @@ def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(folder
     sampler = {"local": 3, "external": 0, "replay": 2, "replay_batches": 2}
     simulation = simulate(folder, tmp_path / "replay.gz", shared, nodes=1, rounds=5, sampler=sampler)
     informative: list[int] = []
-    for line in of_kind(tmp_path / "replay.gz", "step"):
+    for line in records_of_kind(tmp_path / "replay.gz", "step"):
         replayed = line.get("groups_replayed", 0)
         assert replayed == min(2, sum(informative[-2:])) == line.get("informative_replayed", 0)
         assert (line["made"], line["groups_local"], line["staleness"]) == (3, 3, 0)
@@ -170,7 +170,7 @@ def test_hostile_nodes_send_and_do_not_train_and_the_border_does_its_part(
     nodes = [{"count": 2}, {"count": 1, "role": role}]
     simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, rounds=3, sampler={"max_share_per_node": 0.5})
     assert len(simulation.cohorts[0].learner.flat) == 2
-    steps = of_kind(tmp_path / "r.gz", "step")
+    steps = records_of_kind(tmp_path / "r.gz", "step")
     assert {line["node"] for line in steps} == {"n00", "n01"}
     refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
     if role == "duplicate":
@@ -192,7 +192,7 @@ def test_nodes_of_two_architectures_learn_from_each_others_text(folder: Path, tm
     nodes = [{"count": 2}, {"count": 1, "model": {"path": str(other)}}]
     simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, verifier={"share_tokens": False})
     assert [len(cohort.nodes) for cohort in simulation.cohorts] == [2, 1]
-    assert any(line["groups_external"] for line in of_kind(tmp_path / "r.gz", "step") if line["node"] == "n02")
+    assert any(line["groups_external"] for line in records_of_kind(tmp_path / "r.gz", "step") if line["node"] == "n02")
 
 
 def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(folder: Path, tmp_path: Path, shared: Shared) -> None:
@@ -200,7 +200,7 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
     simulate(folder, tmp_path / "text.gz", shared, **apart, verifier={"share_tokens": False})
     simulate(folder, tmp_path / "tokens.gz", shared, **apart, verifier={"share_tokens": True})
     text, tokens = (
-        [line.get("kl_behaviour", 0.0) for line in of_kind(tmp_path / name, "step")] for name in ("text.gz", "tokens.gz")
+        [line.get("kl_behaviour", 0.0) for line in records_of_kind(tmp_path / name, "step")] for name in ("text.gz", "tokens.gz")
     )
     assert max(text) == pytest.approx(0.0, abs=1e-5)
     assert max(tokens) > 1e-4
@@ -212,7 +212,7 @@ def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
 ) -> None:
     sampler = {"strategy": strategy, "external": 1, "max_external_age_s": 1000.0, "oversample": 3.0}
     simulate(folder, tmp_path / "r.gz", shared, rounds=4, sampler=sampler)
-    late = [line for line in of_kind(tmp_path / "r.gz", "step") if line["round"] > 1]
+    late = [line for line in records_of_kind(tmp_path / "r.gz", "step") if line["round"] > 1]
     assert all(line["groups_external"] <= 1 for line in late)
     assert any(line["groups_external"] == 1 for line in late)
     assert all(strategy in line["strategy"] for line in late)
@@ -226,7 +226,7 @@ def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, t
         # drawn of the other node.
         rest = {"sampler": {"local": 16, "external": 8}, "verifier": {"foreign_partial_credit": False}}
         simulate(folder, file, shared, rounds=8, nodes=2, trainer=trainer, **rest)
-    on, off = (of_kind(file, "step") for file in files.values())
+    on, off = (records_of_kind(file, "step") for file in files.values())
     assert not any("capability" in line for line in off)
     weighed = [line for line in on if "capability" in line]
     assert weighed and all(line["round"] > 2 for line in weighed)
@@ -245,6 +245,6 @@ def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(folder: Pa
         "adapt_informative": [0.0, 0.05],
     }
     simulate(folder, tmp_path / "r.gz", shared, rounds=10, sampler=sampler)
-    steps = of_kind(tmp_path / "r.gz", "step")
+    steps = records_of_kind(tmp_path / "r.gz", "step")
     assert len({line["made"] for line in steps}) > 1
     assert all(2 <= line["made"] <= 4 for line in steps)

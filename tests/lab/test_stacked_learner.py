@@ -118,9 +118,9 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
     stacked = StackedLearner([config] * NODES, architecture, flat)
     learners = [Learner(config) for _ in range(NODES)]
     groups = [ragged_groups(count, seed=count) for count in (5, 3, 4)]
-    for of_node, number in zip(groups, (1, 1, 3), strict=True):
-        large = [100.0 * advantage for advantage in of_node[number].advantages]
-        of_node[number] = replace(of_node[number], advantages=large)
+    for node_groups, number in zip(groups, (1, 1, 3), strict=True):
+        large = [100.0 * advantage for advantage in node_groups[number].advantages]
+        node_groups[number] = replace(node_groups[number], advantages=large)
     # The last node has no local group, so that only the others say what is usual.
     groups[2] = [replace(group, is_local=False) for group in groups[2]]
     outcomes = stacked.step([intake_of(each) for each in groups], [1] * NODES, [0] * NODES)
@@ -201,19 +201,19 @@ def test_what_the_own_policy_finds_absurd_is_left_out_as_in_the_trainer(folder: 
         for group in ragged_groups(5, with_behaviour=False)
     ]
     means = [
-        [float(of_tokens.mean()) for of_tokens in of_group]
-        for of_group in batch_logprobs(transformers_model(folder, architecture, flat[1]), foreign, UpdateConfig())
+        [float(token_logprobs.mean()) for token_logprobs in group_means]
+        for group_means in batch_logprobs(transformers_model(folder, architecture, flat[1]), foreign, UpdateConfig())
     ]
-    floor = sorted(mean for of_group in means for mean in of_group)[4] + 1e-3
+    floor = sorted(mean for group_means in means for mean in group_means)[4] + 1e-3
     config = tiny_config(folder, trainer={"policy_check_fraction": 1.0, "min_foreign_logprob": floor})
     learner = StackedLearner([config] * 2, architecture, flat)
     outcomes = learner.step([None, intake_of(foreign)], [0, 1], [0, 3])
     assert outcomes[0] is None
     assert outcomes[1] is not None
-    assert outcomes[1].absurd == sum(mean < floor for of_group in means for mean in of_group) == 5
+    assert outcomes[1].absurd == sum(mean < floor for group_means in means for mean in group_means) == 5
 
 
 def test_a_model_of_another_kind_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gemma2", "hidden_act": "gelu"}')
     with pytest.raises(ValueError, match="model_type 'gemma2', hidden_act 'gelu': .*Qwen3 and Llama"):
-        Architecture.of_folder(tmp_path)
+        Architecture.from_folder(tmp_path)

@@ -8,7 +8,7 @@ import yaml
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.render import REPOSITORY, rendered
-from tests.k8s.manifests import ROLES, label, name_of, node_of, of_kind, pod_labels, pod_of, render, role_of, workloads
+from tests.k8s.manifests import ROLES, label, name_of, node_of, pod_labels, pod_of, render, role_of, with_kind, workloads
 
 LAST_APPLIED_LIMIT_BYTES = 262_144
 META_LABEL = "__meta_kubernetes_pod_label_"
@@ -34,7 +34,7 @@ def _labels_after(relabelings: list[dict], pod: dict[str, str]) -> dict[str, str
 
 def test_every_dashboard_comes_as_a_labelled_configmap_that_apply_can_hold() -> None:
     for variant in ("cluster-watched", "cluster-plainly-seen"):
-        found = {name_of(each): each for each in of_kind(render(variant), "ConfigMap") if label(each, "grafana_dashboard") == "1"}
+        found = {name_of(each): each for each in with_kind(render(variant), "ConfigMap") if label(each, "grafana_dashboard") == "1"}
         assert set(found) == {f"swarm-dashboard-{name}" for name in DASHBOARDS}, "fixed names, so that an update replaces"
         for name, dashboard in DASHBOARDS.items():
             (text,) = found[f"swarm-dashboard-{name}"]["data"].values()
@@ -43,7 +43,7 @@ def test_every_dashboard_comes_as_a_labelled_configmap_that_apply_can_hold() -> 
 
 
 def test_every_process_is_scraped_once_with_the_labels_that_rules_go_by() -> None:
-    monitors = {name_of(each): each for each in of_kind(render("cluster-watched"), "PodMonitor")}
+    monitors = {name_of(each): each for each in with_kind(render("cluster-watched"), "PodMonitor")}
     assert set(monitors) == {"swarm", "swarm-nats"}
     services, servers = _targets(monitors["swarm"]), _targets(monitors["swarm-nats"])
     assert {role_of(each) for each in services} == set(ROLES)
@@ -69,12 +69,12 @@ def test_the_server_s_exporter_is_told_to_say_what_rules_read() -> None:
 def test_a_cluster_without_the_operator_gets_the_same_rules_and_no_object_that_it_does_not_know() -> None:
     objects = render("cluster-plainly-seen")
     assert not [each for each in objects if each["apiVersion"].startswith("monitoring.coreos.com")]
-    by_name = {name_of(each): each for each in of_kind(objects, "ConfigMap")}
+    by_name = {name_of(each): each for each in with_kind(objects, "ConfigMap")}
     written = {path.name: text for path, text in rendered().items()}
     assert by_name["swarm-prometheus-rules"]["data"] == {"swarm.yaml": written["swarm.yaml"]}
     scrape = yaml.safe_load(by_name["swarm-prometheus-scrape"]["data"]["swarm.yaml"])
     assert [job["job_name"] for job in scrape["scrape_configs"]] == ["swarm", "nats"]
-    operators = {name_of(each): each for each in of_kind(render("cluster-watched"), "PodMonitor")}
+    operators = {name_of(each): each for each in with_kind(render("cluster-watched"), "PodMonitor")}
     for job, monitor in zip(scrape["scrape_configs"], (operators["swarm"], operators["swarm-nats"]), strict=True):
         plain = {each["target_label"]: each["source_labels"] for each in job["relabel_configs"] if "target_label" in each}
         relabelings = monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]
@@ -82,6 +82,6 @@ def test_a_cluster_without_the_operator_gets_the_same_rules_and_no_object_that_i
 
 
 def test_rules_of_the_operator_s_object_are_those_that_are_tested() -> None:
-    (rule,) = of_kind(render("cluster-watched"), "PrometheusRule")
+    (rule,) = with_kind(render("cluster-watched"), "PrometheusRule")
     tested = yaml.safe_load((REPOSITORY / "k8s/components/monitoring/rules/swarm.yaml").read_text())
     assert rule["spec"]["groups"] == tested["groups"]

@@ -104,7 +104,7 @@ def with_body(body: bytes) -> bytes:
     return encode(SignedRollouts(swarm=DEFAULT_SWARM_ID, node="beta", public_key=KEY.public_key, signature=signature, body=body))
 
 
-def of_version_1() -> bytes:
+def version_1_group() -> bytes:
     """As nodes sent it that did not name the swarm yet."""
     body = encode(group())
     signature = KEY.sign(b"swarm-rollouts-v1\x00" + body)
@@ -138,7 +138,7 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.MALFORMED, SUBJECT, encode(group()).replace(b"schema\x01", b"schema\x02")),
         (Refusal.MALFORMED, SUBJECT, with_body(b"\xc1")),
         (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x01", b"schema\x02"))),
-        (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", of_version_1()),
+        (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", version_1_group()),
         (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, share_tokens=True, swarm_id="another"))),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm=DEFAULT_SWARM_ID))),
         (Refusal.MALFORMED, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),

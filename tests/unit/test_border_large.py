@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import services.verifier.border as border_module
+import services.verifier.border_rules as border_rules_module
 from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
 from services.verifier.claims import SMALL_BYTES
 from services.verifier.copies import CopyMemory
@@ -80,7 +81,7 @@ class Watch:
             (border_module, "decode"),
             (border_module, "content_id"),
             (border_module.keys, "verify"),
-            (border_module, "completion_problem"),
+            (border_rules_module, "completion_problem"),
             (CopyMemory, "print_of"),
         ):
             monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))

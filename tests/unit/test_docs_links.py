@@ -5,6 +5,7 @@ is on the page it names.
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,16 @@ def test_prose_of_the_pages_wraps_at_a_hundred_columns() -> None:
             assert len(line) <= 100 or " " not in re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "_", free).strip("-* "), (
                 f"{page.name}: {line}"
             )
+
+
+def test_of_an_experiments_plots_only_those_that_a_page_shows_are_kept() -> None:
+    """`swarm experiment report` draws the others again; all of them were 21 MB."""
+    listed = subprocess.run(["git", "ls-files", "experiments/*.png"], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept = {ROOT / name for name in listed.stdout.splitlines()}
+    shown = {
+        (page.parent / link).resolve()
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)\s]+\.png)\)", page.read_text(encoding="utf-8"))
+    }
+    assert kept and not [str(file.relative_to(ROOT)) for file in kept - shown]
+    assert not [file.name for file in kept if file.stat().st_size > 150_000], "draw it with a palette (lab/plots.py)"

@@ -92,8 +92,8 @@ def test_a_name_that_moved_on_still_loads_the_commit_that_was_looked_at(hub: Pat
     for revision, value in ((PINNED, 0.25), (MOVED, 0.75)):
         answer = load(hub, revision)
         assert answer.returncode == 0, answer.stderr
-        weight, _, _, of_engine, _ = ast.literal_eval(answer.stdout)
-        assert weight == of_engine == value
+        weight, _, _, engine_weight, _ = ast.literal_eval(answer.stdout)
+        assert weight == engine_weight == value
 
 
 @pytest.mark.slow

@@ -142,9 +142,9 @@ def test_no_two_users_read_each_others_replies():
 
 def test_the_default_inbox_is_the_one_that_is_allowed():
     from shared.config.sections import NatsSection
-    from shared.runtime.planes import of_process
+    from shared.runtime.planes import for_process
 
-    assert of_process(NatsSection().inbox_prefix, "alpha", "sampler") == inbox("alpha", "sampler")
+    assert for_process(NatsSection().inbox_prefix, "alpha", "sampler") == inbox("alpha", "sampler")
 
 
 def test_the_configuration_names_every_user_once_and_no_secret():

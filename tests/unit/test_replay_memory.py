@@ -151,10 +151,10 @@ def test_killed_at_any_instant_two_replicas_lose_no_id_that_is_young_enough_to_m
             lines = [line.split() for line in child.stdout.read().splitlines()]
             told.append([(int(words[0]), float(words[1])) for words in lines if len(words) == 2 and "." in words[1]])
             child.wait()
-        newest = max(at for of_child in told for _, at in of_child)
+        newest = max(at for child_counts in told for _, at in child_counts)
         found = ReplayMemory(100_000, file)
-        for number, of_child in enumerate(told):
-            young = [count for count, at in of_child[:-1] if at > newest - 25.0]
+        for number, child_counts in enumerate(told):
+            young = [count for count, at in child_counts[:-1] if at > newest - 25.0]
             missing = [count for count in young if not found.contains(f"{10 * life + number:032x}{count:032x}")]
             # A kill between two system calls can lose what the other appended between the two
             # before.

@@ -20,9 +20,9 @@ from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler
 
 
-def entries(of_node: list[int]) -> list[PoolEntry]:
+def entries(counts: list[int]) -> list[PoolEntry]:
     made: list[PoolEntry] = []
-    for node, count in enumerate(of_node):
+    for node, count in enumerate(counts):
         for _ in range(count):
             made.append(pool_entry(len(made) + 1, scored_group(len(made), node=f"n{node}", origin="external")))
     return made
@@ -48,10 +48,10 @@ def shares(plan: Wait | BatchPlan) -> Counter[str]:
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 12), max_size=6), st.integers(0, 12), st.floats(0.01, 1.0), st.integers())
 def test_a_draw_gives_all_that_the_cap_leaves_and_never_more_of_one_node(
-    of_node: list[int], wanted: int, share: float, seed: int
+    counts: list[int], wanted: int, share: float, seed: int
 ) -> None:
-    pool = entries(of_node)
-    nodes = sum(count > 0 for count in of_node)
+    pool = entries(counts)
+    nodes = sum(count > 0 for count in counts)
     cap = node_cap(wanted, share, nodes)
     chosen = UNIFORM.draw(pool, wanted, cap, random.Random(seed), Knowledge())
     assert len({entry.seq for entry in chosen}) == len(chosen) == available(pool, wanted, cap)

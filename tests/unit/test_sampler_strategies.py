@@ -132,14 +132,14 @@ def evenly(wanted: int, cap: int) -> Chances:
             key = frozenset(e.seq for e in taken)
             chances[key] = chances.get(key, 0.0) + chance
             return
-        of_source = least({e.source for e in urn}, sources)
-        for source in of_source:
+        least_sources = least({e.source for e in urn}, sources)
+        for source in least_sources:
             here = [e for e in urn if e.source == source]
-            of_node = least({e.node for e in here}, nodes)
-            for node in of_node:
+            least_nodes = least({e.node for e in here}, nodes)
+            for node in least_nodes:
                 groups = [e for e in here if e.node == node]
                 for each in groups:
-                    draw((*taken, each), chance / len(of_source) / len(of_node) / len(groups))
+                    draw((*taken, each), chance / len(least_sources) / len(least_nodes) / len(groups))
 
     draw((), 1.0)
     return chances
@@ -152,13 +152,13 @@ def beta_variance_weight(passes: float, failures: float) -> float:
     return mean - mean**2 - a * b / ((a + b) ** 2 * (a + b + 1.0))
 
 
-OF_SOURCE = {
+SOURCE_WEIGHTS = {
     "easy": beta_variance_weight(90, 10), "middle": beta_variance_weight(50, 50),
     "hard": beta_variance_weight(0, 200), "unseen": beta_variance_weight(0, 0),
 }  # fmt: skip
 LAW: dict[str, Callable[[int, int], Chances]] = {
     "uniform": lambda j, cap: one_after_the_other({e.seq: 1.0 for e in POOL}, j, cap),
-    "learnability": lambda j, cap: one_after_the_other({e.seq: OF_SOURCE[e.source] for e in POOL}, j, cap),
+    "learnability": lambda j, cap: one_after_the_other({e.seq: SOURCE_WEIGHTS[e.source] for e in POOL}, j, cap),
     "spread": lambda j, cap: one_after_the_other({1: 0.5, 2: 0.33, 3: 0.4, 4: 0.1, 5: 0.25}, j, cap),
     # Newest first: 1, 3, 5, 4, 2.
     "freshness": lambda j, cap: one_after_the_other({s: 2.0 ** (-i / j) for i, s in enumerate((1, 3, 5, 4, 2))}, j, cap),
@@ -193,7 +193,7 @@ def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> N
     generous, strict = entry(1, source="middle"), entry(2, source="middle", std=0.01)
     weigh = strategy_named("learnability").weigh
     assert weigh is not None
-    assert weigh([generous, strict], 1, KNOWN) == [pytest.approx(OF_SOURCE["middle"])] * 2
+    assert weigh([generous, strict], 1, KNOWN) == [pytest.approx(SOURCE_WEIGHTS["middle"])] * 2
     by_source = dict(zip(SOURCES, weigh([entry(s, source=name) for s, name in enumerate(SOURCES)], 1, KNOWN), strict=True))
     assert by_source["middle"] > by_source["unseen"] > by_source["easy"] > by_source["hard"] > 0.0
     assert by_source["unseen"] == pytest.approx(1 / 6)

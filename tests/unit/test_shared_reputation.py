@@ -76,7 +76,7 @@ def test_quarantine_and_earned_shares_survive_a_restart(tmp_path: Path) -> None:
         assert restarted.known.remaining_s("UBAD", NOW_S + 2) == 0
         await restarted.shared.exchange(NOW_S + 2)
         assert restarted.known.remaining_s("UBAD", NOW_S + 2) == FIRST_S - 2
-        assert restarted.senders.of_key("UGOOD", NOW_S).established
+        assert restarted.senders.by_key("UGOOD", NOW_S).established
         assert restarted.known.blame("UBAD", "mallory", Refusal.SCORING_COST, NOW_S + FIRST_S) == 2 * FIRST_S
 
     on_a_plane(test)
@@ -190,8 +190,8 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
             assert replica.known.remaining_s("UGAMMA", NOW_S) == 0.0
         suspicion = replica.known.suspicion("UGAMMA", NOW_S)
         assert 0.1 < suspicion <= BLAME[Found.ABSURD]
-        assert not replica.senders.of_key("UGAMMA", NOW_S).established
-        assert replica.senders.of_key("UBETA", NOW_S).established
+        assert not replica.senders.by_key("UGAMMA", NOW_S).established
+        assert replica.senders.by_key("UBETA", NOW_S).established
         for _ in range(5):
             await replica.shared.exchange(NOW_S)
         restarted = Replica(plane, tmp_path)

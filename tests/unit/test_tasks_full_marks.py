@@ -36,10 +36,10 @@ def items(dataset: str, count: int, **config: object) -> Iterator[Item]:
     text = json.dumps(config, separators=(",", ":"), sort_keys=True)
     for index in range(count):
         ref = TaskRef(dataset=dataset, config=text, seed=5, index=index)
-        yield _of_this_hash_seed(ref) if dataset in HASH_ORDERED else derive_item(ref)
+        yield _under_this_hash_seed(ref) if dataset in HASH_ORDERED else derive_item(ref)
 
 
-def _of_this_hash_seed(ref: TaskRef) -> Item:
+def _under_this_hash_seed(ref: TaskRef) -> Item:
     # Which items these datasets make depends on the process, so that `derive_item` refuses; for a
     # scorer any item will do.
     dataset = reasoning_gym.create_dataset(ref.dataset, seed=ref.seed, **json.loads(ref.config))

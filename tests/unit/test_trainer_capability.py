@@ -108,8 +108,8 @@ def learner(model: Path, **trainer: Any) -> Learner:
     return Learner(node_config(model, model.parent, trainer={"policy_check_fraction": 0.0, **trainer}))
 
 
-def group(of: Learner, seed: int, passes: int, origin: str = "external", of_four: int = 4, **changes: Any) -> ScoredGroup:
-    rewards = [1.0] * passes + [0.5] * (of_four - passes)  # partial credit is no pass
+def group(of: Learner, seed: int, passes: int, origin: str = "external", completions: int = 4, **changes: Any) -> ScoredGroup:
+    rewards = [1.0] * passes + [0.5] * (completions - passes)  # partial credit is no pass
     made = scored_group(of.tokenizer, random.Random(seed), rewards=rewards, origin=origin)
     return msgspec.structs.replace(made, **changes)
 

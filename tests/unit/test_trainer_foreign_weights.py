@@ -125,8 +125,8 @@ def test_every_level_and_sign_equals_a_loop(level: WeightLevel, positive: Weight
             groups = [replace(group, text_logprobs=()) for group in groups]
         found = weigh(rules, groups, proximal)
         row = 0
-        for group, of_group in zip(groups, proximal, strict=True):
-            for number, own in enumerate(of_group):
+        for group, group_logprobs in zip(groups, proximal, strict=True):
+            for number, own in enumerate(group_logprobs):
                 weights, kept = numpy_weights(rules, group, number, own)
                 if level == "token" and group.behaviour_logprobs[number] is None:
                     weights = [1.0] * len(own)  # A text's sum is not compared token by token.

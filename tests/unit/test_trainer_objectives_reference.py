@@ -32,11 +32,11 @@ def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) 
     kept = [kept_tokens_of(sequence) for sequence in batch]
     tokens, sequences = sum(map(len, kept)), sum(map(bool, kept))
     loss = 0.0
-    for sequence, of_sequence in zip(batch, kept, strict=True):
+    for sequence, kept_tokens in zip(batch, kept, strict=True):
         policy, proximal, reference = sequence["policy"], sequence["proximal"], sequence["reference"]
         behaviour, advantage = sequence["behaviour"], float(sequence["advantage"])
         sequence_ratio = math.exp(sum(policy - proximal) / len(policy))
-        for t in of_sequence:
+        for t in kept_tokens:
             ratio = sequence_ratio if config.name == "gspo" else math.exp(policy[t] - proximal[t])
             if config.name == "cispo":
                 value = -min(max(ratio, config.settings.cispo_min), config.settings.cispo_max) * advantage * policy[t]
@@ -52,7 +52,7 @@ def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) 
             difference = reference[t] - policy[t]
             value += config.settings.kl_coefficient * (math.exp(difference) - difference - 1)
             if config.aggregated_by == "sequence_mean":
-                loss += value / len(of_sequence) / sequences
+                loss += value / len(kept_tokens) / sequences
             elif config.aggregated_by == "fixed_length":
                 loss += value / (sequences * config.max_completion_tokens)
             else:

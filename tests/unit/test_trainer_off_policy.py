@@ -80,7 +80,7 @@ def tensor_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarra
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
     behaviour = torch.full(mask.shape, math.nan, dtype=torch.float64)
     behaviour[mask] = torch.tensor(np.concatenate([each["behaviour"] for each in sequences]))
-    of_group = [
+    group_values = [
         gepo_log_expectation([each["behaviour"].mean() for g, each in zip(GROUP_OF, sequences, strict=True) if g == group])
         for group in (0, 1)
     ]
@@ -91,7 +91,7 @@ def tensor_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarra
         advantages=torch.tensor([float(each["advantage"]) for each in sequences], dtype=torch.float64),
         mask=mask,
         behaviour_logprobs=behaviour,
-        log_denominators=torch.tensor([of_group[group] for group in GROUP_OF], dtype=torch.float64),
+        log_denominators=torch.tensor([group_values[group] for group in GROUP_OF], dtype=torch.float64),
     )
     return (token_weights(config, mask, Normaliser.count(LENGTHS)) * found.loss).sum()
 
@@ -181,8 +181,8 @@ def test_m2_masks_tokens_over_the_whole_step_and_they_count_nowhere() -> None:
     proximal = batch_logprobs(model, groups, config)
     masked = without_dropped(groups, config, proximal)
     dropped, kept = 0, []
-    for before, after, of_group in zip(groups, masked, proximal, strict=True):
-        for old, new, own in zip(before.behaviour_logprobs, after.behaviour_logprobs, of_group, strict=True):
+    for before, after, group_values in zip(groups, masked, proximal, strict=True):
+        for old, new, own in zip(before.behaviour_logprobs, after.behaviour_logprobs, group_values, strict=True):
             if old is None:
                 assert new is None
                 continue

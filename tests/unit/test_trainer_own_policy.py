@@ -178,9 +178,9 @@ def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temp
             finish_reason="stop" if each[-1] == end else "length",
             token_count=len(each),
             token_ids=pack_ids(each),
-            behaviour_logprobs=pack_logprobs(of_tokens.tolist()),
+            behaviour_logprobs=pack_logprobs(token_logprobs.tolist()),
         )
-        for each, of_tokens in zip(ids, logprobs, strict=True)
+        for each, token_logprobs in zip(ids, logprobs, strict=True)
     ]
     model = ModelIdentity(name="same", tokenizer_hash=policy.rules.tokenizer_hash)
     return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, completions=completions, model=model))

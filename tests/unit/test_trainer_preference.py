@@ -54,8 +54,8 @@ def means(learner: Learner, batch: Batch) -> dict[str, float]:
     for item in batch.items:
         if item.scored.origin == "external":
             taken = take_in(replace(batch, items=[item]), learner.rules)
-            [of_group] = batch_logprobs(learner.model, taken.groups, learner.update_config)
-            found[item.scored.group_id] = float(torch.cat(of_group).mean())
+            [group_logprobs] = batch_logprobs(learner.model, taken.groups, learner.update_config)
+            found[item.scored.group_id] = float(torch.cat(group_logprobs).mean())
     return found
 
 

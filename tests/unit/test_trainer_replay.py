@@ -73,7 +73,7 @@ def test_tokens_sampled_many_versions_ago_are_weighed_by_what_the_policy_of_then
     fresh = as_sampled_by(of, local_group(of, 200))
     now, fresh_now = logprobs_now(of, old), logprobs_now(of, fresh)
     record = of.step(with_replayed(batch_of(9, [fresh]), old))
-    ratios = [math.exp(a - b) for of_now, of_then in zip(now, then, strict=True) for a, b in zip(of_now, of_then, strict=True)]
+    ratios = [math.exp(a - b) for now_row, then_row in zip(now, then, strict=True) for a, b in zip(now_row, then_row, strict=True)]
     assert max(ratios) > 1.1 and min(ratios) < 0.9, "the policy has moved"
     tokens = len(ratios) + sum(map(len, fresh_now))
     expected = sum(min(cap, ratio) for ratio in ratios) + (tokens - len(ratios))

@@ -22,26 +22,26 @@ def rows(*widths: int) -> list[RowSlice]:
 
 @given(ROWS, st.integers(1, 8), st.integers(1, 500))
 def test_every_row_counts_in_exactly_one_process_and_all_make_equally_many_passes(
-    of_step: list[RowSlice], ranks: int, budget_tokens: int
+    step_rows: list[RowSlice], ranks: int, budget_tokens: int
 ) -> None:
-    plans = [micro_batches_of(rank, ranks, of_step, budget_tokens) for rank in range(ranks)]
+    plans = [micro_batches_of(rank, ranks, step_rows, budget_tokens) for rank in range(ranks)]
     counted = [row for plan in plans for batch in plan if batch.counted for row in batch.rows]
-    assert sorted(counted) == sorted(of_step)
+    assert sorted(counted) == sorted(step_rows)
     assert len({len(plan) for plan in plans}) == 1
     assert all(batch.rows for plan in plans for batch in plan)
 
 
 @given(ROWS, st.integers(1, 500))
-def test_one_process_gets_the_plan_of_a_process_on_its_own(of_step: list[RowSlice], budget_tokens: int) -> None:
-    assert micro_batches_of(0, 1, of_step, budget_tokens) == [
-        MicroBatch(batch) for batch in plan_micro_batches(of_step, budget_tokens)
+def test_one_process_gets_the_plan_of_a_process_on_its_own(step_rows: list[RowSlice], budget_tokens: int) -> None:
+    assert micro_batches_of(0, 1, step_rows, budget_tokens) == [
+        MicroBatch(batch) for batch in plan_micro_batches(step_rows, budget_tokens)
     ]
 
 
 @given(ROWS, st.integers(1, 8))
-def test_no_process_has_more_than_a_row_more_to_do_than_another(of_step: list[RowSlice], ranks: int) -> None:
-    tokens = [sum(row.width for row in share) for share in shares(of_step, ranks)]
-    assert max(tokens) - min(tokens) <= max((row.width for row in of_step), default=0)
+def test_no_process_has_more_than_a_row_more_to_do_than_another(step_rows: list[RowSlice], ranks: int) -> None:
+    tokens = [sum(row.width for row in share) for share in shares(step_rows, ranks)]
+    assert max(tokens) - min(tokens) <= max((row.width for row in step_rows), default=0)
 
 
 def test_a_process_with_less_to_do_keeps_step_with_the_narrowest_row_without_weight() -> None:

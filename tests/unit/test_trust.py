@@ -140,16 +140,16 @@ def test_a_name_bound_after_its_ban_gives_its_key_away_at_the_next_look(tmp_path
     known = KnownKeys(tmp_path / "known", ("alpha", OTHER_KEY.public_key))
     bans = Bans(known)
     bans.replace(BanList(bans=[Ban(sender="beta")]))
-    assert bans.of_key(KEY.public_key, 0.0) is None
+    assert bans.ban_for_key(KEY.public_key, 0.0) is None
     known.bind("beta", KEY.public_key, 0.0)
     bans.refresh()
-    assert bans.of_key(KEY.public_key, 0.0) is not None
+    assert bans.ban_for_key(KEY.public_key, 0.0) is not None
     later_s = IDLE_S + 1
     assert known.bind("beta", THIRD_KEY.public_key, later_s)
     assert known.bind("gamma", KEY.public_key, later_s)
     bans.refresh()
-    assert bans.of_key(KEY.public_key, 0.0) is not None, "a key that gives its banned name up stays banned"
-    assert bans.of_key(THIRD_KEY.public_key, 0.0) is not None
+    assert bans.ban_for_key(KEY.public_key, 0.0) is not None, "a key that gives its banned name up stays banned"
+    assert bans.ban_for_key(THIRD_KEY.public_key, 0.0) is not None
 
 
 def test_replicas_and_restarts_share_the_memory_of_what_was_taken_in(tmp_path: Path) -> None:

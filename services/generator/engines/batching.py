@@ -138,6 +138,10 @@ class BatchRows:
         self.logits = self.logits[rows]
 
     def _forward(self, ids: Tensor) -> Tensor:
+        """Logits (rows, vocabulary) of the next token. Architectures differ in what their forward
+        takes: a mask without positions would count the padding on the left as text, and without
+        `logits_to_keep` logits of the whole prompt are made and thrown away.
+        """
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": self._way.cached}
         if self._takes_last_only:
             inputs["logits_to_keep"] = 1

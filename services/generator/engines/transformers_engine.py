@@ -142,6 +142,7 @@ class TransformersEngine(Engine):
     ) -> list[list[Sample]]:
         assert self._folder is not None
 
+        # A thread cannot be cancelled: asked before every token, this ends it within one.
         def keep_on() -> None:
             if self._closing.is_set():
                 raise EngineError("the transformers engine was closed while it was sampling")

@@ -165,6 +165,9 @@ class VllmEngine(Engine):
             raise EngineError(f"the load of {self._half_loaded} broke off: load a policy again or restart the generator")
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
+        """Limits by rank and mass are off for greedy answers, which they cannot change. Text is
+        made by `ModelFolder.text`, the same for all engines, so vLLM decodes nothing.
+        """
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -22,21 +22,21 @@ def _draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Rando
     for entry in entries:
         left.setdefault(entry.source, {}).setdefault(entry.node, []).append(entry)
     chosen: list[PoolEntry] = []
-    of_source: Counter[str] = Counter()
-    of_node: Counter[str] = Counter()
+    per_source: Counter[str] = Counter()
+    per_node: Counter[str] = Counter()
     while len(chosen) < wanted:
-        open_nodes = {source: [node for node in nodes if of_node[node] < cap] for source, nodes in left.items()}
+        open_nodes = {source: [node for node in nodes if per_node[node] < cap] for source, nodes in left.items()}
         sources = [source for source, nodes in open_nodes.items() if nodes]
         if not sources:
             break
-        source = _least(sources, of_source, rng)
-        node = _least(open_nodes[source], of_node, rng)
+        source = _least(sources, per_source, rng)
+        node = _least(open_nodes[source], per_node, rng)
         groups = left[source][node]
         chosen.append(groups.pop(rng.randrange(len(groups))))
         if not groups:
             del left[source][node]
-        of_source[source] += 1
-        of_node[node] += 1
+        per_source[source] += 1
+        per_node[node] += 1
     return chosen
 
 

@@ -20,7 +20,7 @@ def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> l
     """
 
     def of(source: str) -> float:
-        own = knowledge.of_source(source)
+        own = knowledge.pass_record(source)
         passes, failures = 1.0 + own.passes, 1.0 + max(0.0, own.completions - own.passes)
         return passes * failures / ((passes + failures) * (passes + failures + 1.0))
 

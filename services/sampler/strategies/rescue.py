@@ -16,7 +16,7 @@ def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> l
     The success-gated sharing of Mutual RL (arXiv 2605.07244), by task source instead of by
     question. Where nothing is to be rescued all weights are the same, which is the uniform draw.
     """
-    failing = {source for source in {entry.source for entry in entries} if knowledge.of_source(source).all_fail}
+    failing = {source for source in {entry.source for entry in entries} if knowledge.pass_record(source).all_fail}
     return [1.0 if entry.has_pass and entry.source in failing else LAST for entry in entries]
 
 

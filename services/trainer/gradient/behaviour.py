@@ -62,8 +62,8 @@ def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: 
     """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing
     is known of the group.
     """
-    of_group = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
-    return torch.tensor([of_group[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
+    expectations = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
+    return torch.tensor([expectations[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
 
 
 def masked_by_objective(
@@ -93,7 +93,7 @@ def masked_by_objective(
     return [
         replace(
             group,
-            behaviour_logprobs=[masked.get((index, number), of_one) for number, of_one in enumerate(group.behaviour_logprobs)],
+            behaviour_logprobs=[masked.get((index, number), logprobs) for number, logprobs in enumerate(group.behaviour_logprobs)],
         )
         for index, group in enumerate(groups)
     ]

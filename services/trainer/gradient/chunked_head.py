@@ -124,9 +124,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         upstream = gradients[0]
         with torch.autocast(hidden.device.type, enabled=False):
             product = weight.to(dtype)
-            of_hidden = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
-            of_weight = torch.zeros_like(weight) if wants_weight else None
-            of_bias = torch.zeros_like(bias) if wants_bias else None
+            hidden_grad = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
+            weight_grad = torch.zeros_like(weight) if wants_weight else None
+            bias_grad = torch.zeros_like(bias) if wants_bias else None
             for where, logits in _chunks(hidden, product, bias, chunk_bytes):
                 for piece, part in _pieces(logits, where):
                     scaled = transform.apply_(piece).to(log_partition.dtype)
@@ -138,13 +138,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     by_logit.scatter_(-1, chosen, by_logit.gather(-1, chosen) + pull)
                     # Where the work was done in place this copies nothing.
                     piece.copy_(by_logit if isinstance(slope, float) and slope == 1.0 else by_logit.mul_(slope))
-                if of_hidden is not None:
-                    torch.mm(logits, product, out=of_hidden[where])
-                if of_weight is not None:
-                    _add_outer(of_weight, logits, hidden[where].to(dtype))
-                if of_bias is not None:
-                    of_bias += logits.sum(dim=0, dtype=log_partition.dtype).to(of_bias.dtype)
-        return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None, None, None, None
+                if hidden_grad is not None:
+                    torch.mm(logits, product, out=hidden_grad[where])
+                if weight_grad is not None:
+                    _add_outer(weight_grad, logits, hidden[where].to(dtype))
+                if bias_grad is not None:
+                    bias_grad += logits.sum(dim=0, dtype=log_partition.dtype).to(bias_grad.dtype)
+        return None if hidden_grad is None else hidden_grad.to(hidden.dtype), weight_grad, bias_grad, None, None, None, None, None
 
 
 def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:

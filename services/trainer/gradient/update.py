@@ -97,8 +97,8 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
     for number, group in enumerate(groups):
         if not (config.count_uninformative or config.takes_part(group)):
             continue
-        of_group = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
-        kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(of_group)]
+        group_logprobs = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
+        kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(group_logprobs)]
         total = total + Normaliser.count(kept, group.share)
     return total
 
@@ -124,13 +124,13 @@ def batch_logprobs(
     # Each completion is one process's, so that adding the others' zeros changes no bit.
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))
-        for g, of_group in enumerate(lengths)
-        for c, length in enumerate(of_group)
+        for g, group_lengths in enumerate(lengths)
+        for c, length in enumerate(group_lengths)
     ]
     if not flat:
         return [[] for _ in groups]
     all_tokens = iter(torch.split(reduce(add, parallel.gather(torch.cat(flat))), [len(part) for part in flat]))
-    return [[next(all_tokens) for _ in of_group] for of_group in lengths]
+    return [[next(all_tokens) for _ in group_lengths] for group_lengths in lengths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +313,11 @@ def scored_loss(
 
 
 def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:
+    """Sums, not means: micro-batches and processes are added up before anyone divides, so that how
+    a step is cut changes no figure; in float64, as many small numbers are added. `mask` and all but
+    `loss` are (rows, tokens).
+    """
+
     def total(values: Tensor) -> Tensor:
         return values.detach().sum(dtype=torch.float64)
 

@@ -15,8 +15,8 @@ def whole_optimizer_state(state: dict[str, Any], whole: Callable[[Tensor], Tenso
     return {
         **state,
         "state": {
-            number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in of_parameter.items()}
-            for number, of_parameter in state["state"].items()
+            number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in parameter_state.items()}
+            for number, parameter_state in state["state"].items()
         },
     }
 
@@ -37,7 +37,7 @@ def split_optimizer_state(
     return {
         **state,
         "state": {
-            number: {name: split(number, value) for name, value in of_parameter.items()}
-            for number, of_parameter in state["state"].items()
+            number: {name: split(number, value) for name, value in parameter_state.items()}
+            for number, parameter_state in state["state"].items()
         },
     }

@@ -116,8 +116,8 @@ def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
     planned = plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=1)
     rows = build_rows(groups, planned).to(next(model.parameters()).device)
     scored = completion_logprobs(model, rows).logprobs
-    of_sequence = {sequence: scored[row][rows.mask[row]] for row, sequence in enumerate(rows.sequences)}
-    return torch.cat([of_sequence[sequence] for sequence in sorted(of_sequence)])
+    by_sequence = {sequence: scored[row][rows.mask[row]] for row, sequence in enumerate(rows.sequences)}
+    return torch.cat([by_sequence[sequence] for sequence in sorted(by_sequence)])
 
 
 def _alone(model: nn.Module, groups: list[TokenGroup]) -> Tensor:

@@ -80,9 +80,9 @@ def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, floa
         compared = [(source, passed) for source, passed in groups if source in own]
         if min(len(compared), sum(len(own[source]) for source in {source for source, _ in compared})) < LEAST_GROUPS:
             continue
-        of_author = math.fsum(passed for _, passed in compared)
-        of_own = math.fsum(math.fsum(own[source]) / len(own[source]) for source, _ in compared)
-        factors[author] = min(max(of_author / of_own, rules.low), rules.high)
+        author_passes = math.fsum(passed for _, passed in compared)
+        local_passes = math.fsum(math.fsum(own[source]) / len(own[source]) for source, _ in compared)
+        factors[author] = min(max(author_passes / local_passes, rules.low), rules.high)
     return factors
 
 

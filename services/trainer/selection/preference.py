@@ -64,9 +64,9 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
     assert preference is not None
     candidates = [item for item in batch.items if item.scored.origin == "external"]
     mean_of = {
-        group_id: math.fsum(float(of_answer.sum()) for of_answer in of_group) / sum(map(len, of_group))
-        for (_, group_id), of_group in zip(taken.authors, logprobs, strict=True)
-        if of_group
+        group_id: math.fsum(float(answer_logprobs.sum()) for answer_logprobs in group_logprobs) / sum(map(len, group_logprobs))
+        for (_, group_id), group_logprobs in zip(taken.authors, logprobs, strict=True)
+        if group_logprobs
     }
     means = [mean_of.get(item.scored.group_id, math.nan) for item in candidates]
     chosen = preferred_indices(means, [item.scored.share or item.scored.group.node for item in candidates], preference)

@@ -125,6 +125,9 @@ def copies(question: str) -> list[Candidate]:
 
 
 def _echoes(question: str) -> Iterator[Candidate]:
+    """A scorer that looks for the reference somewhere in the answer pays these. More is taken from
+    the end: long questions begin with rules and end with what they ask about.
+    """
     yield Candidate(ECHO, "the question", question)
     lines = [line.strip() for line in question.split("\n") if line.strip()]
     for line in lines[:3] + lines[-12:]:
@@ -210,6 +213,9 @@ def _payloads(right: str) -> Iterator[Candidate]:
 
 
 def _json_payloads(right: str, extra: str) -> Iterator[Candidate]:
+    """Scorers that parse JSON tend to look up the keys that they know. `extra` rides along in the
+    others; of a key that is there twice parsers take the last.
+    """
     try:
         value: Any = json.loads(right)
     except ValueError:
@@ -287,6 +293,9 @@ def _spread(found: list[re.Match[str]]) -> Iterable[re.Match[str]]:
 
 
 def _styles(right: str) -> Iterator[Candidate]:
+    """Not wrong answers but other ways to write the right one: whether a scorer pays them is
+    reported and is no fault either way.
+    """
     for name, text in (
         ("upper case", right.upper()),
         ("lower case", right.lower()),

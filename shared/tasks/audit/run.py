@@ -95,6 +95,9 @@ def _tagged(text: str) -> str:
 
 
 def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candidate], made: list[Candidate]) -> None:
+    """`result` has the rewards of `named`, then those of `made`, in their order. Where the job
+    failed as a whole all count as 0: nothing was paid.
+    """
     finding.timeouts += result.timeouts
     rewards = result.rewards or [0.0] * (len(named) + len(made))
     for constant, reward in zip(named, rewards, strict=False):

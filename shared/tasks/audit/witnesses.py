@@ -45,6 +45,9 @@ def _conclusion(metadata: dict[str, Any]) -> list[str]:
 
 
 def _boxes(metadata: dict[str, Any]) -> list[str]:
+    """Every box goes to a target of its colour, along x and then along y, one after the other:
+    dull, but right, and any right plan will do. A box without a target has no plan at all.
+    """
     squares = {tuple(map(float, name.split("_"))): list(items) for name, items in metadata["initial_state"].items()}
     targets: dict[str, list[tuple[float, ...]]] = {}
     for at, items in squares.items():

@@ -126,6 +126,11 @@ def _warm(sources: list[list[str]]) -> None:
 
 
 def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
+    """The result frame: reason, detail, rewards, derived task, CPU seconds, answers lost, processes
+    that died otherwise than by the clock. An answer that ends its process is worth 0 and the next
+    process goes on behind it, at most `MAX_LOST_ANSWERS` times: one bad answer must not cost an
+    honest group the others, nor many of them cost this node its time.
+    """
     texts = job[6]
     rewards = memoryview(mmap.mmap(-1, 8 * max(1, len(texts)))).cast("d")
     cpu_s, lost, died, first = 0.0, 0, 0, 0

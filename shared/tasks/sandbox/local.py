@@ -99,6 +99,10 @@ class LocalLane:
         return WorkerLost(f"failed ({type(error).__name__})", None)
 
     async def _serve(self, queue: WorkerQueue, woken: asyncio.Event) -> None:
+        """Until the worker is lost: it hangs, says what is no reply, or has grown too large. One
+        that has grown is sent nothing more, and is replaced once it has answered what it was sent
+        before.
+        """
         while True:
             if queue.idle:
                 woken.clear()

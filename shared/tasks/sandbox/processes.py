@@ -68,6 +68,10 @@ class Processes:
         self._children.clear()
 
     async def _started(self, module: str, timeout_s: float, first_frame: Any = None) -> Child:
+        """A machine that is short of memory for a moment may kill a process that starts, so it is
+        tried `START_ATTEMPTS` times. Children that have ended are forgotten here, where their
+        number would otherwise grow.
+        """
         cause = ""
         for _ in range(START_ATTEMPTS):
             try:

@@ -54,14 +54,14 @@ class Client(nats.NATS):  # type: ignore[misc]
 
     async def _process_headers(self, block: Any) -> Any:
         if not block or headers.is_oversized(block):
-            return headers.of_server(block) if block else None
+            return headers.server_lines(block) if block else None
         try:
             parsed = await super()._process_headers(block)
         except (UnicodeDecodeError, IndexError) as error:
             await self._error_cb(error)
             parsed = None
         if not parsed:
-            return headers.of_server(block) if headers.is_stored(block) else None
+            return headers.server_lines(block) if headers.is_stored(block) else None
         parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
         if headers.is_stored(block):  # the status is its publisher's then; `request` would take 503 for nobody there
             for name in headers.STATUS:

@@ -80,7 +80,7 @@ class Connection:
     async def open(self, timeout_s: float) -> None:
         """Connect. Raises NotConnected after `timeout_s`, AccessDenied when the server refuses."""
         client = Client(demands_tls=self.options.demands_tls)
-        settings = self._settings()
+        settings = _settings(self.options) | self._callbacks()
         self._opening = True
         try:
             await _within(client.connect(**settings), timeout_s)
@@ -182,25 +182,14 @@ class Connection:
             with suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 
-    def _settings(self) -> dict[str, Any]:
-        options = self.options
-        settings: dict[str, Any] = {
-            "servers": options.url.split(","),
-            "name": options.name,
-            "connect_timeout": 2,
-            "reconnect_time_wait": RECONNECT_WAIT_S,
-            "max_reconnect_attempts": -1,
-            "ping_interval": PING_INTERVAL_S,
-            "max_outstanding_pings": 2,
-            "pending_size": 64 * 1024 * 1024,
-            "inbox_prefix": options.inbox_prefix,
+    def _callbacks(self) -> dict[str, Any]:
+        return {
             "error_cb": self._on_error,
             "disconnected_cb": self._on_disconnected,
             "reconnected_cb": self._on_reconnected,
             "closed_cb": self._on_closed,
             "lame_duck_mode_cb": self._on_lame_duck,
         }
-        return settings | credentials.settings(options.key_file, options.ca_file)
 
     async def _on_error(self, error: Exception) -> None:
         # nats-py would try a first connection for ever; what this raises ends `connect`.
@@ -226,6 +215,9 @@ class Connection:
         self._reopening = asyncio.create_task(self._reopen())
 
     async def _reopen(self) -> None:
+        """nats-py gives a connection up for good where the server refuses its credentials, as it
+        does while keys are rotated. Waits twice as long each time, half a minute at most.
+        """
         wait_s = RECONNECT_WAIT_S
         while not self._closing:
             await asyncio.sleep(wait_s)
@@ -240,6 +232,26 @@ class Connection:
             self._complaints.settle()
             log.info("nats_reopened", url=self.options.url)
             return
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    """Arguments for nats-py's `connect`. Reconnecting never ends, because a service outlives its
+    server's restarts; no call waits for it for ever, as each has its own deadline. `pending_size`
+    is in bytes: what may wait to be sent meanwhile. Raises AccessDenied for files that cannot be
+    used.
+    """
+    return {
+        "servers": options.url.split(","),
+        "name": options.name,
+        "connect_timeout": 2,
+        "reconnect_time_wait": RECONNECT_WAIT_S,
+        "max_reconnect_attempts": -1,
+        "ping_interval": PING_INTERVAL_S,
+        "max_outstanding_pings": 2,
+        "pending_size": 64 * 1024 * 1024,
+        "inbox_prefix": options.inbox_prefix,
+        **credentials.settings(options.key_file, options.ca_file),
+    }
 
 
 async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> None:

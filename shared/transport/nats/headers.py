@@ -30,7 +30,7 @@ def is_stored(block: bytes) -> bool:
     return b"\r\nNats-Sequence: " in block[-_TAIL_BYTES:]
 
 
-def of_server(block: bytes) -> dict[str, str]:
+def server_lines(block: bytes) -> dict[str, str]:
     """The server's own lines at the end of a block, and the mark; without lines where the server
     appended none.
     """

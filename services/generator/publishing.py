@@ -1,0 +1,62 @@
+"""Storing groups in the node's queue, which pushes back on the generator when it is full."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from services.generator.figures import Figures
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import RolloutGroup
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.subjects import node_rollouts, node_rollouts_stream
+from shared.runtime import ServiceContext
+from shared.transport.base import NotConnected, StreamFull, TransportError
+
+
+class GroupPublisher:
+    """Publishes a node's groups, each under its draw's number, so that none is stored twice."""
+
+    def __init__(self, node: str, context: ServiceContext, figures: Figures) -> None:
+        self._node, self._context, self._figures = node, context, figures
+
+    async def publish(self, group: RolloutGroup, generate_s: float) -> None:
+        """Store a group; a full queue or a server that is away holds the generator back, and loses
+        nothing.
+        """
+        payload = encode(group)
+        rollout_id = rollout_id_of(content_id(payload))
+        while True:
+            started = time.monotonic()
+            try:
+                ack = await self._context.node.publish(
+                    node_rollouts(self._node),
+                    payload,
+                    stream=node_rollouts_stream(self._node),
+                    message_id=f"draw-{group.draw}",
+                    headers={ROLLOUT_ID_HEADER: rollout_id},
+                )
+            except (StreamFull, NotConnected) as error:
+                self._figures.publish.failed("held_back" if isinstance(error, StreamFull) else "error")
+                self._context.status.state("held back")
+                self._context.log.info("held_back", rollout_id=rollout_id, draw=group.draw, reason=str(error))
+                await asyncio.sleep(0.5)
+            except TransportError:
+                self._figures.publish.failed("error")
+                raise
+            else:
+                break
+        self._context.status.state("generating")
+        self._figures.publish.stored(time.monotonic() - started, len(payload))
+        self._context.log.info(
+            "rollouts_published",
+            rollout_id=rollout_id,
+            task=group.task.ref.dataset,
+            draw=group.draw,
+            policy_version=group.policy_version,
+            stream_seq=ack.seq,
+            duplicate=ack.duplicate,
+            completions=len(group.completions),
+            tokens=sum(completion.token_count for completion in group.completions),
+            seconds=round(generate_s, 4),
+        )

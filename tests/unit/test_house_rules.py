@@ -1,0 +1,110 @@
+"""Small rooms, as CONTRIBUTING.md asks for them: what a reader can hold in mind, and a reason where
+code is long.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring", "benchmarks")
+MOST_LINES, MOST_MEDIAN, MOST_CLASS_LINES, MOST_METHODS = 400, 110, 200, 20
+EXPLAINED_LINES = 15
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the product. `functions` and `classes`: all of them, nested ones too."""
+
+    name: str
+    text: str
+    functions: list[Function]
+    classes: list[ast.ClassDef]
+
+
+def read(name: str, text: str) -> Source:
+    nodes = list(ast.walk(ast.parse(text)))
+    functions = [node for node in nodes if isinstance(node, Function)]
+    return Source(name, text, functions, [node for node in nodes if isinstance(node, ast.ClassDef)])
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"{root}/*.py" for root in PRODUCT)],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [read(name, (REPO / name).read_text()) for name in listed.stdout.splitlines() if (REPO / name).is_file()]
+
+
+def length(node: Function | ast.ClassDef) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def unexplained(source: Source) -> list[str]:
+    """Private functions that are long and have neither docstring nor comment."""
+    lines = source.text.splitlines()
+    return [
+        f"{source.name}: {node.name}"
+        for node in source.functions
+        if node.name.startswith("_")
+        and not node.name.startswith("__")
+        and length(node) >= EXPLAINED_LINES
+        and ast.get_docstring(node) is None
+        and not any(line.lstrip().startswith("#") or "  # " in line for line in lines[node.lineno - 1 : node.end_lineno])
+    ]
+
+
+def test_the_rules_see_what_breaks_them(sources: list[Source]) -> None:
+    body = "".join(f"    a{number} = {number}\n" for number in range(EXPLAINED_LINES - 1))
+    for text, found in (
+        (f"def _long():\n{body}", ["it: _long"]),
+        (f"def _long():\n    # so that\n{body}", []),
+        (f'def _long():\n    """So that."""\n{body}', []),
+        (f"def long():\n{body}", []),
+    ):
+        assert unexplained(read("it", text)) == found
+    assert len(sources) > 400
+
+
+def test_a_long_private_function_says_why(sources: list[Source]) -> None:
+    found = [each for source in sources for each in unexplained(source)]
+    assert not found, f"a docstring or a comment that says why: {', '.join(found)}"
+
+
+def test_files_are_short(sources: list[Source]) -> None:
+    lines = {source.name: source.text.count("\n") for source in sources}
+    assert not {name: count for name, count in lines.items() if count > MOST_LINES}
+    assert median(lines.values()) < MOST_MEDIAN
+
+
+def test_classes_are_short(sources: list[Source]) -> None:
+    found = [
+        f"{source.name}: {node.name} has {length(node)} lines and {methods} methods"
+        for source in sources
+        for node in source.classes
+        for methods in [sum(isinstance(each, Function) for each in node.body)]
+        if length(node) > MOST_CLASS_LINES or methods > MOST_METHODS
+    ]
+    assert not found, f"at most {MOST_CLASS_LINES} lines and {MOST_METHODS} methods: {', '.join(found)}"
+
+
+def test_no_function_is_called_of_something(sources: list[Source]) -> None:
+    """`for_node`, `node_config` or `pass_record` say what is given; `of_node` says what it is given
+    from.
+    """
+    found = [
+        f"{source.name}: {node.name}" for source in sources for node in source.functions if node.name.lstrip("_").startswith("of_")
+    ]
+    assert not found, found
