@@ -20,6 +20,7 @@ from shared.transport.base import (
     Delivery,
     KeyValue,
     KvEntry,
+    Lowering,
     NotConnected,
     PubAck,
     StoredMessage,
@@ -92,10 +93,12 @@ class FencedKeyValue:
         await self._lease.writable()
         return await self._kv.update(bucket, key, value, last_revision=last_revision)
 
-    async def ensure(self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1) -> None:
+    async def ensure(
+        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+    ) -> None:
         """Create the bucket, or update it where it differs."""
         await self._lease.writable()
-        await self._kv.ensure(bucket, history=history, ttl_s=ttl_s, replicas=replicas)
+        await self._kv.ensure(bucket, history=history, ttl_s=ttl_s, replicas=replicas, lowering=lowering)
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets."""
@@ -135,6 +138,11 @@ class FencedTransport:
         return self._plane.counters
 
     @property
+    def certificate_expires_at(self) -> float | None:
+        """Unix time at which the server's certificate runs out; None where there is none."""
+        return self._plane.certificate_expires_at
+
+    @property
     def kv(self) -> KeyValue:
         """The server's buckets, fenced."""
         return self._kv
@@ -143,10 +151,10 @@ class FencedTransport:
         """Flush what was published, then disconnect."""
         await self._plane.close()
 
-    async def ensure_stream(self, spec: StreamSpec) -> None:
+    async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
         """Create or update the stream."""
         await self._lease.writable()
-        await self._plane.ensure_stream(spec)
+        await self._plane.ensure_stream(spec, lowering)
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
         """Create or update the durable consumer."""
@@ -202,6 +210,10 @@ class FencedTransport:
     async def stream_state(self, stream: str) -> StreamState:
         """Fill of a stream."""
         return await self._plane.stream_state(stream)
+
+    async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
+        """How many messages the stream keeps on each subject."""
+        return await self._plane.counts(stream, subject)
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
         """Lag of a consumer."""
