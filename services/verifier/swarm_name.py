@@ -36,7 +36,7 @@ class SwarmName:
         self._id, self._node, self._log, self._clock = node_id, node, log, clock
         self._mine = NameInSwarm(public_key=public_key, swarm_id=swarm_id)
         self._known: NameInSwarm | None = None
-        self._newcomer = Newcomer(SILENT_S)
+        self._newcomer = Newcomer()
         self._complained = False
 
     async def may_write(self, swarm: Transport) -> bool:
@@ -64,7 +64,7 @@ class SwarmName:
                     remedy="ban that key (`swarm ban`), or use a roster and a secured server (docs/security.md)",
                 )
             return True
-        verdict = self._newcomer.look(free=False, revision=entry.revision, now_s=self._clock())
+        verdict = self._newcomer.look(free=False, revision=entry.revision, now_s=self._clock(), lease_s=SILENT_S)
         if verdict == "held":
             raise FatalError(
                 f"the name {self._id} is taken in this swarm: a node with the key {other} renews its directory entry, and others "

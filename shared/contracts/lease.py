@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.wire import Count, Message, SchemaVersion, ShortText, UnixTime
+from shared.contracts.wire import Count, Message, SchemaVersion, Seconds, ShortText, UnixTime
 
 
 class NameOwner(Message, frozen=True, kw_only=True):
@@ -37,6 +37,8 @@ class LeaseRecord(Message, frozen=True, kw_only=True):
     host: ShortText
     pid: Count
     taken_at: UnixTime
+    lease_s: Seconds
+    """How long the holder may be silent before another process takes its place."""
     released: bool = False
     """The process ended in order, and left the lease to whoever wants it."""
 

@@ -39,12 +39,11 @@ class Lease:
         key: str,
         record: LeaseRecord,
         *,
-        lease_s: float,
         clock: Callable[[], float] = since_boot_s,
     ) -> None:
         self.kv, self.bucket, self._key, self._record = kv, bucket, key, record
-        self.lease_s, self._clock = lease_s, clock
-        self._newcomer, self._term = Newcomer(lease_s), Term(lease_s)
+        self.lease_s, self._clock = record.lease_s, clock
+        self._newcomer, self._term = Newcomer(), Term(record.lease_s)
         self._revision = 0
         self._renewing = asyncio.Lock()
         self.lost = asyncio.Event()
@@ -58,13 +57,13 @@ class Lease:
         found = self.seen = _record(entry.value) if entry is not None else None
         revision = entry.revision if entry is not None else 0
         free = entry is None or (found is not None and self._may_follow(found))
-        sent_s = self._clock()
-        verdict = self._newcomer.look(free=free, revision=revision, now_s=sent_s)
+        sent_s, lease_s = self._clock(), max(self.lease_s, found.lease_s if found is not None else 0.0)
+        verdict = self._newcomer.look(free=free, revision=revision, now_s=sent_s, lease_s=lease_s)
         if verdict == "take":
             try:
                 self._revision = await self.kv.update(self.bucket, self._key, encode(self._record), last_revision=revision)
             except Conflict:
-                self._newcomer = Newcomer(self.lease_s)
+                self._newcomer = Newcomer()
                 return "wait"
             self._term.renewed(sent_s)
         return verdict

@@ -18,30 +18,30 @@ _GAP_PART, _GAP_S = 0.2, 1.0
 class Newcomer:
     """What a newcomer makes of a lease that it looks at again and again.
 
-    It may take a lease that was not renewed for `lease_s` while the server answered all the time:
+    It may take a lease that was not renewed for its time while the server answered all the time:
     a holder cannot renew at a server that is away, and must not lose its name for that.
     """
 
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
+    def __init__(self) -> None:
         self._revision: int | None = None
         self._since_s = self._last_s = 0.0
 
-    def look(self, *, free: bool, revision: int, now_s: float) -> Verdict:
+    def look(self, *, free: bool, revision: int, now_s: float, lease_s: float) -> Verdict:
         """The lease was read at `now_s`.
 
         Args:
             free: nobody has it, its holder gave it up, or its holder is known to be dead.
             revision: of the entry; it grows with each renewal. 0: there is none.
+            lease_s: the lease's time, as its holder or the newcomer has it: the longer one.
         """
         if free:
             return "take"
         if self._revision is not None and revision > self._revision:
             return "held"
-        if self._revision is None or now_s - self._last_s > max(_GAP_S, _GAP_PART * self._lease_s):
+        if self._revision is None or now_s - self._last_s > max(_GAP_S, _GAP_PART * lease_s):
             self._revision, self._since_s = revision, now_s
         self._last_s = now_s
-        return "take" if now_s - self._since_s >= self._lease_s else "wait"
+        return "take" if now_s - self._since_s >= lease_s else "wait"
 
 
 class Term:

@@ -91,12 +91,13 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
         host=socket.gethostname(),
         pid=os.getpid(),
         taken_at=time.time(),
+        lease_s=lease_s,
     )
     key = subjects.LEASE_PREFIX + lease_name(role, config.node.replica)
-    lease = Lease(plane.kv, subjects.node_bucket(node), key, record, lease_s=lease_s)
-    deadline, told = time.monotonic() + 3 * lease_s + config.nats.connect_timeout_s, False
+    lease = Lease(plane.kv, subjects.node_bucket(node), key, record)
+    started, told = time.monotonic(), False
     reason = f"whose {key} is was not clear in time"
-    while time.monotonic() < deadline:
+    while time.monotonic() - started < 3 * lease_s + config.nats.connect_timeout_s:
         try:
             verdict = await lease.look()
         except TransportError as error:
@@ -110,7 +111,7 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
                 "verifier of the same node takes a node.replica of its own"
             )
         if not told and lease.seen is not None:
-            told = True
+            told, lease_s = True, max(lease_s, lease.seen.lease_s)
             log.info("waiting_for_the_name", held_by=described(lease.seen), until=f"it is renewed, or silent for {lease_s:g} s")
         await asyncio.sleep(min(0.5, lease_s / 20))
     raise NotConnected(f"{config.nats.node_url}: {reason}. See to the NATS server and its permissions (`swarm nats config`)")

@@ -27,25 +27,27 @@ _servers = itertools.count()
 
 
 def test_a_lease_that_is_renewed_is_held_and_one_that_is_not_may_be_taken_after_its_time() -> None:
-    assert Newcomer(LEASE_S).look(free=True, revision=0, now_s=0.0) == "take"
-    renewed, silent = Newcomer(LEASE_S), Newcomer(LEASE_S)
-    assert renewed.look(free=False, revision=7, now_s=0.0) == "wait"
-    assert renewed.look(free=False, revision=9, now_s=1.0) == "held"
-    seen = [silent.look(free=False, revision=7, now_s=float(second)) for second in range(11)]
+    assert Newcomer().look(free=True, revision=0, now_s=0.0, lease_s=LEASE_S) == "take"
+    renewed, silent = Newcomer(), Newcomer()
+    assert renewed.look(free=False, revision=7, now_s=0.0, lease_s=LEASE_S) == "wait"
+    assert renewed.look(free=False, revision=9, now_s=1.0, lease_s=LEASE_S) == "held"
+    seen = [silent.look(free=False, revision=7, now_s=float(second), lease_s=LEASE_S) for second in range(11)]
     assert seen == ["wait"] * 10 + ["take"]
 
 
 def test_time_in_which_the_server_did_not_answer_does_not_count_against_the_holder() -> None:
-    newcomer = Newcomer(LEASE_S)
-    assert newcomer.look(free=False, revision=7, now_s=0.0) == "wait"
-    assert newcomer.look(free=False, revision=7, now_s=60.0) == "wait", "the server was away for a minute"
-    assert [newcomer.look(free=False, revision=7, now_s=60.0 + second) for second in range(1, 11)] == ["wait"] * 9 + ["take"]
+    newcomer = Newcomer()
+    assert newcomer.look(free=False, revision=7, now_s=0.0, lease_s=LEASE_S) == "wait"
+    assert newcomer.look(free=False, revision=7, now_s=60.0, lease_s=LEASE_S) == "wait", "the server was away for a minute"
+    assert [newcomer.look(free=False, revision=7, now_s=60.0 + second, lease_s=LEASE_S) for second in range(1, 11)] == [
+        "wait"
+    ] * 9 + ["take"]
 
 
 def test_an_answer_of_a_replica_that_lags_is_no_renewal() -> None:
-    newcomer = Newcomer(LEASE_S)
-    newcomer.look(free=False, revision=7, now_s=0.0)
-    assert newcomer.look(free=False, revision=5, now_s=1.0) == "wait"
+    newcomer = Newcomer()
+    newcomer.look(free=False, revision=7, now_s=0.0, lease_s=LEASE_S)
+    assert newcomer.look(free=False, revision=5, now_s=1.0, lease_s=LEASE_S) == "wait"
 
 
 @pytest.mark.slow
@@ -78,10 +80,12 @@ class Lives:
         await self.plane.kv.ensure(BUCKET, history=8)
         return self
 
-    def newcomer(self, place: str = "") -> Lease:
+    def newcomer(self, place: str = "", lease_s: float = LEASE_S) -> Lease:
         self._born += 1
-        record = LeaseRecord(holder=f"life-{self._born}", place=place, run="r", host="h", pid=self._born, taken_at=0.0)
-        return Lease(self.plane.kv, BUCKET, KEY, record, lease_s=LEASE_S, clock=self.clock)
+        record = LeaseRecord(
+            holder=f"life-{self._born}", place=place, run="r", host="h", pid=self._born, taken_at=0.0, lease_s=lease_s
+        )
+        return Lease(self.plane.kv, BUCKET, KEY, record, clock=self.clock)
 
     async def holder(self, place: str = "") -> tuple[Lease, FencedKeyValue]:
         """A newcomer that has waited for as long as it takes."""
@@ -102,6 +106,17 @@ async def test_the_holder_renews_and_writes_and_a_newcomer_is_told_to_go() -> No
     await first.renew()
     assert await second.look() == "held" and second.seen is not None and second.seen.pid == 1
     await kv.put(BUCKET, "trainer", b"1")
+
+
+async def test_a_newcomer_with_a_shorter_time_waits_for_as_long_as_the_holder_says() -> None:
+    lives = await Lives().open()
+    await lives.holder()
+    hasty = lives.newcomer(lease_s=2.0)
+    verdicts = []
+    for _ in range(11):
+        verdicts.append(await hasty.look())
+        lives.clock.now_s += 1.0
+    assert verdicts == ["wait"] * 10 + ["take"]
 
 
 async def test_a_lease_given_up_or_left_by_a_dead_process_of_this_folder_is_taken_at_once() -> None:
