@@ -210,7 +210,7 @@ class KvEntry:
     key: str
     value: bytes
     revision: int
-    stored_at: float = 0.0
+    stored_at: float = field(default=0.0, compare=False)
 
 
 class KeyValue(Protocol):
