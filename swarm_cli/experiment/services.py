@@ -26,7 +26,7 @@ from shared.config import NodeConfig
 from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.local.launch import run_lines
+from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
 from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
 from swarm_cli.toml_view import config_toml
 
@@ -63,6 +63,8 @@ def _make(run: PlannedRun, folder: RunFolder) -> None:
     environment |= {"SWARM_NODE__RUN": run_name, "SWARM_NODE__VAR_DIR": str(work)}
     outcome = run_lines(with_own_configs(process_lines(layout), write_configs(run, work)), environment)
     run_dir = work / "runs" / run_name
+    if outcome.code in STOPPED_BY_SIGNAL:
+        raise CommandError("stopped; the same command goes on with the runs that are missing", outcome.code)
     if outcome.code != 0:
         raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: logs are in {run_dir}")
     writer = RecordWriter(folder.records)

@@ -205,7 +205,7 @@ async def test_a_node_that_trains_on_no_foreign_group_reads_and_scores_none_and_
         await generate(alpha.node, group("alpha", 0))
         await generate(beta.node, group("beta", 0))
         await until(lambda: alpha.status.get("accepted") == 1 and alpha.status.get("shared") == 1)
-        # It has had its own group's time to look at the swarm, and has not begun to.
+        # It has had the time that sharing takes to look at the swarm, and has not begun to.
         assert beta.status.get("shared") == 1
         assert await beta.node.kv.get(subjects.node_bucket("beta"), subjects.INTAKE_KEY) is None
         assert beta.status.get("accepted") == beta.status.get("refused") == 0

@@ -5,8 +5,10 @@ service that is killed, a view that fails, a process that does not end, a parent
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -81,6 +83,28 @@ def test_a_terminal_that_closes_ends_nothing_and_leaves_the_log(tmp_path: Path) 
         assert not is_running(pids(tmp_path, "a")[0])
     finally:
         end(up, *pids(tmp_path, "a"))
+
+
+def test_ctrl_c_ends_it_and_the_tee_that_it_is_piped_into(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+
+    def own_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    lines = json.dumps({"alpha-trainer": noting(tmp_path, "a", ticking(tmp_path))})
+    up = shlex.join([sys.executable, "-c", RUN, lines, "{}"])
+    command = ["sh", "-c", f"{up} | tee {tmp_path}/log"]
+    piped = subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_terminal)
+    os.close(slave)
+    try:
+        until(lambda: len(pids(tmp_path, "tick")) > 3, "the process ticks")
+        os.write(master, b"\x03")  # the terminal tells the whole foreground: tee ends at once
+        piped.wait(DEADLINE_S)
+        until(lambda: not is_running(pids(tmp_path, "a")[0]), "the process has ended")
+    finally:
+        os.close(master)
+        end(piped, *pids(tmp_path, "a"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
