@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.trainer.gradient.answer_sums import AnswerUse, AnswerPlace
+from services.trainer.gradient.answer_sums import AnswerPlace, AnswerUse
 from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
