@@ -22,8 +22,10 @@ from monitoring.metrics_doc import full_name, role_families
 from shared.contracts.codec import decode
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.subjects import node_scored_stream
+from shared.json_lines import read_jsonl
 from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
+from shared.run_records import SAMPLES_FILE
 from shared.transport.connect import connect
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
@@ -178,6 +180,10 @@ def test_held_out_results_are_written_for_the_base_policy_and_the_last(swarm: Sw
             what=f"{node.node}'s evaluation of its last policy",
         )
         assert node.evaluations()[0]["policy_version"] == 0
+        samples = read_jsonl(node.run_dir / SAMPLES_FILE)
+        assert samples[0]["policy_version"] == 0
+        asked = [[each["question"] for each in line["samples"]] for line in samples]
+        assert asked[0] and asked.count(asked[0]) == len(asked), "the same questions each time"
         assert sum(task["n"] for task in node.evaluations()[-1]["per_task"].values()) == node.evaluations()[-1]["n"]
 
 

@@ -21,7 +21,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
+from services.trainer.gradient.answer_sums import AnswerPlace, AnswerUse
+from services.trainer.gradient.update import (
+    UpdateConfig,
+    accumulate_gradients,
+    accumulate_part,
+    batch_logprobs,
+    step_normaliser,
+)
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.parallel.group import Place
@@ -73,13 +80,14 @@ def config_for(model: Path, **trainer: Any) -> NodeConfig:
 @dataclasses.dataclass
 class Updated:
     """After two updates on the same groups: gradient and norm of each, statistics of the second,
-    weights.
+    weights, and what a third one uses of each completion.
     """
 
     gradients: list[Tensor]
     norms: list[float]
     stats: UpdateStats
     weights: Tensor
+    uses: dict[AnswerPlace, AnswerUse]
 
 
 def two_updates(
@@ -112,7 +120,11 @@ def two_updates(
         gradients.append(torch.cat([parallel.whole(p.grad).flatten() for p in parameters if p.grad is not None]))
         norms.append(parallel.number(torch.nn.utils.clip_grad_norm_(parameters, 0.1)))
         optimizer.step()
-    return Updated(gradients, norms, stats, torch.cat([parallel.whole(p.detach()).flatten() for p in parameters]))
+    weights = torch.cat([parallel.whole(p.detach()).flatten() for p in parameters])
+    normaliser = step_normaliser(groups, config, proximal)
+    everything = range(len(groups))
+    part = accumulate_part(model, groups, everything, config, normaliser, proximal=proximal, reference=reference, parallel=parallel)
+    return Updated(gradients, norms, stats, weights, part.uses(groups, config, parallel))
 
 
 CASES = [*((name, 6) for name in OBJECTIVES), ("dapo", 1)]
@@ -136,6 +148,9 @@ def test_three_processes_compute_what_one_does_to_float64_accuracy(model: Path, 
             if field.name not in {"micro_batches", "padded_tokens"}:
                 wanted = pytest.approx(getattr(expected.stats, field.name), rel=1e-9, abs=1e-12)
                 assert getattr(together.stats, field.name) == wanted, (name, field.name)
+        assert together.uses == second.uses == third.uses and together.uses.keys() == expected.uses.keys(), name
+        for answer, use in expected.uses.items():
+            assert dataclasses.astuple(together.uses[answer]) == pytest.approx(dataclasses.astuple(use), rel=1e-9), name
         assert together.norms == second.norms == third.norms
         assert together.stats == second.stats == third.stats
     assert found[0]["cispo", 6].stats.clip_fraction > 0.01

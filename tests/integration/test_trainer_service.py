@@ -28,8 +28,10 @@ from shared.contracts.messages import Batch
 from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
 from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.device_turns import DeviceTurns, turns_file
+from shared.json_lines import read_jsonl
 from shared.model.loading import load_tokenizer
 from shared.policy_store import open_policy_store
+from shared.run_records import TRAINED_FILE
 from shared.runtime import FatalError
 from shared.transport.base import NotConnected
 from shared.transport.connect import connect
@@ -107,6 +109,9 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     assert (last["staleness_mean"], last["staleness_max"]) == (1.0, 1)
     assert last["updated"] and last["grad_norm"] > 0 and last["entropy"] > 0 and last["tokens"] > 0
     assert set(last["phase_seconds"]) == {"wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint"}
+    trained = read_jsonl(config.node.run_dir / TRAINED_FILE)
+    assert [line["step"] for line in trained] == [1, 2, 3, 4] and all(len(line["groups"]) == 4 for line in trained)
+    assert [group["fate"] for group in trained[-1]["groups"]].count("no_advantage") == last["groups_zero_advantage"]
     assert lines[3]["phase_seconds"]["checkpoint"] > 0 and lines[2]["phase_seconds"]["checkpoint"] == 0
 
 

@@ -18,7 +18,7 @@ from services.trainer.gradient.importance import ImportanceWeights
 from services.trainer.objectives.token_loss import TokenLoss
 from services.trainer.parallel.protocol import Parallel
 
-Place = tuple[int, int]
+AnswerPlace = tuple[int, int]
 """Number of a group in the step, and of a completion in it."""
 
 
@@ -42,12 +42,12 @@ class AnswerUse:
 class AnswerSums:
     """Of N completions at `places`; values: (N, 6) float64 on the tokens' device."""
 
-    places: Sequence[Place]
+    places: Sequence[AnswerPlace]
     values: Tensor
 
     @classmethod
     def of(
-        cls, places: Sequence[Place], mask: Tensor, correction: ImportanceWeights, per_token: TokenLoss, *, weighted: bool
+        cls, places: Sequence[AnswerPlace], mask: Tensor, correction: ImportanceWeights, per_token: TokenLoss, *, weighted: bool
     ) -> AnswerSums:
         """Sums over each row of (N, T). weighted: whether the loss was multiplied by the
         correction's weights.
@@ -62,7 +62,7 @@ class AnswerSums:
         return cls(places, torch.stack(sums, dim=1))
 
 
-def answer_uses(found: Iterable[AnswerSums], lengths: Mapping[int, int], parallel: Parallel) -> dict[Place, AnswerUse]:
+def answer_uses(found: Iterable[AnswerSums], lengths: Mapping[int, int], parallel: Parallel) -> dict[AnswerPlace, AnswerUse]:
     """What was used of every completion. lengths: how many completions each group has that takes
     part, the same in all processes; `found` is this process's part of them.
     """

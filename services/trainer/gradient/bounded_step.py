@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.trainer.gradient.answer_sums import AnswerUse, Place
+from services.trainer.gradient.answer_sums import AnswerPlace, AnswerUse
 from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateConfig, accumulate_part, step_normaliser
@@ -39,7 +39,7 @@ class BoundedGradient:
     local_norm: float | None
     foreign_norm: float | None
     scales: dict[int, float] = field(default_factory=dict)
-    uses: dict[Place, AnswerUse] = field(default_factory=dict)
+    uses: dict[AnswerPlace, AnswerUse] = field(default_factory=dict)
 
 
 def bounded_gradients(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from services.trainer.gradient.answer_sums import AnswerSums, AnswerUse, Place, answer_uses
+from services.trainer.gradient.answer_sums import AnswerPlace, AnswerSums, AnswerUse, answer_uses
 from services.trainer.gradient.behaviour import behaviour_or, foreign_rows, kept_tokens, log_expectations, masked_by_objective
 from services.trainer.gradient.forward import CompletionLogprobs, SeparateHead, completion_logprobs
 from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
@@ -153,7 +153,7 @@ class GradientPart:
             self.answers + other.answers,
         )
 
-    def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[Place, AnswerUse]:
+    def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[AnswerPlace, AnswerUse]:
         """What the step's gradient used of every completion, by all processes together."""
         lengths = {number: len(group.completions) for number, group in enumerate(groups) if config.takes_part(group)}
         return answer_uses(self.answers, lengths, parallel)
