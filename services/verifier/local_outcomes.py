@@ -27,7 +27,7 @@ class LocalOutcomes:
         """Store a group as one that could not be scored, and its bytes as a dead letter."""
         group_id = content_id(payload)
         rollout_id, task = rollout_id_of(group_id), group.task.ref.dataset
-        self._log.error("own_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
+        self._log.error("local_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
         await self.bury(message, payload, cause)
         failed = self.scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
         if not (await self.store(message, failed)).duplicate:

@@ -9,8 +9,8 @@ from services.verifier.border import Border
 from services.verifier.border_rules import BorderRules
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import Intake
+from services.verifier.local_groups import LocalScorer
 from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.own_groups import LocalScorer
 from services.verifier.own_model import OwnModel
 from services.verifier.refused_record import RefusedRecord
 from services.verifier.replay import ReplayMemory

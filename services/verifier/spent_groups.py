@@ -97,7 +97,7 @@ class SpentGroups:
         try:
             await self._scored.give_up(message, decode(payload, RolloutGroup), payload, "handed out too often")
         except MessageError as error:
-            self._log.error("own_group_given_up", seq=message.seq, cause=unreadable or str(error))
+            self._log.error("local_group_given_up", seq=message.seq, cause=unreadable or str(error))
             await self._scored.bury(message, payload, unreadable or str(error))
             self._figures.scoring.failed_local()
         await self._node.delete(stream, message.seq)

@@ -43,7 +43,7 @@ def test_every_registry_has_an_example_and_a_page() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.parent.name)
 def test_an_example_is_short_and_its_page_shows_all_of_it(example: Path) -> None:
-    (module,) = example.parent.glob("*.py")
+    (module,) = example.parent.glob("swarm_example_*.py")
     assert len(module.read_text().splitlines()) <= 60
     page = (ROOT / f"docs/extend/{example.parent.name}.md").read_text()
     assert module.read_text().strip() in page, f"docs/extend/{example.parent.name}.md does not show {module.name} as it is"

@@ -15,7 +15,7 @@ REPO = Path(__file__).parents[2]
 PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring")
 
 
-@pytest.mark.parametrize("root", PRODUCT)
+@pytest.mark.parametrize("root", [*PRODUCT, "benchmarks"])
 def test_every_folder_with_code_is_a_package(root: str) -> None:
     folders = {file.parent for file in (REPO / root).rglob("*.py")}
     assert folders

@@ -86,7 +86,7 @@ class LocalScorer:
             room = max(1, IN_WORK - len(self._in_work))
             deliveries = await self._node.fetch(stream, subjects.VERIFIER_CONSUMER, room, FETCH_TIMEOUT_S)
         except TransportError as error:
-            self._log.warning("own_groups_unreachable", reason=str(error), retry_s=RETRY_S)
+            self._log.warning("local_groups_unreachable", reason=str(error), retry_s=RETRY_S)
             await asyncio.sleep(RETRY_S)
             return
         self._in_work.update(asyncio.create_task(self._settle(delivery)) for delivery in deliveries)
@@ -96,7 +96,7 @@ class LocalScorer:
         try:
             await self._score_and_store(delivery)
         except TransportError as error:
-            self._log.warning("own_group_delayed", reason=str(error), deliveries=delivery.deliveries, retry_s=RETRY_S)
+            self._log.warning("local_group_delayed", reason=str(error), deliveries=delivery.deliveries, retry_s=RETRY_S)
             with suppress(TransportError):
                 await delivery.nak(RETRY_S)
         finally:
@@ -114,7 +114,7 @@ class LocalScorer:
             group = decode(payload, RolloutGroup)
         except MessageError as error:
             remedy, rollout_id = "run all of a node's services in one version", claimed_rollout_id(delivery.message.headers)
-            self._log.error("own_group_unreadable", reason=str(error), rollout_id=rollout_id, remedy=remedy)
+            self._log.error("local_group_unreadable", reason=str(error), rollout_id=rollout_id, remedy=remedy)
             await self._scored.bury(delivery.message, payload, str(error))
             self._figures.scoring.failed_local()
             await delivery.ack()
