@@ -25,6 +25,7 @@ from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
 from shared.json_lines import open_lines, read_jsonl, write_whole
 from shared.runtime import ServiceContext
+from shared.tasks.held_out import held_out_id
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, TransportError
 
@@ -58,6 +59,7 @@ class Evaluator:
         self._sources = sources
         self._engine = engine
         self._tasks = tasks
+        self._held_out = held_out_id([each.task for each in tasks], sources)
         self._figures = figures
         figures.held_out_tasks(len(tasks))
         self._bucket = node_bucket(context.config.node.id)
@@ -162,6 +164,7 @@ class Evaluator:
             policy_version=answers[0].policy_version,
             created_at=time.time(),
             seconds=round(time.monotonic() - started, 3),
+            held_out=self._held_out,
         )
         self._write(report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
@@ -218,4 +221,5 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
         },
         "seconds": report.seconds,
         "time": report.created_at,
+        "held_out": report.held_out,
     }

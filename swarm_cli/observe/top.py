@@ -105,7 +105,8 @@ class Top:
         except TimeoutError:
             raise NotConnected(f"{self._node_url} took longer than {LOOK_S:.0f} s to answer") from None
         self._heard_at = time.time()
-        return self._history.model(snapshot, self._reports.reports, self._in_files(snapshot))
+        reports = self._reports.reports(snapshot.swarm)
+        return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
     def _in_files(self, snapshot: SwarmSnapshot) -> Mapping[str, Sequence[Evaluation]]:
         run_dir = self._config.node.var_dir / "runs" / self._config.node.run
