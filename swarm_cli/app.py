@@ -24,9 +24,9 @@ from swarm_cli.model.commands import model_app
 from swarm_cli.model.evaluate import evaluate
 from swarm_cli.nats.commands import nats_app
 from swarm_cli.observe.plot import plot
+from swarm_cli.observe.progress_view import progress
 from swarm_cli.observe.status import status
 from swarm_cli.observe.top import top
-from swarm_cli.observe.watch import watch
 from swarm_cli.rollouts.command import rollouts
 from swarm_cli.task_commands import task_app
 
@@ -39,12 +39,12 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(up)
-app.command()(watch)
 app.command()(status)
 app.command()(top)
 app.command()(dashboard)
 app.command()(plot)
 app.command(name="eval")(evaluate)
+app.command(name="progress", hidden=True)(progress)  # what `swarm up` prints, as a process of its own
 app.command()(rollouts)
 app.command()(ban)
 app.command()(unban)

@@ -1,5 +1,5 @@
-"""`swarm dashboard` (`make watch`): a Prometheus and a page of the dashboards' panels beside a
-running swarm.
+"""`swarm dashboard` (`make dashboard`): the swarm's page in a browser, and, where it is installed,
+a Prometheus with the cluster's rules behind its panels and alerts.
 """
 
 from __future__ import annotations
@@ -14,50 +14,54 @@ import typer
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.render import rule_file
-from shared.config import NodeConfig
 from shared.runtime.tasks import sleep_unless_stopped
-from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import note
-from swarm_cli.dashboard.prometheus import PREFIX, SCRAPE_S, Prometheus, find_prometheus
+from swarm_cli.dashboard.prometheus import INSTALL, PREFIX, SCRAPE_S, Prometheus, installed_prometheus
 from swarm_cli.dashboard.server import PageServer, page_panels
+from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.targets import target_groups, write_targets
 from swarm_cli.local.ports import check_ports
-from swarm_cli.observe.snapshot import take_snapshot
+from swarm_cli.observe.snapshot import SwarmSnapshot
 
 DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")
 LOOK_EVERY_S = 5.0
-LOOK_S = 15.0
-CONNECT_S = 3.0
-NODES_SCRAPED = 1000
 
 
 def dashboard(
     port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
     folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
     node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
+    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
-    """Watch a running swarm in a browser: Prometheus with the rules, and a page of the dashboards'
-    panels. Ctrl-C ends both.
+    """Show a running swarm in a browser: who learns, who learns from whom, what is said, and where
+    prometheus is installed all panels and alerts. Ctrl-C ends it.
     """
-    program = find_prometheus()
+    program = installed_prometheus()
     node_config = load_chosen(config)
-    check_ports(
-        {port: "the page", port + 1: "Prometheus"},
-        "end what has them, or choose others with --port (make watch WATCH_FLAGS='--port 8500')",
-    )
-    own = folder or node_config.node.var_dir / "watch"
-    prometheus = Prometheus(program, own, port + 1, rule_file(), f"http://127.0.0.1:{port}")
-    asyncio.run(Watcher(node_config, prometheus, node_url or node_config.nats.node_url, port).run())
+    wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
+    check_ports(wanted, "end what has them, or choose others with --port (make dashboard DASHBOARD_FLAGS='--port 8500')")
+    prometheus = None
+    if program is None:
+        note(INSTALL)
+    else:
+        own = folder or node_config.node.var_dir / "watch"
+        prometheus = Prometheus(program, own, port + 1, rule_file(), f"http://127.0.0.1:{port}")
+    node_plane = node_url or node_config.nats.node_url
+    swarm = swarm_url or node_url or node_config.nats.swarm_url
+    source = SwarmSource(node_config, node_plane, None if swarm == "none" else swarm)
+    asyncio.run(Dashboard(source, prometheus, node_plane, port).run())
 
 
-class Watcher:
-    """One Prometheus, one page, and the list of targets that follows the swarm."""
+class Dashboard:
+    """One page, one look after the other, and one Prometheus whose list of targets follows the
+    swarm.
+    """
 
-    def __init__(self, config: NodeConfig, prometheus: Prometheus, node_url: str, port: int) -> None:
-        self._config = config
+    def __init__(self, source: SwarmSource, prometheus: Prometheus | None, node_url: str, port: int) -> None:
+        self._source = source
         self._prometheus = prometheus
         self._node_url = node_url
         self._port = port
@@ -72,37 +76,45 @@ class Watcher:
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        write_targets([], self._prometheus.targets)
-        self._prometheus.start()
         page = None
         try:
-            await asyncio.to_thread(self._prometheus.wait_ready)
-            panels = page_panels([DASHBOARDS[name] for name in SHOWN], SCRAPE_S)
-            page = PageServer(self._port, self._prometheus.url, panels, self._prometheus.client)
-            own = page.url.rstrip("/") + PREFIX
-            note(f"open {page.url}   (Prometheus itself: {own}/; Ctrl-C ends both, and nothing of the swarm)")
+            if self._prometheus is not None:
+                write_targets([], self._prometheus.targets)
+                self._prometheus.start()
+                await asyncio.to_thread(self._prometheus.wait_ready)
+            page = self._serve()
             while not stopping.is_set():
-                self._prometheus.check_running()
-                await self._look()
+                if self._prometheus is not None:
+                    self._prometheus.check_running()
+                self._follow(await self._source.look())
                 await sleep_unless_stopped(stopping, LOOK_EVERY_S)
         finally:
             if page is not None:
-                page.close()
-            await asyncio.to_thread(self._prometheus.stop)
+                await asyncio.to_thread(page.close)
+            if self._prometheus is not None:
+                await asyncio.to_thread(self._prometheus.stop)
 
-    async def _look(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                snapshot = await take_snapshot(self._config, self._node_url, None, [], timeout_s=CONNECT_S, most=NODES_SCRAPED)
-        except (NotConnected, TimeoutError):
+    def _serve(self) -> PageServer:
+        panels = page_panels([DASHBOARDS[name] for name in SHOWN], SCRAPE_S, prometheus=self._prometheus is not None)
+        url = self._prometheus.url if self._prometheus else ""
+        page = PageServer(self._port, url, panels, self._prometheus.client if self._prometheus else None, self._source.answer)
+        also = f"Prometheus itself: {page.url.rstrip('/')}{PREFIX}/; " if self._prometheus else ""
+        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}, and nothing of the swarm)")
+        return page
+
+    def _follow(self, snapshot: SwarmSnapshot | None) -> None:
+        """Have Prometheus scrape the processes that are there, and say once what was found."""
+        if snapshot is None:
             self._tell(
                 f"no swarm answers at {self._node_url}: start one with `swarm up` (`make run`) in another terminal; waiting for it"
             )
             return
         groups = target_groups([node.view for node in snapshot.nodes], time.time())
-        write_targets(groups, self._prometheus.targets)
         nodes = sorted({group["labels"]["node"] for group in groups})
-        self._tell(f"scraping {len(groups)} processes of {len(nodes)} nodes ({', '.join(nodes) or 'none has started yet'})")
+        found = f"{len(groups)} processes of {len(nodes)} nodes ({', '.join(nodes) or 'none has started yet'})"
+        if self._prometheus is not None:
+            write_targets(groups, self._prometheus.targets)
+        self._tell(f"{'scraping' if self._prometheus else 'found'} {found}")
 
     def _tell(self, line: str) -> None:
         if line != self._told:

@@ -133,7 +133,7 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
     )
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
     elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
-    note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"look:  swarm top{elsewhere} (one screen, live), swarm dashboard{elsewhere} (in a browser; make dashboard)")
 
 
 def _explain_end(outcome: Outcome, config: NodeConfig) -> None:

@@ -213,8 +213,10 @@ async function showAlerts() {
     const key = [alert.state === "firing" ? 0 : 1, alert.labels.severity === "critical" ? 0 : 1, alert.labels.alertname].join(" ");
     cards.set(key, [...(cards.get(key) || []), alert]);
   }
+  const scraped = await instant('up{job="swarm"}');
+  const none = scraped.length ? { class: "good", textContent: "No alert fires." } : { textContent: "No process is scraped yet, so no alert could fire." };
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
-  element("alerts").replaceChildren(...(shown.length ? shown : [make("span", { class: "good", textContent: "No alert fires." })]));
+  element("alerts").replaceChildren(...(shown.length ? shown : [make("span", none)]));
 }
 
 function alertCard(same) {
@@ -312,10 +314,16 @@ const seen = new IntersectionObserver((entries) => {
 const sized = new ResizeObserver((entries) => entries.forEach(({ target: { view } }) => view.plot?.setSize(view.size())));
 
 async function begin() {
-  ({ dashboards, scrape_s } = await (await fetch("panels.json")).json());
+  let prometheus;
+  ({ dashboards, scrape_s, prometheus } = await (await fetch("panels.json")).json());
   for (const name of ["node", "range", "refresh"]) {
     element(name).value = state[name];
     element(name).onchange = (event) => change(name, event.target.value);
+  }
+  if (prometheus === false) {
+    const words = "The panels come from Prometheus, which is not installed here: install it (Debian: apt-get install prometheus) and start the dashboard again. ";
+    element("rows").replaceChildren(make("p", { class: "without" }, words, make("a", { href: "/", textContent: "The swarm's page" }), " needs none."));
+    return;
   }
   build();
   await refresh();
