@@ -28,7 +28,8 @@ TASKS_SENT = 8
 
 def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], exchange: Exchange) -> dict[str, Any]:
     """Everything of the first view. At most about 150 kB of JSON, however large the swarm is."""
-    nodes = [_node(node, snapshot.at) for node in snapshot.nodes]
+    # A look at an empty server names the node of the reader's configuration, which nobody has seen.
+    nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
     rows = leaderboard(heard, [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None])
     cells = exchange.cells(CELLS_SENT)
     return {
@@ -74,7 +75,7 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
     """
     view = node.view
     if not view.statuses:
-        return "elsewhere" if node.in_directory else "starting"
+        return "elsewhere"
     alive = [role for role in ROLES if view.alive(role, now)]
     newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
     if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):

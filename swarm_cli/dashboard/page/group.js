@@ -79,7 +79,7 @@ function completionCard(completion) {
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,
     completion.heat?.texts ? heatText(completion) : el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": id, text: completion.text || "(empty)" }),
-    completion.heat ? tokenTable(completion.heat) : null);
+    completion.heat ? tokenTable(completion) : null);
 }
 
 const LEVELS = [[0.9, "likely"], [0.5, "under 0.9"], [0.1, "under 0.5"], [0.01, "under 0.1"], [0, "under 0.01"]];
@@ -96,14 +96,14 @@ function heatLegend() {
 }
 
 /** The same numbers for those who do not see colours; ratios and weights of the trainer where a sender of this page's data has them. */
-function tokenTable(heat) {
+function tokenTable({ heat, place }) {
   const measures = ["logprob", "ratio", "weight"].filter((measure) => Array.isArray(heat[measure]));
   const details = el("details", {}, el("summary", { text: "Tokens as a table" }));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
     const head = el("tr", {}, ...["#", "token", ...measures].map((text) => el("th", { scope: "col", text })));
     const rows = heat.logprob.map((_, index) => el("tr", {}, el("th", { scope: "row", text: String(index) }), el("td", { class: "words" }, name(heat.texts ? heat.texts[index] : "not decoded here")), ...measures.map((measure) => el("td", { text: ratio(heat[measure][index]) }))));
-    details.append(scrolled("Tokens", el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+    details.append(scrolled(`Tokens of completion ${place}`, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   });
   return details;
 }

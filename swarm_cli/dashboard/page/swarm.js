@@ -107,7 +107,7 @@ function nodesSection(told) {
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: `, ${ago(node.heard_s)} ago` }))));
-  return section("nodes", "Nodes", scrolled("Nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "entry of the directory that is no node's", "entries of the directory that are no node's"));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "entry of the directory that is no node's", "entries of the directory that are no node's"));
 }
 
 function textsSection(told) {
@@ -162,7 +162,7 @@ async function showNode(node, key) {
 
 function curveTable(curves) {
   const head = ["task", "first", "newest", "evaluations"];
-  return el("details", {}, el("summary", { text: "As a table" }), scrolled("Held-out pass rate by task", el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...curves.map(({ title, points }) => el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { text: `${ratio(points[0][1])} at version ${points[0][0]}` }), el("td", { text: `${ratio(points.at(-1)[1])} at version ${points.at(-1)[0]}` }), el("td", { text: String(points.length) })))))));
+  return el("details", {}, el("summary", { text: "As a table" }), scrolled("Table of pass rates by task", el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...curves.map(({ title, points }) => el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { text: `${ratio(points[0][1])} at version ${points[0][0]}` }), el("td", { text: `${ratio(points.at(-1)[1])} at version ${points.at(-1)[0]}` }), el("td", { text: String(points.length) })))))));
 }
 
 const stepForm = (node) => {
@@ -207,7 +207,7 @@ const again = () => { changed = true; show(); };
 
 async function show() {
   clearTimeout(timer);
-  const mine = ++round, here = location.hash, { build, live } = view();
+  const mine = ++round, here = location.hash || "#/", { build, live } = view();
   byId("home")[live ? "setAttribute" : "removeAttribute"]("aria-current", "page");
   let parts;
   try {
@@ -221,7 +221,7 @@ async function show() {
   place(parts, live && here === shown);
   changed = false;
   if (here !== shown && shown !== "") { byId("main").focus({ preventScroll: true }); scrollTo(0, 0); }
-  shown = here || "#/";
+  shown = here;
   document.documentElement.dataset.ready = String(mine);
   if (live) timer = setTimeout(function next() { document.hidden ? (timer = setTimeout(next, 1000)) : show(); }, REFRESH_MS);
 }
