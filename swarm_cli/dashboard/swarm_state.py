@@ -94,7 +94,7 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
     return {
         "node": visible(node.node, 40),
         "kind": kind,
-        "words": visible(node_words(node.view, now), 80) if node.view.statuses else "",
+        "words": visible(_words(node, kind, now), 80),
         "step": node.view.step,
         "version": node.view.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
@@ -105,6 +105,18 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
         "key": visible(entry.said.public_key, 12) if entry else "",
         "heard_s": round(max(0.0, now - entry.said.updated_at)) if entry else None,
     }
+
+
+def _words(node: NodeSnapshot, kind: str, now: float) -> str:
+    """What the node does beyond its kind. The progress view takes a node of which nothing answers
+    for one that starts; here it is known to be silent.
+    """
+    view = node.view
+    if kind == "silent":
+        gone = [role for role in ROLES if not view.alive(role, now)]
+        since = max((status.updated_at for role in gone for status in view.roles(role)), default=now)
+        return f"no word from {', '.join(gone)} for {now - since:.0f} s"
+    return node_words(view, now) if kind in ("running", "starting") else ""
 
 
 def _row(row: Row) -> dict[str, Any]:
