@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
 from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
@@ -25,7 +26,8 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, hear
-from shared.roles import ROLES
+from shared.roles import ROLES, Role
+from shared.runtime.status import StatusBoard
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
@@ -38,6 +40,10 @@ from tests.integration.page_swarm import ROOT, group
 
 NOW = 1_000_000.0
 MODEL = ROOT / "models" / "base"
+
+
+def configured() -> NodeConfig:
+    return NodeConfig.model_validate({"node": {"id": "alpha"}, "nats": {"swarm_id": "run-7"}, "tasks": [{"dataset": "gcd"}]})
 
 
 def report(node: str, version: int, rate: float, *, at: float | None = None, held_out: str | None = "a" * 64) -> EvalReport:
@@ -110,14 +116,12 @@ def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> 
 
 
 def node(
-    state: str = "working", *, age_s: float = 1.0, roles: tuple[str, ...] = ROLES, step: int = 3, finished: bool = False
+    state: str = "working", *, age_s: float = 1.0, roles: tuple[Role, ...] = ROLES, step: int = 3, finished: bool = False
 ) -> NodeSnapshot:
+    times = {"started_at": NOW - 50, "updated_at": NOW - age_s}
     statuses = tuple(
-        ServiceStatus(
-            node="alpha", role=role, replica="0", pid=1, host="h", state=state, started_at=NOW - 50, updated_at=NOW - age_s, figures={}  # type: ignore[arg-type]
-        )
-        for role in roles
-    )  # fmt: skip
+        ServiceStatus(node="alpha", role=role, replica="0", pid=1, host="h", state=state, figures={}, **times) for role in roles
+    )
     position = TrainerPosition(policy_version=step, consumed_local=step, finished=finished) if step else None
     return NodeSnapshot(NodeView("alpha", statuses, position), (), True)
 
@@ -178,7 +182,7 @@ def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:
 
 
 def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_asked() -> None:
-    source = SwarmSource(NodeConfig(), "nats://127.0.0.1:9", None)
+    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
     for path, query in (
         ("/step.json", {}),
         ("/group.json", {"node": "../x", "step": "1"}),
@@ -197,28 +201,26 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
     transport, log = MemoryTransport(MemoryServer()), structlog.get_logger()
     await ensure_node_streams(transport, "alpha")
     await ensure_swarm_streams(transport)
-    config = NodeConfig.model_validate({"node": {"id": "alpha"}, "nats": {"swarm_id": "run-7"}, "tasks": [{"dataset": "gcd"}]})
+    config = configured()
     key, own = SigningKey(new_seed()), OwnModel()
     own.identity = ModelIdentity(name="m", tokenizer_hash="a" * 64)
     said = report("alpha", 4, 0.5)
     await transport.kv.put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(said))
-    from prometheus_client import CollectorRegistry
-
-    from shared.runtime.status import StatusBoard
-
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
     reports = Reports(config, key, transport, SwarmLink(config, transport, figures, log), own, log)
     loops = [asyncio.ensure_future(reports.run_evals()), asyncio.ensure_future(reports.run_record())]
     try:
-        async with asyncio.timeout(20):
-            while not (messages := await transport.read(subjects.SWARM_EVALS, 1, 1)) or not (
-                entry := await transport.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
-            ):
-                await asyncio.sleep(0.01)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            messages = await transport.read(subjects.SWARM_EVALS, 1, 1)
+            entry = await transport.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
+            if messages and entry:
+                break
+            await asyncio.sleep(0.01)
     finally:
         for loop in loops:
             loop.cancel()
-    assert messages[0].inline is not None
+    assert messages and messages[0].inline is not None and entry is not None
     score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
     assert (score.said, score.standing, score.public_key) == (said, Standing.SIGNED, key.public_key)
     assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is Standing.SIGNED
