@@ -26,6 +26,7 @@ from tests.nats_server import NatsServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright comes with the extra `test`")
 CHROMIUM = shutil.which("chromium")
+PROMETHEUS = shutil.which("prometheus") is not None
 AXE = ROOT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 SHOTS = ROOT / "build" / "page"
 WAIT_MS = 60_000
@@ -179,7 +180,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url, tmp_path, prometheus=PROMETHEUS)
     looker = Looker(browser)
     try:
         shown.until_state("running")
@@ -192,7 +193,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         assert cells.all_inner_texts() == ["6 local", "6", "2"]
         page.locator("#dataset").focus()
         page.keyboard.type("gcd")
-        page.wait_for_function("document.querySelector('#exchange tbody td:nth-of-type(2)').textContent === '0'")
+        playwright.expect(page.locator("#exchange tbody tr").first.locator("td").nth(1)).to_have_text("0", timeout=WAIT_MS)
         assert page.evaluate("document.activeElement.id") == "dataset", "the focus outlives the new table"
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
         assert outline == "3px", "the focus is seen"
@@ -200,7 +201,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.goto(shown.url + "#/node/alpha")
         page.locator("#steps a").first.focus()
         page.keyboard.press("Enter")
-        page.wait_for_function("location.hash === '#/step/alpha/1'")
+        page.wait_for_url("**/#/step/alpha/1")
         page.get_by_role("link", name="Find the greatest common divisor").first.press("Enter")
         page.get_by_role("heading", name="Group 0 of step 1").wait_for()
         # Question, completions and what each earned; the tokens' text is the completion's.
@@ -212,6 +213,15 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.goto(shown.url + "#/group/alpha/2/1")
         page.get_by_text("kept token ids and logprobs to itself").wait_for()
         looker.check()
+        page.get_by_role("link", name="Panels").click()
+        if PROMETHEUS:
+            page.locator("article.panel").first.wait_for()
+            page.get_by_text("No process is scraped yet, so no alert could fire.").wait_for()
+        else:
+            page.get_by_text("which is not installed here").wait_for()
+        page.get_by_role("link", name="The swarm").click()
+        page.locator("#leaderboard").wait_for()
+        assert looker.problems == [], "the panels are drawn under the same policy"
     finally:
         looker.close()
         shown.close()
