@@ -22,7 +22,7 @@ from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.evaluation_log import EvaluationLog, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
 
@@ -48,7 +48,7 @@ class SwarmSource:
         self._config = config
         self._node_url = node_url
         self._swarm_url = swarm_url
-        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT)
+        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config))
         self._batches = BatchFollower()
         self._swarm: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -6,35 +6,56 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from itertools import chain, islice
 
 import msgspec
 
+from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport
 from shared.contracts.wire import MessageError
+from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, Standing, hear
 from shared.transport.base import Transport, TransportError
+from swarm_cli.errors import CommandError
 
 REPORTS_A_LOOK = 8192
 """Of a stream with more that is new, the newest."""
 REPORTS_A_NODE = 256
 NODES_KEPT = 1024
 _REPORTS_A_READ = 1024
+NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
 Sender = tuple[str | None, str]
 """Swarm (None of an unsigned report) and name."""
 
 
+def roster_of(config: NodeConfig) -> dict[str, str] | None:
+    """Keys by name where the configuration trusts a roster; None where it trusts first keys.
+
+    Raises:
+        CommandError: the roster cannot be used.
+    """
+    if config.verifier.trust != "roster":
+        return None
+    try:
+        return {name: entry.public_key for name, entry in read_roster(config.verifier.roster_file).items()}
+    except RosterError as error:
+        raise CommandError(str(error)) from None
+
+
 class EvaluationLog:
     """Read on from look to look; of each node the newest reports, of many nodes those that reported
-    last. As at the border, a name in a swarm belongs to the first key that is seen with it.
+    last. As at the border, a name in a swarm belongs to the first key that is seen with it, and
+    where there is a roster to the key that it lists.
 
-    `tasks_kept`: results by dataset that are kept of a report.
+    `tasks_kept`: results by dataset that are kept of a report. `roster`: keys by name.
     """
 
-    def __init__(self, tasks_kept: int = 0, nodes_kept: int = NODES_KEPT) -> None:
+    def __init__(self, tasks_kept: int = 0, nodes_kept: int = NODES_KEPT, roster: Mapping[str, str] | None = None) -> None:
+        self._roster = roster
         self._tasks_kept = tasks_kept
         self._nodes_kept = nodes_kept
         self._begin()
@@ -106,8 +127,8 @@ class EvaluationLog:
         if subject != subjects.evals(heard.said.node):
             return
         sender = (heard.swarm, heard.said.node)
-        if heard.standing is Standing.SIGNED and self._keys.setdefault(sender, heard.public_key or "") != heard.public_key:
-            heard = Heard(heard.said, Standing.REFUSED, heard.public_key, heard.swarm, OTHER_KEY)
+        if heard.standing is Standing.SIGNED and (problem := self._stranger(sender, heard.public_key or "")):
+            heard = Heard(heard.said, Standing.REFUSED, heard.public_key, heard.swarm, problem)
         per_task = dict(islice(heard.said.per_task.items(), self._tasks_kept))
         said = msgspec.structs.replace(heard.said, per_task=per_task)
         heard = Heard(said, heard.standing, heard.public_key, heard.swarm, heard.problem)
@@ -126,6 +147,12 @@ class EvaluationLog:
             forgotten = next(iter(self._by_node))
             for known in (self._by_node, self._bases, self._keys):
                 known.pop(forgotten, None)
+
+    def _stranger(self, sender: Sender, public_key: str) -> str:
+        """Why the name is not this key's; empty where it is."""
+        if self._roster is not None:
+            return "" if self._roster.get(sender[1]) == public_key else NOT_ON_ROSTER
+        return "" if self._keys.setdefault(sender, public_key) == public_key else OTHER_KEY
 
     def _old_base(self, sender: Sender) -> list[Heard[EvalReport]]:
         """The base policy's report, where newer ones have pushed it out: every gain is measured

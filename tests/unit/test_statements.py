@@ -15,7 +15,7 @@ from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Standing, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
-from swarm_cli.observe.evaluation_log import OTHER_KEY, REPORTS_A_NODE, EvaluationLog
+from swarm_cli.observe.evaluation_log import NOT_ON_ROSTER, OTHER_KEY, REPORTS_A_NODE, EvaluationLog
 
 NOW = 1_000_000.0
 KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())
@@ -131,6 +131,15 @@ def test_the_first_key_of_a_name_has_it_and_forgeries_push_none_of_its_reports_o
     assert [each.pass_rate for each in log.reports("run-1")] == [0.1, 0.2]
     (refused,) = [each for each in log.heard("run-1") if each.standing is Standing.REFUSED]
     assert refused.problem == OTHER_KEY and refused.public_key == OTHER.public_key
+
+
+def test_a_roster_says_whose_a_name_is_whoever_came_first() -> None:
+    log = EvaluationLog(roster={"alpha": KEY.public_key})
+    for said, key in ((report(9, pass_rate=1.0), OTHER), (report(1), KEY)):
+        log.take(subjects.evals("alpha"), encode(signed(said, key)), NOW)
+    log.take(subjects.evals("beta"), encode(signed(report(1, "beta"))), NOW)
+    assert [(each.node, each.policy_version) for each in log.reports("run-1")] == [("alpha", 1)]
+    assert {each.problem for each in log.heard("run-1") if each.standing is Standing.REFUSED} == {NOT_ON_ROSTER}
 
 
 def test_an_unsigned_report_is_not_taken_for_the_word_of_a_node_that_signs() -> None:
