@@ -129,7 +129,7 @@ class PanelView {
         return { stroke: colour, width: 1.5, points: { size: 4, fill: colour }, fill: isStacked ? colour + (index ? "00" : "55") : undefined };
       })],
       bands: isStacked ? series.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: COLOURS[(index + 1) % COLOURS.length] + "55" })) : [],
-      hooks: { setCursor: [(plot) => this.values(plot.cursor.idx)] },
+      hooks: { setCursor: [(plot) => this.values(plot.cursor.idx)], ready: [(plot) => plot.over.addEventListener("click", () => toGroups(plot))] },
     };
   }
 
@@ -182,6 +182,12 @@ class PanelView {
       this.body.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
     };
   }
+}
+
+/** From a point in time of one node's panel to the groups of the step that it was at. */
+function toGroups(plot) {
+  const at = plot.data[0][plot.cursor.idx];
+  if (state.node && at) location.href = `/#/at/${encodeURIComponent(state.node)}/${at}`;
 }
 
 /** Each line on top of the ones before it. */

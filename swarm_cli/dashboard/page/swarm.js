@@ -178,10 +178,20 @@ async function showSwarm() {
   return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
+/** The groups of the last batch that a node had at a time (Unix seconds): where a panel's spike leads to. */
+async function showAt(node, time) {
+  const { steps } = await get("node.json", { node });
+  const found = steps.findLast(([, at]) => at <= time);
+  if (!found) throw new Error(`No batch of ${node} from before ${new Date(time * 1000).toLocaleString()} was read by this page`);
+  history.replaceState(null, "", route("step", node, found[0]));
+  return showStep(node, found[0]);
+}
+
 function view() {
   const [what, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   if (what === "node") return { build: () => showNode(rest[0] || "", rest[1] || "") };
   if (what === "step") return { build: () => showStep(rest[0] || "", Number(rest[1]) || 0) };
+  if (what === "at") return { build: () => showAt(rest[0] || "", Number(rest[1]) || 0) };
   if (what === "group") return { build: () => showGroup(rest[0] || "", Number(rest[1]) || 0, Number(rest[2]) || 0) };
   return { build: showSwarm, live: true };
 }
