@@ -127,18 +127,18 @@ class SwarmSource:
             return 503, {"problem": "the swarm was not looked at yet: try again in a moment"}
         future = asyncio.run_coroutine_threadsafe(self._batch(node, step, place), self._loop)
         try:
-            return future.result(ASKED_S)
+            return future.result(2 * ASKED_S)
         except TimeoutError:
-            future.cancel()
             return 504, {"problem": f"the server took longer than {ASKED_S:.0f} s to answer: try again"}
 
     async def _batch(self, node: str, step: int, place: int | None) -> Answer:
         try:
-            plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
-            try:
-                batch = await BatchReader(plane, node).of_step(step)
-            finally:
-                await plane.close()
+            async with asyncio.timeout(ASKED_S):
+                plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
+                try:
+                    batch = await BatchReader(plane, node).of_step(step)
+                finally:
+                    await plane.close()
         except (CommandError, TransportError) as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:

@@ -17,6 +17,7 @@ from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
 from services.verifier.reports import Reports
 from services.verifier.swarm_link import SwarmLink
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import encode, pack_ids, pack_logprobs
@@ -218,8 +219,7 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
                 break
             await asyncio.sleep(0.01)
     finally:
-        for loop in loops:
-            loop.cancel()
+        await cancel_and_wait(*loops)
     assert messages and messages[0].inline is not None and entry is not None
     score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
     assert (score.said, score.standing, score.public_key) == (said, Standing.SIGNED, key.public_key)
