@@ -1,4 +1,4 @@
-# make run | watch | test | check | bench | plot | images | clean. `make help` says more.
+# make run | dashboard | test | check | bench | plot | images | clean. `make help` says more.
 #
 # The environment is .venv. Stamp files in it remember what is installed, so that a second `make` starts at once.
 
@@ -33,14 +33,14 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run watch test test-full test-containers check unit lint bench gpu-check chaos plot docs images clean clean-all venv
+.PHONY: help run dashboard watch test test-full test-containers check unit lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
 	@echo
 	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
 	@echo '  MODEL=smollm2                                                       for run with a real model (README)'
-	@echo '  CONFIG=file WATCH_FLAGS="--node-url nats://127.0.0.1:4333"          for watch'
+	@echo '  CONFIG=file DASHBOARD_FLAGS="--node-url nats://127.0.0.1:4333"      for dashboard'
 	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
 	@echo '  TARGETS="cpu cuda" REGISTRY=host/path TAG=1 PUSH=1 DOCKER=podman       for images (docs/images.md)'
 
@@ -50,8 +50,12 @@ $(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL): only smollm2 has a d
 run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
 	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
 
-watch: $(VENV)/.installed  ## Beside `make run`, in another terminal: Prometheus and the dashboards' panels in a browser
-	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(WATCH_FLAGS)
+dashboard: $(VENV)/.installed  ## Beside `make run`, in another terminal: the swarm's page in a browser
+	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(DASHBOARD_FLAGS) $(WATCH_FLAGS)
+
+watch:  # the earlier name; it goes with the next release
+	@echo 'make watch is called make dashboard now; the earlier name goes with the next release'
+	@$(MAKE) --no-print-directory dashboard
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about half an hour on 2 cores)
 	@$(MAKE) --no-print-directory lint

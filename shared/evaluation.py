@@ -11,9 +11,15 @@ PASS_REWARD = 0.99
 
 
 def summarise(
-    results: Iterable[tuple[str, float]], *, node: str, policy_version: int, created_at: float, seconds: float
+    results: Iterable[tuple[str, float]],
+    *,
+    node: str,
+    policy_version: int,
+    created_at: float,
+    seconds: float,
+    held_out: str | None = None,
 ) -> EvalReport:
-    """Sum up `(dataset, reward)` pairs, one an answer.
+    """Sum up `(dataset, reward)` pairs, one an answer. `held_out`: the id of the set of tasks.
 
     Raises:
         ValueError: no results.
@@ -34,6 +40,7 @@ def summarise(
         mean_reward=overall.mean_reward,
         per_task={dataset: _score(rewards) for dataset, rewards in sorted(by_dataset.items())},
         seconds=seconds,
+        held_out=held_out,
     )
 
 

@@ -22,7 +22,7 @@ COMMANDS = {
     "invite": "swarm_cli.invitation.command:invite",
     "join": "swarm_cli.join.command:join",
     "observe": "swarm_cli.observe.observe:observe",
-    "watch": "swarm_cli.observe.watch:watch",
+    "progress": "swarm_cli.observe.progress_view:progress",
     "status": "swarm_cli.observe.status:status",
     "top": "swarm_cli.observe.top:top",
     "dashboard": "swarm_cli.dashboard.command:dashboard",
@@ -44,6 +44,9 @@ GROUPS = {
     "task": "swarm_cli.task_commands:task_app",
 }
 """Where each command and group of commands is, in the order in which `swarm --help` lists them."""
+
+HIDDEN = {"progress"}
+"""What `swarm up` prints, as a process of its own."""
 
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
@@ -69,7 +72,7 @@ def build(only: str = "") -> typer.Typer:
 
     for name, where in COMMANDS.items():
         if only in (name, "") or only not in COMMANDS | GROUPS:
-            built.command(name=name)(_found(where))
+            built.command(name=name, hidden=name in HIDDEN)(_found(where))
     for name, where in GROUPS.items():
         if only in (name, "") or only not in COMMANDS | GROUPS:
             built.add_typer(_found(where))

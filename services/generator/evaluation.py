@@ -28,6 +28,7 @@ from shared.evaluation import summarise
 from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
 from shared.run_records import SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
+from shared.tasks.held_out import held_out_id
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, TransportError
 
@@ -69,6 +70,7 @@ class Evaluator:
         self._sources = sources
         self._engine = engine
         self._tasks = tasks
+        self._held_out = held_out_id([each.task for each in tasks], sources)
         self._figures = figures
         figures.held_out_tasks(len(tasks))
         self._bucket = node_bucket(context.config.node.id)
@@ -175,6 +177,7 @@ class Evaluator:
             policy_version=answers[0].policy_version,
             created_at=time.time(),
             seconds=round(answered.seconds + time.monotonic() - started, 3),
+            held_out=self._held_out,
         )
         self._write(report)
         self._write_samples(answers, [reward for (reward,) in rewards], report)
@@ -241,4 +244,5 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
         },
         "seconds": report.seconds,
         "time": report.created_at,
+        "held_out": report.held_out,
     }

@@ -1,4 +1,6 @@
-"""What the node tells the swarm of itself: its entry in the directory and its held-out scores."""
+"""What the node tells the swarm of itself, signed: its entry in the directory and its held-out
+scores.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.wire import MessageError
+from shared.identity.keys import SigningKey
+from shared.identity.statements import sign_statement
 from shared.runtime.logs import Log
 from shared.transport.base import Transport, TransportError
 from shared.version import VERSION
@@ -26,16 +30,16 @@ RETRY_S = 1.0
 class Reports:
     """Writes the node's directory entry and forwards its held-out scores."""
 
-    def __init__(self, config: NodeConfig, public_key: str, node: Transport, link: SwarmLink, own: OwnModel, log: Log) -> None:
+    def __init__(self, config: NodeConfig, key: SigningKey, node: Transport, link: SwarmLink, own: OwnModel, log: Log) -> None:
         self._config = config
         self._id = config.node.id
-        self._public_key = public_key
+        self._key = key
         self._node = node
         self._link = link
         self._own = own
         self._log = log
         self._forwarded_revision = 0
-        self._name = SwarmName(self._id, public_key, config.nats.swarm_id, node, log)
+        self._name = SwarmName(self._id, key.public_key, config.nats.swarm_id, node, log)
 
     async def run_evals(self) -> None:
         """Forward each new held-out report, for ever."""
@@ -61,7 +65,7 @@ class Reports:
         entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.EVAL_KEY)
         if swarm is None or entry is None or entry.revision == self._forwarded_revision:
             return
-        payload = encode(decode(entry.value, EvalReport))
+        payload = self._signed(decode(entry.value, EvalReport))
         await swarm.publish(subjects.evals(self._id), payload, stream=subjects.SWARM_EVALS, message_id=content_id(payload))
         self._forwarded_revision = entry.revision
 
@@ -81,16 +85,19 @@ class Reports:
         version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
         record = NodeRecord(
             node=self._id,
-            public_key=self._public_key,
+            public_key=self._key.public_key,
             model=self._own.identity,
             tasks=sorted({spec.dataset for spec in self._config.tasks}),
             policy_version=version,
             software=f"swarm {VERSION}",
             updated_at=time.time(),
         )
-        await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, encode(record))
+        await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, self._signed(record))
         await self._name.wrote()
         return True
+
+    def _signed(self, said: EvalReport | NodeRecord) -> bytes:
+        return encode(sign_statement(said, self._key, self._config.nats.swarm_id))
 
     async def _learn_from_log(self) -> None:
         """After a restart: the newest scored group may be this node's own."""

@@ -96,7 +96,7 @@ class VerifierService:
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()
-            reports = Reports(config, self._key.public_key, context.node, link, own, log)
+            reports = Reports(config, self._key, context.node, link, own, log)
             context.mark_ready()
             context.status.state("verifying")
             log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)

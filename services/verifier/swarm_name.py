@@ -17,7 +17,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import NodeRecord
 from shared.contracts.lease import NameInSwarm
 from shared.contracts.wire import MessageError
-from shared.identity.keys import is_public_key
+from shared.identity.statements import Standing, hear
 from shared.lease.rules import Newcomer
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
@@ -49,7 +49,7 @@ class SwarmName:
         if self._known is None:
             self._known = await self._remembered()
         entry = await swarm.kv.get(subjects.SWARM_NODES_BUCKET, self._id)
-        other = None if entry is None else _key(entry)
+        other = None if entry is None else _key(entry, self._mine.swarm_id)
         mine = {self._mine.public_key, self._known.public_key if self._known else self._mine.public_key}
         if entry is None or other is None or other in mine:
             return True
@@ -88,10 +88,12 @@ class SwarmName:
         return found if found is not None and found.swarm_id == self._mine.swarm_id else None
 
 
-def _key(entry: KvEntry) -> str | None:
-    """Whose entry it is; None: nobody's that could be read."""
+def _key(entry: KvEntry, swarm_id: str) -> str | None:
+    """Whose entry it is: the key that signed it for this swarm. None: nobody's; what is unsigned or
+    badly signed anybody may have written, and it holds no name.
+    """
     try:
-        key = decode(entry.value, NodeRecord).public_key
+        heard = hear(entry.value, NodeRecord, time.time(), swarm_id)
     except MessageError:
         return None
-    return key if is_public_key(key) else None
+    return heard.public_key if heard.standing is Standing.SIGNED else None

@@ -130,6 +130,10 @@ class EvalReport(Message, frozen=True, kw_only=True):
     mean_reward: Reward
     per_task: dict[DatasetName, TaskScore]
     seconds: Seconds
+    held_out: Sha256 | None = None
+    """Which tasks were asked (`shared.tasks.held_out.held_out_id`): scores compare where this is
+    equal. None: software that did not say.
+    """
 
 
 class EvalTurn(Message, frozen=True, kw_only=True):

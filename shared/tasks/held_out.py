@@ -4,6 +4,8 @@ training.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from typing import TYPE_CHECKING
@@ -76,6 +78,18 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
             taken += 1
             misses = 0
     return chosen
+
+
+def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
+    """SHA-256 (hex) over what decides a held-out score besides the answers: the tasks in any order
+    and who judges them. Nodes with equal ids were asked the same.
+    """
+    judged_by = sorted({(spec.dataset, spec.verifier) for spec in specs})
+    asked = sorted(
+        (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.question, task.answer or "", task.metadata)
+        for task in tasks
+    )
+    return hashlib.sha256(json.dumps([judged_by, asked]).encode()).hexdigest()
 
 
 def check_share(spec: TaskSpec, count: int) -> None:

@@ -28,23 +28,15 @@ READY_S = 60.0
 STOP_S = 15.0
 RETENTION = "3d"
 INSTALL = """\
-prometheus is not on the PATH: install it and try again
+prometheus is not on the PATH: the page goes without panels and alerts until it is installed
   Debian, Ubuntu   apt-get install --no-install-recommends prometheus
   macOS            brew install prometheus
-  others           unpack the archive for your system from https://prometheus.io/download/ and put its folder on the PATH
-without it, `swarm top` shows the swarm in the terminal"""
+  others           unpack the archive for your system from https://prometheus.io/download/ and put its folder on the PATH"""
 
 
-def find_prometheus() -> str:
-    """Path of the program.
-
-    Raises:
-        CommandError: there is none; the message says what to install.
-    """
-    found = shutil.which("prometheus")
-    if found is None:
-        raise CommandError(INSTALL)
-    return found
+def installed_prometheus() -> str | None:
+    """Path of the program; None where there is none."""
+    return shutil.which("prometheus")
 
 
 def prometheus_config(targets: Path, rules: Path, nats_targets: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The page of `swarm dashboard`: static files, the panels, and Prometheus' query API and pages
-behind the same address.
+"""The page of `swarm dashboard`: static files, what the swarm says, the panels, and Prometheus'
+query API and pages behind the same address.
 
 Listens on loopback only, and answers nobody who asks for it by another name: a page elsewhere may
 have its own name resolve to 127.0.0.1, to read in its visitor's browser what it should not (DNS
@@ -13,8 +13,9 @@ import json
 import ssl
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +28,11 @@ from swarm_cli.dashboard.prometheus import PREFIX
 PAGE = Path(__file__).parent / "page"
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
+    "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
+    "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+    "/group.js": ("group.js", "text/javascript; charset=utf-8"),
+    "/swarm.css": ("swarm.css", "text/css; charset=utf-8"),
+    "/panels": ("panels.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/units.js": ("units.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -37,14 +43,29 @@ FILES = {
 PASSED_ON = ("/api/v1/query", "/api/v1/query_range", "/api/v1/alerts", "/api/v1/rules")
 NATS_FIGURES = "/nats/metrics"
 QUERY_TIMEOUT_S = 30.0
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing that a node wrote runs, even where the page would take it for more than text."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
-def page_panels(dashboards: Sequence[Dashboard], scrape_s: int) -> dict[str, Any]:
-    """What the page draws: the same dashboards as Grafana's, and how often there is a new
-    sample.
+Ask = Callable[[str, Mapping[str, str]], tuple[int, bytes] | None]
+"""What the swarm says: path and query to status and JSON, None for another path. Called from
+several threads.
+"""
+
+
+def page_panels(dashboards: Sequence[Dashboard], scrape_s: int, *, prometheus: bool = True) -> dict[str, Any]:
+    """What the panels' page draws: the same dashboards as Grafana's, how often there is a new
+    sample, and whether there is a Prometheus at all.
     """
-    return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s}
+    return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s, "prometheus": prometheus}
+
+
+def nothing_known(path: str, query: Mapping[str, str]) -> None:
+    """A page of panels alone."""
 
 
 class PageServer:
@@ -62,9 +83,10 @@ class PageServer:
         panels: dict[str, Any],
         client: ssl.SSLContext | None = None,
         nats_figures: Callable[[], str] = str,
+        ask: Ask = nothing_known,
     ) -> None:
-        """`client`: how to reach Prometheus where it speaks TLS. `nats_figures`: what is scraped as
-        job `nats`.
+        """`prometheus_url`: empty where there is none; `client`: how to reach it where it speaks
+        TLS. `nats_figures`: what is scraped as job `nats`. `ask`: what the swarm says.
         """
         body = json.dumps(panels).encode()
         self._expected = _Expected()
@@ -81,6 +103,7 @@ class PageServer:
             opener = asked
             expected = processes
             nats = staticmethod(nats_figures)
+            swarm = staticmethod(ask)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
@@ -112,6 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     expected: _Expected
     nats: Callable[[], str]
     opener: urllib.request.OpenerDirector
+    swarm: Ask = staticmethod(nothing_known)
     protocol_version = "HTTP/1.1"
     timeout = 60
 
@@ -132,6 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass_on(path, query)
         elif path.startswith(f"{PREFIX}/"):
             self._pass_on(path.removeprefix(PREFIX), query, whole=True)
+        elif (told := self.swarm(path, _fields(query))) is not None:
+            self._answer(told[0], "application/json", told[1])
         else:
             self._answer(404, "text/plain; charset=utf-8", b"there is nothing here\n")
 
@@ -146,6 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Ask Prometheus. `whole`: one of its own pages, which needs its own kind, scripts and
         redirections.
         """
+        if not self.upstream:
+            self._answer(503, None, json.dumps({"status": "error", "error": "Prometheus is not installed"}).encode())
+            return
         try:
             with self.opener.open(f"{self.upstream}{path}{'?' if query else ''}{query}", timeout=QUERY_TIMEOUT_S) as answer:
                 self._answer(answer.status, answer.headers.get("Content-Type") if whole else None, answer.read(), whole=whole)
@@ -166,12 +195,21 @@ class _Handler(BaseHTTPRequestHandler):
         if location is not None:
             self.send_header("Location", location)
         if not whole:
-            self.send_header("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'")
+            self.send_header("Content-Security-Policy", POLICY)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A line per query would bury what matters."""
+
+
+def _fields(query: str) -> dict[str, str]:
+    try:
+        return dict(urllib.parse.parse_qsl(query, max_num_fields=16))
+    except ValueError:  # more fields than any page of ours sends
+        return {}
 
 
 @cache

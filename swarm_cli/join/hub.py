@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import decode
 from shared.contracts.control import NodeRecord
 from shared.contracts.wire import MessageError
+from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from swarm_cli.observe.directory import read_directory
@@ -65,6 +65,7 @@ async def _look(hub: Transport, name: str) -> HubLook:
 async def _holder(hub: Transport, name: str) -> NodeRecord | None:
     try:
         entry = await hub.kv.get(subjects.SWARM_NODES_BUCKET, name)
-        return decode(entry.value, NodeRecord) if entry is not None else None
+        heard = hear(entry.value, NodeRecord, time.time()) if entry is not None else None
     except (TransportError, MessageError):
         return None
+    return heard.said if heard is not None and heard.standing is not Standing.REFUSED else None

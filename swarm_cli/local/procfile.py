@@ -95,7 +95,7 @@ def process_lines(layout: Layout) -> dict[str, str]:
         for role in ROLES:
             lines[f"{node}-{role}"] = _service(layout, position, node, role)
     if layout.progress:
-        lines["progress"] = f"{_environment(layout, 0)} exec python -m swarm_cli watch {' '.join(layout.node_names)}"
+        lines["progress"] = f"{_environment(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"
     return lines
 
 

@@ -169,7 +169,7 @@ def _announce(config: NodeConfig, layout: Layout) -> None:
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
     elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
     note(f"look:  swarm top{elsewhere} (one screen, live)")
-    note(f"       swarm dashboard{elsewhere} (in a browser; make watch)")
+    note(f"       swarm dashboard{elsewhere} (in a browser; make dashboard)")
     note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
 
 

@@ -4,13 +4,14 @@ read in part and checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shared.contracts import subjects
-from shared.contracts.codec import decode
 from shared.contracts.control import NodeRecord
 from shared.contracts.wire import MessageError, is_node_name
+from shared.identity.statements import Heard, hear, said_in
 from shared.transport.base import KvEntry, Transport, TransportError
 
 ENTRIES_READ = 4096
@@ -28,24 +29,35 @@ class Directory:
     names: tuple[str, ...] = ()
     unreadable: int = 0
     left_out: int = 0
-    records: tuple[NodeRecord, ...] = ()
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+
+    def entry(self, name: str) -> Heard[NodeRecord] | None:
+        """A node's entry with its signature checked; None where it has none."""
+        payload = self.payloads.get(name)
+        return None if payload is None else hear(payload, NodeRecord, time.time())
+
+    @property
+    def entries(self) -> list[Heard[NodeRecord]]:
+        """All entries, each with its signature checked."""
+        now = time.time()
+        return [hear(payload, NodeRecord, now) for payload in self.payloads.values()]
 
 
 def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
     """What entries say. A node's entry has its name as key and in its record, and every word in the
     record is allowed there.
     """
-    records, unreadable = [], 0
+    payloads, unreadable = {}, 0
     for entry in entries:
         try:
-            record = decode(entry.value, NodeRecord) if is_node_name(entry.key) else None
+            listed = is_node_name(entry.key) and said_in(entry.value, NodeRecord).node == entry.key
         except MessageError:
-            record = None
-        if record is not None and record.node == entry.key:
-            records.append(record)
+            listed = False
+        if listed:
+            payloads[entry.key] = entry.value
         else:
             unreadable += 1
-    return Directory(tuple(record.node for record in records), unreadable, left_out, tuple(records))
+    return Directory(tuple(payloads), unreadable, left_out, payloads)
 
 
 async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:

@@ -146,9 +146,10 @@ async def look(transport: Transport, scores: EvaluationLog) -> Standings:
         raise NotConnected(f"the server took longer than {LOOK_S:.0f} s to answer") from None
     return standings(
         time.time(),
-        listed.records,
-        scores.reports,
+        listed.entries,
+        scores.reports(None),
         counts,
+        unsigned=scores.unsigned(None),
         most=NODES_SHOWN,
         left_out=listed.left_out,
         unreadable=listed.unreadable,

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
+from shared.contracts.control import NodeRecord
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.permissions import OPERATOR
+from shared.identity.statements import Heard, Standing, said_at
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
@@ -42,6 +45,8 @@ class NodeSnapshot:
     view: NodeView
     streams: tuple[StreamFill, ...]
     in_directory: bool
+    entry: Heard[NodeRecord] | None = None
+    """Its entry in the directory, with the signature checked."""
 
     @property
     def node(self) -> str:
@@ -68,6 +73,8 @@ class SwarmSnapshot:
     swarm_reachable: bool | None
     left_out: int = 0
     unreadable: int = 0
+    swarm: str | None = None
+    """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
 
 
 async def take_snapshot(
@@ -101,9 +108,16 @@ async def take_snapshot(
             # this user does not see.
             views = await gather(node_plane, [name for name in wanted if name in here])
             at = time.time()  # what is read below may take long, and no process is silent for it
-            in_directory = set(listed.names)
-            nodes = [NodeSnapshot(view, await _node_streams(node_plane, view.node), view.node in in_directory) for view in views]
-            nodes += [NodeSnapshot(node_view(name, ()), (), name in in_directory) for name in wanted if name not in here]
+            listing = {name: listed.entry(name) for name in wanted}
+            nodes = [
+                NodeSnapshot(view, await _node_streams(node_plane, view.node), listing[view.node] is not None, listing[view.node])
+                for view in views
+            ]
+            nodes += [
+                NodeSnapshot(node_view(name, ()), (), listing[name] is not None, listing[name])
+                for name in wanted
+                if name not in here
+            ]
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane)
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
@@ -113,7 +127,20 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable)
+    swarm = swarm_of(nodes, here, config.nats.swarm_id)
+    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm)
+
+
+def swarm_of(nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str) -> str | None:
+    """The swarm that these nodes are in: the configured one, or else the one that the newest signed
+    entry names, first of a node on this server. `swarm up` names a swarm after its run, which
+    another terminal need not know.
+    """
+    if configured != DEFAULT_SWARM_ID:
+        return configured
+    entries = [(node.node in here, node.entry) for node in nodes if node.entry is not None]
+    signed = [(known, said_at(entry.said), entry.swarm or "") for known, entry in entries if entry.standing is Standing.SIGNED]
+    return max(signed)[2] if signed else None
 
 
 def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:

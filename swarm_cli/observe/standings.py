@@ -1,12 +1,13 @@
 """Who is in a swarm and how they do, from what its hub shows to anybody who may look: directory,
 held-out scores, and how many groups each node shares. Pure.
 
-Nodes write all of it themselves, and it is shown as they wrote it.
+Nodes write all of it themselves. What a key signed is shown as its node's; what nobody signed is
+marked, and what is badly signed left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from rich.text import Text
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
+from shared.identity.statements import Heard
+from shared.identity.statements import Standing as Statement
 from shared.text import visible
 from swarm_cli.console import cell
 
@@ -51,6 +54,8 @@ class Standing:
     first: Score | None
     newest: Score | None
     shared: int
+    signed: bool = True
+    """False: anybody may have written what is shown of it."""
 
     @property
     def gain(self) -> float | None:
@@ -75,11 +80,12 @@ class Standings:
 
 def standings(
     at: float,
-    records: Sequence[NodeRecord],
+    entries: Sequence[Heard[NodeRecord]],
     reports: Sequence[EvalReport],
     counts: Mapping[str, int],
     *,
     most: int,
+    unsigned: Collection[str] = (),
     left_out: int = 0,
     unreadable: int = 0,
 ) -> Standings:
@@ -87,25 +93,30 @@ def standings(
 
     Args:
         at: Unix time of the look.
-        records: The directory's.
-        reports: Held-out scores, each node's in order.
+        entries: The directory's, checked.
+        reports: Held-out scores whose signature is not refused, each node's in order.
         counts: Messages in the stream of groups by subject. Subjects that are no node's count
             nowhere.
         most: How many nodes are shown.
+        unsigned: Nodes of which only unsigned scores are known.
         left_out, unreadable: Of the directory.
     """
-    by_node = {record.node: record for record in records}
+    believed = [entry for entry in entries if entry.standing is not Statement.REFUSED]
+    by_node = {entry.said.node: entry.said for entry in believed}
+    anonymous = {*unsigned, *(entry.said.node for entry in believed if entry.standing is Statement.UNSIGNED)}
     shared = {node: count for subject, count in counts.items() if (node := subjects.rollouts_author(subject))}
     scores: dict[str, list[Score]] = {}
     for report in reports:
         scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n))
     names = {*by_node, *shared, *scores}
-    found = [_standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at) for name in names]
+    found = [
+        _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at, name not in anonymous) for name in names
+    ]
     found.sort(key=lambda each: (each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
     return Standings(at, tuple(found[:most]), sum(shared.values()), left_out + len(found[most:]), unreadable)
 
 
-def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float) -> Standing:
+def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool) -> Standing:
     return Standing(
         name,
         record.model.name if record else "",
@@ -115,6 +126,7 @@ def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], sha
         scores[0] if scores else None,
         scores[-1] if scores else None,
         shared,
+        signed,
     )
 
 
@@ -134,14 +146,15 @@ def as_object(found: Standings, url: str) -> dict[str, Any]:
 def table(found: Standings, url: str) -> Group:
     """The leaderboard."""
     rows = Table(title=cell(url), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(node.node) for node in found.nodes), default=4)
+    longest = max((len(node.node) + (0 if node.signed else len(" (unsigned)")) for node in found.nodes), default=4)
     for column, width in zip(_COLUMNS, (longest, 9, 6, 7, 7, 10, 5), strict=True):
         rows.add_column(column, no_wrap=True, min_width=width)
     for node in found.nodes:
         gain = "–" if node.gain is None else f"{node.gain:+.3f}"
         version = "–" if node.policy_version is None else str(node.policy_version)
         shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
-        rows.add_row(cell(node.node), _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
+        name = cell(node.node) if node.signed else cell(f"{node.node} (unsigned)")
+        rows.add_row(name, _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
     return Group(rows, Text(visible(_caption(found))))
 
 

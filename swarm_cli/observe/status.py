@@ -12,6 +12,7 @@ from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily
+from shared.identity.statements import Standing
 from shared.roles import ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import ConsumerState
@@ -20,6 +21,8 @@ from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
 from swarm_cli.observe.standing import finished, standing, trouble
+
+NAMES_A_LINE = 5
 
 
 def status(
@@ -70,6 +73,9 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
         if view.evaluation is None
         else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
         "in_directory": node.in_directory,
+        "directory_entry": None
+        if node.entry is None
+        else {"standing": node.entry.standing.value, "public_key": node.entry.public_key, "problem": node.entry.problem},
         "services": {
             role: [
                 {
@@ -140,10 +146,21 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
         )
     if snapshot.unreadable:
         lines.append(f"{snapshot.unreadable:,} unreadable entries in the directory: no honest node of this version writes such")
+    lines += [
+        f"{_names(names)}: the directory has an {standing.value} entry under the name, which anybody may have written"
+        if standing is Standing.UNSIGNED
+        else f"{_names(names)}: the signature of the directory's entry is wrong: `swarm status NODE --json` says why"
+        for standing in (Standing.UNSIGNED, Standing.REFUSED)
+        if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
+    ]
     keys = sum(len(node.view.unreadable) for node in snapshot.nodes)
     if keys:
         lines.append(f"{keys:,} unreadable keys in the nodes' buckets: `swarm status --json` names them")
     return lines
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_A_LINE]) + (f" and {len(names) - NAMES_A_LINE} more" if len(names) > NAMES_A_LINE else "")
 
 
 def _missing_protections(node: NodeSnapshot) -> list[str]:

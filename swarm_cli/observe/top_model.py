@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.contracts import subjects
@@ -56,6 +56,8 @@ class HeldOut:
     """
 
     history: tuple[Evaluation, ...] = ()
+    unsigned: bool = False
+    """It came from the swarm's stream without the node's signature."""
 
     @property
     def newest(self) -> Evaluation | None:
@@ -131,10 +133,14 @@ class TopHistory:
         self._rates: dict[str, StepRate] = {}
 
     def model(
-        self, snapshot: SwarmSnapshot, reports: Sequence[EvalReport], in_files: Mapping[str, Sequence[Evaluation]]
+        self,
+        snapshot: SwarmSnapshot,
+        reports: Sequence[EvalReport],
+        in_files: Mapping[str, Sequence[Evaluation]],
+        unsigned: Collection[str] = (),
     ) -> TopModel:
         """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a
-        run's folder, by node.
+        run's folder, by node; `unsigned`: nodes whose reports bear no signature.
         """
         nodes = []
         by_node: dict[str, list[EvalReport]] = {}
@@ -143,6 +149,7 @@ class TopHistory:
         for node in snapshot.nodes:
             rate = self._rates.setdefault(node.node, StepRate()).update(snapshot.at, node.view.step)
             held_out = held_out_history(node.view, by_node.get(node.node, ()), in_files.get(node.node, ()))
+            held_out = replace(held_out, unsigned=node.node in unsigned and node.view.evaluation is None)
             nodes.append(_node_model(node, rate, held_out, snapshot.at))
         specs = {spec.name: spec for spec in swarm_streams()}
         fills = tuple(_fill(fill, specs) for fill in snapshot.swarm_streams)

@@ -149,6 +149,8 @@ def _held_out(held_out: HeldOut) -> Text:
     if newest is None:
         return Text("not evaluated yet", style="dim")
     text = Text.assemble((f"{newest.pass_rate:.3f}", "bold"), f" @{_number(newest.policy_version)} of {_number(newest.n)}")
+    if held_out.unsigned:
+        text.append(" unsigned", style="yellow")
     if base and base is not newest:
         gain = newest.pass_rate - base.pass_rate
         text.append(f"  base {base.pass_rate:.3f} ")
@@ -270,7 +272,7 @@ def _table(nodes: Sequence[NodeModel], width: int) -> Table:
             f"{_number(node.step)}",
             _ratio(per_s, 2),
             f"{_number(node.version)}",
-            _ratio(newest.pass_rate if newest else None),
+            _ratio(newest.pass_rate if newest else None) + ("?" if node.held_out.unsigned else ""),
         ]
         cells += [sparkline([e.pass_rate for e in node.held_out.history], 12 if wide else 8), _ratio(node.reward_local)]
         cells += [f"{_number(node.taken)}", f"{_number(node.refused)}"]

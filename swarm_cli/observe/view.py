@@ -1,5 +1,5 @@
-"""What a node says of itself in its key-value bucket, gathered into one plain value that `watch`
-and `status` show.
+"""What a node says of itself in its key-value bucket, gathered into one plain value that the
+progress view and `status` show.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import sign_statement
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer
 
@@ -39,6 +41,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 async def _two_nodes_speak(url: str) -> None:
     transport = await connect(url, name="test", timeout_s=10)
     await ensure_swarm_streams(transport)
+    key = SigningKey(new_seed())
     for node in ("alpha", "beta"):
         await ensure_node_streams(transport, node)
         now = time.time()
@@ -52,9 +55,8 @@ async def _two_nodes_speak(url: str) -> None:
                 node=node, policy_version=version, created_at=now + version, n=8, pass_rate=pass_rate, mean_reward=0.5, per_task={},
                 seconds=1,
             )  # fmt: skip
-            await transport.publish(
-                subjects.evals(node), encode(report), stream=subjects.SWARM_EVALS, message_id=f"{node}{version}"
-            )
+            payload = encode(sign_statement(report, key, "first")) if node == "alpha" else encode(report)
+            await transport.publish(subjects.evals(node), payload, stream=subjects.SWARM_EVALS, message_id=f"{node}{version}")
     await transport.close()
 
 
@@ -81,6 +83,7 @@ def test_through_a_pipe_it_prints_one_look_and_ends_with_0(server: NatsServer) -
     assert "\x1b" not in answer.stdout, "control characters in a pipe"
     for words in ("2 nodes", "alpha  step 41  2.00 steps/s", "0.625 @25 of 8  base 0.125 +0.500  ▁█", "trainer training, up 1m"):
         assert words in answer.stdout, answer.stdout
+    assert "0.625 @25 of 8 unsigned  base 0.125" in answer.stdout, "beta did not sign"
     assert answer.stdout.count("generator never seen") == 2
     only = subprocess.run(
         command(server.url, "beta", "--once"), cwd=ROOT, env=environment(160), capture_output=True, text=True, timeout=DEADLINE_S

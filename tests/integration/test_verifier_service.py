@@ -44,6 +44,7 @@ from shared.contracts.messages import (
 from shared.contracts.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import Standing, hear
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file
 from shared.runtime import ServiceContext
@@ -191,7 +192,12 @@ async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(n
         await until(reported)
         entry = await beta.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
         assert entry is not None
-        assert decode(entry.value, NodeRecord).model.name == "tiny"
+        heard = hear(entry.value, NodeRecord, time.time())
+        assert heard.said.model.name == "tiny" and heard.standing is Standing.SIGNED
+        (scores,) = await beta.swarm.read(subjects.SWARM_EVALS, 1, 10)
+        assert scores.inline is not None
+        told = hear(scores.inline, EvalReport, time.time())
+        assert told.standing is Standing.SIGNED and told.said == report and told.public_key == heard.public_key
     assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600
 
 

@@ -25,7 +25,7 @@ from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from swarm_cli.dashboard.command import PATIENCE, SHOWN
 from swarm_cli.dashboard.nats_figures import figures, monitor_of
-from swarm_cli.dashboard.prometheus import SCRAPE_S, Prometheus, find_prometheus
+from swarm_cli.dashboard.prometheus import INSTALL, SCRAPE_S, Prometheus, installed_prometheus
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
 from swarm_cli.dashboard.targets import expected, process_exists, run_is_over, target_groups, write_targets
 from swarm_cli.errors import CommandError
@@ -178,8 +178,8 @@ def _told_s(rule: dict[str, str], scale: float) -> float:
 
 def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CommandError, match=r"(?s)apt-get install.*brew install.*prometheus.io/download"):
-        find_prometheus()
+    assert installed_prometheus() is None
+    assert re.search(r"(?s)without panels and alerts.*apt-get install.*brew install.*prometheus.io/download", INSTALL)
 
 
 def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
@@ -229,12 +229,14 @@ def test_the_page_is_served_to_this_machine_and_says_when_prometheus_is_away() -
     server = PageServer(0, "http://127.0.0.1:9", {"dashboards": []})
     try:
         with urllib.request.urlopen(server.url, timeout=5) as answer:
-            assert b"page.js" in answer.read()
+            assert b"swarm.js" in answer.read()
         with urllib.request.urlopen(server.url + "panels.json", timeout=5) as answer:
             assert json.load(answer) == {"dashboards": []}
         host, port = server.url.removeprefix("http://").rstrip("/").split(":")
         for path, name, status_code in (
             ("/api/v1/query?query=up", f"localhost:{port}", 502),
+            ("/swarm.json", f"localhost:{port}", 404),
+            ("/panels", f"localhost:{port}", 200),
             ("/api/v1/admin/tsdb/snapshot", f"localhost:{port}", 404),
             ("/../dashboard.py", f"localhost:{port}", 404),
             ("/", f"elsewhere.example:{port}", 403),

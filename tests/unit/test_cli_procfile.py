@@ -35,7 +35,7 @@ def test_a_swarm_of_three_has_a_server_four_services_a_node_and_the_progress_vie
     lines = process_lines(Layout(nodes=3))
     services = [f"{node}-{role}" for node in ("alpha", "beta", "gamma") for role in ROLES]
     assert list(lines) == ["nats", *services, "progress"]
-    assert lines["progress"].endswith("swarm_cli watch alpha beta gamma")
+    assert lines["progress"].endswith("swarm_cli progress alpha beta gamma")
 
 
 def test_every_service_has_a_port_of_its_own_and_all_are_checked() -> None:

@@ -183,7 +183,7 @@ def snapshots(draw: Any) -> SwarmSnapshot:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([None, 12, 40]))
-def test_status_top_and_watch_print_any_text_as_text_and_never_raise(
+def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise(
     snapshot: SwarmSnapshot, notice: str, width: int, height: int | None
 ) -> None:
     console = Console(width=width, file=io.StringIO(), markup=False, emoji=False)
@@ -282,7 +282,7 @@ def test_a_metrics_sender_is_a_nodes_name_or_nobody(text: str) -> None:
 
 
 def test_the_dashboards_page_puts_text_into_the_document_as_text_alone() -> None:
-    for name in ("page.js", "units.js"):
+    for name in ("page.js", "units.js", "draw.js", "group.js", "swarm.js"):
         script = (PAGE / name).read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment", script

@@ -4,6 +4,7 @@ do.
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import Heard, Standing
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.token import Credential, Invitation, Member
@@ -25,7 +28,7 @@ from swarm_cli.join import findings
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import HubLook
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
-from swarm_cli.observe.standings import as_object, standings
+from swarm_cli.observe.standings import as_object, standings, table
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
@@ -175,8 +178,19 @@ def report(node: str, version: int, rate: float) -> EvalReport:
     )
 
 
+def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signed() -> None:
+    forged = Heard(record("alpha", KEY, policy_version=99), Standing.REFUSED, KEY)
+    entries = [forged, Heard(record("beta", OTHER), Standing.UNSIGNED), Heard(record("gamma", KEY), Standing.SIGNED, KEY)]
+    seen = standings(130.0, entries, [report("delta", 1, 0.9)], {}, most=9, unsigned={"delta"})
+    assert {node.node: node.signed for node in seen.nodes} == {"beta": False, "gamma": True, "delta": False}
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table(seen, "nats://hub"))
+    shown = console.export_text()
+    assert "beta (unsigned)" in shown and "delta (unsigned)" in shown and "gamma (unsigned)" not in shown
+
+
 def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
-    records = [record("alpha", KEY), record("beta", OTHER), record("idle", KEY)]
+    records = [Heard(record(node, key), Standing.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))]
     reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
     counts = {"swarm.rollouts.v2.alpha": 4, "swarm.rollouts.v2.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
     seen = standings(130.0, records, reports, counts, most=2, unreadable=1)

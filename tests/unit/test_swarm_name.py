@@ -15,12 +15,14 @@ from shared.contracts.codec import encode
 from shared.contracts.control import NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import sign_statement
 from shared.runtime import FatalError
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
 _servers = itertools.count()
-A, B, C, X = (SigningKey(new_seed()).public_key for _ in range(4))
+KEYS = {key.public_key: key for key in (SigningKey(new_seed()) for _ in range(4))}
+A, B, C, X = KEYS
 
 
 class Swarm:
@@ -40,7 +42,8 @@ class Swarm:
     def name(self, key: str, plane: Transport) -> SwarmName:
         return SwarmName("alpha", key, "ours", plane, structlog.get_logger(), lambda: self.now_s)
 
-    async def write(self, key: str) -> None:
+    async def write(self, key: str, *, signer: str | None = None, swarm_id: str = "ours", signed: bool = True) -> None:
+        """An entry that names `key`, signed by it where no other `signer` is given."""
         record = NodeRecord(
             node="alpha",
             public_key=key,
@@ -50,7 +53,8 @@ class Swarm:
             software="swarm",
             updated_at=0.0,
         )
-        await self.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record))
+        entry = sign_statement(record, KEYS[signer or key], swarm_id) if signed else record
+        await self.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(entry))
 
     async def known(self, key: str, plane: Transport) -> SwarmName:
         """A node that the swarm has known as alpha."""
@@ -97,9 +101,14 @@ async def test_whoever_writes_the_entry_a_node_that_was_known_stays_also_after_a
             assert await again.may_write(swarm.plane)
 
 
-async def test_an_entry_that_is_damaged_or_names_no_key_is_nobodys() -> None:
+async def test_an_entry_that_is_damaged_or_that_no_key_signed_for_this_swarm_is_nobodys() -> None:
+    """Otherwise whoever may write there could keep every newcomer out."""
     swarm = await Swarm().open()
-    await swarm.write("UNSENSE")
+    await swarm.write(B, signed=False)
+    assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
+    await swarm.write(B, signer=X)
+    assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
+    await swarm.write(B, swarm_id="another")
     assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
     await swarm.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", b"\x00")
     assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)

@@ -28,6 +28,7 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, IntakeCursor
+from shared.contracts.messages import Task, TaskRef
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import MessageError
 from shared.json_lines import read_jsonl
@@ -104,7 +105,8 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
         yield
 
     engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
-    evaluator = an_evaluator(config, transport, engine, SimpleNamespace(prompt_ids=[1]))
+    task = Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1")
+    evaluator = an_evaluator(config, transport, engine, SimpleNamespace(task=task, prompt_ids=[1]))
     await evaluator.begin()
     assert turns == [1], "the base policy answers, as it does where nothing was evaluated yet"
 

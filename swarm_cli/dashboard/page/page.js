@@ -129,7 +129,7 @@ class PanelView {
         return { stroke: colour, width: 1.5, points: { size: 4, fill: colour }, fill: isStacked ? colour + (index ? "00" : "55") : undefined };
       })],
       bands: isStacked ? series.slice(1).map((_, index) => ({ series: [index + 2, index + 1], fill: COLOURS[(index + 1) % COLOURS.length] + "55" })) : [],
-      hooks: { setCursor: [(plot) => this.values(plot.cursor.idx)] },
+      hooks: { setCursor: [(plot) => this.values(plot.cursor.idx)], ready: [(plot) => plot.over.addEventListener("click", () => toGroups(plot))] },
     };
   }
 
@@ -182,6 +182,12 @@ class PanelView {
       this.body.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
     };
   }
+}
+
+/** From a point in time of one node's panel to the groups of the step that it was at. */
+function toGroups(plot) {
+  const at = plot.data[0][plot.cursor.idx];
+  if (state.node && at) location.href = `/#/at/${encodeURIComponent(state.node)}/${at}`;
 }
 
 /** Each line on top of the ones before it. */
@@ -327,10 +333,16 @@ const seen = new IntersectionObserver((entries) => {
 const sized = new ResizeObserver((entries) => entries.forEach(({ target: { view } }) => view.plot?.setSize(view.size())));
 
 async function begin() {
-  ({ dashboards, scrape_s } = await (await fetch("panels.json")).json());
+  let prometheus;
+  ({ dashboards, scrape_s, prometheus } = await (await fetch("panels.json")).json());
   for (const name of ["node", "range", "refresh"]) {
     element(name).value = state[name];
     element(name).onchange = (event) => change(name, event.target.value);
+  }
+  if (prometheus === false) {
+    const words = "The panels come from Prometheus, which is not installed here: install it (Debian: apt-get install prometheus) and start the dashboard again. ";
+    element("rows").replaceChildren(make("p", { class: "without" }, words, make("a", { href: "/", textContent: "The swarm's page" }), " needs none."));
+    return;
   }
   build();
   await refresh();

@@ -1,5 +1,5 @@
-"""`swarm watch`: how the nodes get on, a table every few seconds, and the end of a run that was
-given a number of steps.
+"""The progress view of `swarm up`, as the process that its Procfile starts: how the nodes get on, a
+table every few seconds, and the end of a run that was given a number of steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FINAL_EVALUATION_S = 180.0
 """How long the last evaluation may take before the run ends without it."""
 
 
-def watch(
+def progress(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: the configuration's node]")] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when all have taken this many steps.  [default: trainer.max_steps]")] = 0,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
@@ -40,7 +40,7 @@ def watch(
     """
     node_config = load_config(config)
     asyncio.run(
-        Watch(
+        ProgressView(
             node_config,
             [checked_node(name) for name in nodes or [node_config.node.id]],
             steps or node_config.trainer.max_steps,
@@ -49,7 +49,7 @@ def watch(
     )
 
 
-class Watch:
+class ProgressView:
     """One progress view: what it watches, and what it remembers from table to table."""
 
     def __init__(self, config: NodeConfig, nodes: Sequence[str], steps: int, every_s: float) -> None:

@@ -1,0 +1,93 @@
+"""Sign what a node says of itself, and check what others say of themselves before it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.contracts.statements import SignedStatement, statement_bytes
+from shared.contracts.wire import MessageError
+from shared.identity.keys import SigningKey, verify
+
+MAX_CLOCK_SKEW_S = 300.0
+"""A statement from further in the future is not believed: it would stay the newest for ever."""
+
+S = TypeVar("S", EvalReport, NodeRecord)
+
+
+class Standing(StrEnum):
+    """How far a statement can be believed to be its node's."""
+
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    REFUSED = "badly signed"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[S]):
+    """A statement and who said it. `public_key` and `swarm` are None of an unsigned one; `problem`
+    says why it is refused.
+    """
+
+    said: S
+    standing: Standing
+    public_key: str | None = None
+    swarm: str | None = None
+    problem: str = ""
+
+
+def sign_statement(said: EvalReport | NodeRecord, key: SigningKey, swarm: str) -> SignedStatement:
+    """The statement as it goes to the swarm `swarm` (`nats.swarm_id`)."""
+    body = encode(said)
+    signature = key.sign(statement_bytes(type(said).__name__, swarm, body))
+    return SignedStatement(swarm=swarm, public_key=key.public_key, signature=signature, body=body)
+
+
+def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) -> Heard[S]:
+    """A statement from the wire, checked. `swarm`: the only one whose statements count, None where
+    the reader does not know it.
+
+    Software from before statements were signed sent the bare message: it is read and marked.
+
+    Raises:
+        MessageError: it is no statement of this kind at all.
+    """
+    try:
+        signed = decode(payload, SignedStatement)
+    except MessageError:
+        return Heard(decode(payload, kind), Standing.UNSIGNED)
+    said = decode(signed.body, kind)
+    problem = _problem(signed, said, now, swarm)
+    return Heard(said, Standing.REFUSED if problem else Standing.SIGNED, signed.public_key, signed.swarm, problem)
+
+
+def said_in(payload: bytes, kind: type[S]) -> S:
+    """What a statement says, unchecked: for lists too long to check what nobody looks at.
+
+    Raises:
+        MessageError: it is no statement of this kind.
+    """
+    try:
+        return decode(decode(payload, SignedStatement).body, kind)
+    except MessageError:
+        return decode(payload, kind)
+
+
+def _problem(signed: SignedStatement, said: EvalReport | NodeRecord, now: float, swarm: str | None) -> str:
+    if not verify(signed.public_key, statement_bytes(type(said).__name__, signed.swarm, signed.body), signed.signature):
+        return "the signature is not of the key that it names"
+    if swarm is not None and signed.swarm != swarm:
+        return "it was said in another swarm"
+    if isinstance(said, NodeRecord) and said.public_key != signed.public_key:
+        return "the entry names another key than the one that signed it"
+    if said_at(said) > now + MAX_CLOCK_SKEW_S:
+        return "its time is in the future"
+    return ""
+
+
+def said_at(said: EvalReport | NodeRecord) -> float:
+    """When it was said, by the node's clock (Unix seconds)."""
+    return said.updated_at if isinstance(said, NodeRecord) else said.created_at

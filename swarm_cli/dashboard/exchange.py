@@ -1,0 +1,138 @@
+"""Who learns from whom, and what was said lately: counts and short summaries of the groups in
+nodes' batches, bounded however long the page runs and whatever the groups hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.contracts.messages import Batch, BatchItem
+
+GROUPS_A_NODE = 100
+"""Of the newest groups of a node's batches, so many are kept for the list of texts."""
+STEPS_A_NODE = 300
+NODES_KEPT = 256
+CELLS_KEPT = 20_000
+QUESTION_CHARACTERS = 240
+ANSWER_CHARACTERS = 120
+REWARDS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Groups of `sender` and `dataset` that were put into batches of `taker`."""
+
+    taker: str
+    sender: str
+    dataset: str
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecentGroup:
+    """One line of the list of texts. `place`: in the batch of `step`, from 0; `best`: the
+    completion with the highest reward, cut.
+    """
+
+    taker: str
+    step: int
+    place: int
+    sender: str
+    dataset: str
+    question: str
+    best: str
+    rewards: tuple[float, ...]
+    completions: int
+    policy_version: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One step's mean rewards; None without such groups."""
+
+    step: int
+    at: float
+    local: float | None
+    foreign: float | None
+
+
+class Exchange:
+    """What the batches that were read so far hold."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._recent: dict[str, deque[RecentGroup]] = {}
+        self._steps: dict[str, deque[StepPoint]] = {}
+        self.batches = 0
+        self.left_out = 0
+        """Batches that were too many or too large to read, and groups beyond `CELLS_KEPT`."""
+
+    def take(self, taker: str, batch: Batch) -> None:
+        """Count a batch of `taker`. Replayed groups were counted when they came first."""
+        self.batches += 1
+        recent = self._recent.pop(taker, None) or deque(maxlen=GROUPS_A_NODE)
+        self._recent[taker] = recent
+        if len(self._recent) > NODES_KEPT:
+            forgotten = next(iter(self._recent))
+            del self._recent[forgotten]
+            self._steps.pop(forgotten, None)
+        self._steps.setdefault(taker, deque(maxlen=STEPS_A_NODE)).append(_point(batch))
+        for place, item in enumerate(batch.items):
+            recent.append(_summary(taker, batch, place, item))
+            if not item.replayed:
+                self._count(taker, item)
+
+    def steps(self, taker: str) -> list[StepPoint]:
+        """The newest steps of a node, oldest first."""
+        return list(self._steps.get(taker, ()))
+
+    def _count(self, taker: str, item: BatchItem) -> None:
+        key = (taker, item.scored.group.node, item.scored.group.task.ref.dataset)
+        if key not in self._counts and len(self._counts) >= CELLS_KEPT:
+            self.left_out += 1
+            return
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def cells(self, most: int) -> list[Cell]:
+        """The largest `most` cells, largest first."""
+        ranked = sorted(self._counts.items(), key=lambda each: (-each[1], each[0]))
+        return [Cell(*key, groups) for key, groups in ranked[:most]]
+
+    def recent(self, most: int, taker: str | None = None) -> list[RecentGroup]:
+        """The newest groups, newest first, of one node or of all."""
+        chosen: Sequence[deque[RecentGroup]] = (
+            list(self._recent.values()) if taker is None else [self._recent[taker]] if taker in self._recent else []
+        )
+        ranked = sorted((group for groups in chosen for group in groups), key=lambda group: (group.at, group.place), reverse=True)
+        return ranked[:most]
+
+
+def _point(batch: Batch) -> StepPoint:
+    by_origin: dict[str, list[float]] = {"local": [], "external": []}
+    for item in batch.items:
+        if not item.replayed:
+            by_origin[item.scored.origin] += item.scored.rewards
+    local, foreign = (sum(rewards) / len(rewards) if rewards else None for rewards in by_origin.values())
+    return StepPoint(batch.number, batch.created_at, local, foreign)
+
+
+def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGroup:
+    scored = item.scored
+    group, rewards = scored.group, scored.rewards
+    best = max(range(min(len(rewards), len(group.completions))), key=lambda each: rewards[each], default=0)
+    return RecentGroup(
+        taker=taker,
+        step=batch.number,
+        place=place,
+        sender=group.node,
+        dataset=group.task.ref.dataset,
+        question=group.task.question[:QUESTION_CHARACTERS],
+        best=group.completions[best].text[:ANSWER_CHARACTERS],
+        rewards=tuple(rewards[:REWARDS_SHOWN]),
+        completions=len(group.completions),
+        policy_version=group.policy_version,
+        at=batch.created_at,
+    )

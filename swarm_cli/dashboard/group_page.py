@@ -1,0 +1,132 @@
+"""One group as the page shows it: completions side by side, and how likely each token was."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from shared.contracts.codec import unpack_ids, unpack_logprobs
+from shared.contracts.messages import Batch, Completion
+from shared.contracts.wire import MessageError
+from shared.text import visible, visible_lines
+from swarm_cli.rollouts.batches import BatchedGroup
+from swarm_cli.rollouts.choice import Choice
+from swarm_cli.rollouts.fates import fate_of
+from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.rollouts.shown import as_object
+
+COMPLETIONS_SHOWN = 32
+TEXT_CHARACTERS = 8_000
+TOKENS_SHOWN = 600
+GROUPS_SHOWN = 128
+
+
+def step_object(node: str, batch: Batch) -> dict[str, Any]:
+    """The groups of one step, in training order, without their completions' texts."""
+    groups = []
+    for place, item in enumerate(batch.items[:GROUPS_SHOWN]):
+        group = item.scored.group
+        groups.append(
+            {
+                "taker": node,
+                "step": batch.number,
+                "place": place,
+                "sender": group.node,
+                "dataset": group.task.ref.dataset,
+                "question": cut(group.task.question, 240),
+                "rewards": item.scored.rewards[:16],
+                "completions": len(group.completions),
+                "policy_version": group.policy_version,
+                "at": batch.created_at,
+            }
+        )
+    left_out = len(batch.items) - len(groups)
+    return {"node": node, "step": batch.number, "at": batch.created_at, "left_out": left_out, "groups": groups}
+
+
+def group_object(
+    node: str, batch: Batch, place: int, model_folder: Path, records: TrainedRecords, judge: Judge
+) -> dict[str, Any] | None:
+    """A group with its completions, and what the trainer made of each as far as `records` say it;
+    None where the batch has no such place.
+    """
+    if not 0 <= place < len(batch.items):
+        return None
+    item = batch.items[place]
+    fate = fate_of(records, batch.number, item.scored.group_id)
+    whole = as_object(BatchedGroup(batch, item), fate, Choice(), judge)
+    group = item.scored.group
+    completions = []
+    for told, completion in zip(whole["completions"][:COMPLETIONS_SHOWN], group.completions, strict=False):
+        completions.append(told | {"text": cut(completion.text, TEXT_CHARACTERS), "heat": heat(completion, model_folder)})
+    return whole | {
+        "node": node,
+        "place": place,
+        "places": len(batch.items),
+        "question": cut(group.task.question, TEXT_CHARACTERS),
+        "reference": None if group.task.answer is None else cut(group.task.answer, TEXT_CHARACTERS),
+        "model": visible(group.model.name, 120),
+        "config": visible(group.task.ref.config, 400),
+        "completions": completions,
+        "completions_left_out": len(group.completions) - len(completions),
+    }
+
+
+def heat(completion: Completion, model_folder: Path) -> dict[str, Any] | None:
+    """Tokens and what the policy that sampled gave each (natural logarithm). None where the sender
+    kept them to itself.
+
+    `texts` is None where the node's tokenizer is not on this machine, or is another one: the text
+    of the tokens would be a guess.
+    """
+    if completion.behaviour_logprobs is None:
+        return None
+    try:
+        logprobs = unpack_logprobs(completion.behaviour_logprobs)
+        ids = unpack_ids(completion.token_ids) if completion.token_ids is not None else None
+    except MessageError:
+        return None
+    shown = logprobs[:TOKENS_SHOWN]
+    texts = token_texts(ids, completion.text, model_folder) if ids is not None and len(ids) == len(logprobs) else None
+    return {
+        "logprob": [round(value, 4) for value in shown],
+        "texts": None if texts is None else [visible(text, 60) for text in texts[:TOKENS_SHOWN]],
+        "left_out": len(logprobs) - len(shown),
+    }
+
+
+def token_texts(ids: list[int], text: str, model_folder: Path) -> list[str] | None:
+    """What each token adds to the text; None unless they make exactly `text`."""
+    tokenizer = _tokenizer(model_folder)
+    if tokenizer is None or len(ids) > TOKENS_SHOWN:
+        return None
+    try:
+        if tokenizer.decode(ids) != text:
+            return None
+        pieces, before = [], ""
+        for count, token_id in enumerate(ids, 1):
+            whole = tokenizer.decode(ids[:count])
+            # The end token and half a character add nothing that is seen yet.
+            pieces.append(whole[len(before) :] or tokenizer.id_to_token(token_id) or "")
+            before = whole
+    except (OverflowError, TypeError):
+        return None
+    return pieces
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer  # late: most looks need none
+
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # the library raises plain Exception for a file that is missing or wrong
+        return None
+
+
+def cut(text: str, characters: int) -> str:
+    """`text` safe to look at, at most so long."""
+    kept = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
+    return visible_lines(kept)

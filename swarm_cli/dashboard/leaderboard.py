@@ -1,0 +1,139 @@
+"""Who learned how much: held-out scores by held-out set, so that like is compared with
+like. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from shared.contracts.control import EvalReport
+from shared.identity.statements import Heard, Standing
+
+CURVE_POINTS = 24
+"""Of a node's curve in the table; its own page has all that is kept."""
+THIS_SERVER = "this server's own"
+"""Standing of a score that came over the node's own plane, where no signature is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One key's scores on one held-out set. `base` is the pass rate of version 0 on the same set,
+    `gain` the newest over it; None where that was not heard. `trusted`: it may be ranked.
+    """
+
+    node: str
+    public_key: str
+    standing: str
+    problem: str
+    held_out: str
+    n: int
+    base: float | None
+    newest: float
+    policy_version: int
+    at: float
+    curve: tuple[tuple[int, float], ...]
+    trusted: bool
+
+    @property
+    def gain(self) -> float | None:
+        """Newest pass rate over the base policy's."""
+        return None if self.base is None else self.newest - self.base
+
+
+def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = ()) -> list[Row]:
+    """Rows by held-out set, the set with most nodes first, each by gain; what may not be ranked
+    comes last. `own`: newest reports of nodes on this server, shown where the swarm has none of
+    them.
+    """
+    by_key: dict[tuple[str, str, str, str, int], list[Heard[EvalReport]]] = {}
+    for each in heard:
+        said = each.said
+        key = (said.node, each.public_key or "", each.standing.value, said.held_out or "", said.n)
+        by_key.setdefault(key, []).append(each)
+    rows = [_row(reports) for reports in by_key.values()]
+    told = {row.node for row in rows if row.trusted}
+    rows += [_own_row(report) for report in own if report.node not in told]
+    nodes: dict[tuple[str, int], int] = {}
+    for row in rows:
+        nodes[row.held_out, row.n] = nodes.get((row.held_out, row.n), 0) + row.trusted
+    return sorted(rows, key=lambda row: (not row.trusted, -nodes[row.held_out, row.n], row.held_out, row.n, *_rank(row)))
+
+
+def _rank(row: Row) -> tuple[float, float, str]:
+    return (-row.gain if row.gain is not None else 2.0, -row.newest, row.node)
+
+
+def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
+    """Of one key, set and standing. Order is by the signed time, so that a report said again
+    changes nothing; a version that was evaluated again counts as it was last.
+    """
+    in_order = sorted((each.said for each in reports), key=attrgetter("created_at"))
+    curve = _curve(in_order)
+    newest, last = in_order[-1], reports[-1]
+    base = dict(curve).get(0)
+    return Row(
+        node=newest.node,
+        public_key=last.public_key or "",
+        standing=last.standing.value,
+        problem=last.problem,
+        held_out=newest.held_out or "",
+        n=newest.n,
+        base=base,
+        newest=newest.pass_rate,
+        policy_version=newest.policy_version,
+        at=newest.created_at,
+        curve=thinned(curve, CURVE_POINTS),
+        trusted=last.standing is Standing.SIGNED,
+    )
+
+
+def _own_row(report: EvalReport) -> Row:
+    point = (report.policy_version, report.pass_rate)
+    base = report.pass_rate if report.policy_version == 0 else None
+    return Row(
+        report.node, "", THIS_SERVER, "", report.held_out or "", report.n, base, report.pass_rate, *point[:1], report.created_at,
+        (point,), True,
+    )  # fmt: skip
+
+
+def _curve(in_order: Sequence[EvalReport]) -> list[tuple[int, float]]:
+    """Pass rate by policy version. A version below the last one begins a new training: later ones
+    of before are forgotten.
+    """
+    by_version: dict[int, float] = {}
+    for report in in_order:
+        by_version = {version: rate for version, rate in by_version.items() if version < report.policy_version}
+        by_version[report.policy_version] = report.pass_rate
+    return sorted(by_version.items())
+
+
+def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
+    """At most `most` points, first and last among them."""
+    if len(curve) <= most:
+        return tuple(curve)
+    return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
+
+
+def curves_by_task(heard: Iterable[Heard[EvalReport]], node: str, public_key: str) -> dict[str, list[tuple[int, float]]]:
+    """One key's pass rate by dataset, and over all under "", on the held-out set that it reported
+    last. No curve of reports whose signature is refused.
+    """
+    mine = [
+        each.said
+        for each in heard
+        if each.said.node == node and (each.public_key or "") == public_key and each.standing is not Standing.REFUSED
+    ]
+    in_order = sorted(mine, key=attrgetter("created_at"))
+    same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
+    kept = {version for version, _ in _curve(same_set)}
+    newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]
+    curves: dict[str, dict[int, float]] = {}
+    for report in newest:
+        if report.policy_version in kept:
+            curves.setdefault("", {})[report.policy_version] = report.pass_rate
+            for dataset, score in report.per_task.items():
+                curves.setdefault(dataset, {})[report.policy_version] = score.pass_rate
+    return {dataset: sorted(curve.items()) for dataset, curve in sorted(curves.items())}

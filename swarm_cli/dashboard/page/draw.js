@@ -1,0 +1,106 @@
+// Elements, numbers and lines: what every view of the page is made of. Foreign text goes through `textContent` alone.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. Attributes are set as attributes, `text` as its text; children are elements or plain strings. */
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") node.textContent = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+/** A name that a node chose: apart from the text around it, so that its direction turns nothing else round. */
+const name = (text, attributes = {}) => el("bdi", { ...attributes, text });
+const ratio = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(3));
+const count = (value) => value.toLocaleString("en");
+const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
+
+function ago(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 90) return `${whole} s`;
+  if (whole < 5400) return `${Math.round(whole / 60)} min`;
+  return whole < 172800 ? `${Math.round(whole / 3600)} h` : `${Math.round(whole / 86400)} days`;
+}
+
+const route = (...parts) => "#/" + parts.map(encodeURIComponent).join("/");
+
+/** A wide table that is scrolled by itself, by keyboard too. */
+const scrolled = (label, table) => el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
+
+function section(id, title, ...children) {
+  return el("section", { "aria-labelledby": `${id}-title`, id }, el("h2", { id: `${id}-title`, text: title }), ...children);
+}
+
+/** A curve without axes, for a table's cell; its words are for those who do not see it. */
+function spark(points) {
+  const width = 90, height = 22;
+  const words = points.length > 1 ? `from ${ratio(points[0][1])} to ${ratio(points.at(-1)[1])} over ${points.length} evaluations` : "one evaluation";
+  const picture = svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": words });
+  if (points.length > 1) {
+    const [low, high] = bounds(points.map(([, y]) => y)), last = points.length - 1;
+    const place = ([, y], index) => `${(2 + (index * (width - 4)) / last).toFixed(1)},${(height - 3 - ((y - low) * (height - 6)) / (high - low)).toFixed(1)}`;
+    picture.append(svg("polyline", { points: points.map(place).join(" ") }));
+  }
+  return picture;
+}
+
+function bounds(values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  return high > low ? [low, high] : [low - 0.5, low + 0.5];
+}
+
+const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 6"];
+
+/** Lines over a common axis, 0 to 1 upwards. `lines`: {title, points: [[x, y]], link?: x => address}. Told apart by dash and number. */
+function chart(label, lines, axis) {
+  const width = 720, height = 220, left = 52, bottom = 24, right = 26, top = 8;
+  const [low, high] = bounds(lines.flatMap(({ points }) => points.map(([x]) => x)));
+  const x = (value) => left + ((value - low) * (width - left - right)) / (high - low);
+  const y = (value) => height - bottom - value * (height - bottom - top);
+  const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: lines.some(({ link }) => link) ? "group" : "img", "aria-label": label });
+  for (const level of [0, 0.25, 0.5, 0.75, 1]) {
+    picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(level), y2: y(level) }), label_at(level.toFixed(2), left - 5, y(level) + 4, "end"));
+  }
+  picture.append(label_at(count(Math.round(low)), left, height - 6, "start"), label_at(`${axis} ${count(Math.round(high))}`, width - right, height - 6, "end"));
+  lines.forEach(({ points, link }, index) => {
+    const kind = `line line-${index % 8}`;
+    picture.append(svg("polyline", { class: kind, "stroke-dasharray": DASHES[index % 8], points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ") }));
+    for (const [a, b] of link ? points : points.slice(-1)) {
+      const dot = svg("circle", { class: kind, cx: x(a).toFixed(1), cy: y(b).toFixed(1), r: link ? 4 : 3 });
+      picture.append(link ? svg("a", { href: link(a), "aria-label": `${axis} ${a}: ${ratio(b)}` }, dot) : dot);
+    }
+    const [lastX, lastY] = points.at(-1);
+    picture.append(label_at(String(index + 1), x(lastX) + 8, y(lastY) + 4, "start"));
+  });
+  const legend = el("ol", { class: "legend" }, ...lines.map(({ title, points }) => el("li", {}, name(title), ` ${ratio(points.at(-1)[1])}`)));
+  return el("figure", {}, picture, legend);
+}
+
+function label_at(text, x, y, anchor) {
+  const node = svg("text", { x, y, "text-anchor": anchor });
+  node.textContent = text;
+  return node;
+}
+
+async function get(path, parameters = {}) {
+  const query = new URLSearchParams(parameters).toString();
+  const answer = await fetch(path + (query ? `?${query}` : ""));
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.problem || told.error || `status ${answer.status}`);
+  return told;
+}

@@ -1,0 +1,127 @@
+// A step's groups, and one group with its completions side by side.
+"use strict";
+
+/** One line of a list of texts: what was asked, of whom, and what each answer earned. */
+function groupLine(group, now) {
+  const local = group.sender === group.taker;
+  const whose = local ? el("span", { text: "local" }) : el("span", {}, "from ", name(group.sender));
+  const facts = [el("span", {}, name(group.taker), ` step ${group.step}`), whose, name(group.dataset), el("span", { text: `policy version ${group.policy_version}` })];
+  if (now) facts.push(el("span", { text: `${ago(now - group.at)} ago` }));
+  return el("li", { class: "card" },
+    el("p", { class: "facts" }, ...facts),
+    el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
+    group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: "best answer " }), name(group.best)) : null,
+    rewardsLine(group.rewards, group.completions));
+}
+
+function rewardsLine(rewards, completions) {
+  const full = rewards.filter((reward) => reward >= 1).length;
+  const marks = rewards.map((reward) => (reward >= 1 ? "●" : reward > 0 ? "◐" : "○")).join("");
+  const more = completions > rewards.length ? ` of ${count(completions)}` : "";
+  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}, mean reward ${ratio(mean(rewards), 2)}`);
+}
+
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+async function showStep(node, step) {
+  const told = await get("step.json", { node, step });
+  document.title = `${node} step ${step} · swarm`;
+  const others = [step > 1 ? el("a", { href: route("step", node, step - 1), text: "step before" }) : null, el("a", { href: route("step", node, step + 1), text: "step after" })];
+  return [
+    trail(["node", node], [`step ${step}`]),
+    el("h1", {}, "Step ", String(step), " of ", name(node)),
+    el("p", { class: "facts" }, el("span", { text: `batch made ${new Date(told.at * 1000).toLocaleString()}` }), el("span", { text: many(told.groups.length + told.left_out, "group") }), ...others.filter(Boolean)),
+    el("ul", { class: "cards" }, ...told.groups.map((group) => groupLine(group, null))),
+    told.left_out ? el("p", { class: "hint", text: `${many(told.left_out, "more group")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
+  ];
+}
+
+async function showGroup(node, step, place) {
+  const told = await get("group.json", { node, step, place });
+  document.title = `${told.dataset}, ${node} step ${step} · swarm`;
+  const foreign = told.origin === "foreign";
+  const facts = [
+    ["Whose", foreign ? el("span", {}, "foreign, from ", name(told.sender)) : el("span", {}, "local, of ", name(told.sender))],
+    ["Dataset", el("span", {}, name(told.dataset), ` seed ${told.seed} index ${told.index}`)],
+    ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
+    ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
+    ["Chosen by", reason(told)],
+    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : "not on record on this machine"],
+  ];
+  const links = [
+    told.place > 0 ? el("a", { href: route("group", node, step, told.place - 1), text: "group before" }) : null,
+    told.place + 1 < told.places ? el("a", { href: route("group", node, step, told.place + 1), text: "group after" }) : null,
+  ];
+  return [
+    trail(["node", node], [`step ${step}`, route("step", node, step)], [`group ${place}`]),
+    el("h1", {}, "Group ", String(place), " of step ", String(step)),
+    el("p", { class: "facts" }, ...links.filter(Boolean)),
+    el("dl", {}, ...facts.map(([what, is]) => el("div", {}, el("dt", { text: what }), el("dd", {}, is)))),
+    el("h2", { text: "Question" }), el("pre", { dir: "auto", tabindex: "0", "aria-label": "Question", text: told.question }),
+    told.reference === null ? null : el("h2", { text: "Reference answer" }),
+    told.reference === null ? null : el("pre", { dir: "auto", tabindex: "0", "aria-label": "Reference answer", text: told.reference }),
+    el("h2", { text: many(told.completions.length + told.completions_left_out, "completion") }),
+    told.completions.some(({ heat }) => heat) ? heatLegend() : el("p", { class: "hint", text: "The sender kept token ids and logprobs to itself, so no token is coloured." }),
+    el("div", { class: "side" }, ...told.completions.map(completionCard)),
+    told.completions_left_out ? el("p", { class: "hint", text: `${many(told.completions_left_out, "more completion")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
+  ];
+}
+
+function reason(told) {
+  if (told.replayed) return "replay";
+  if (told.origin !== "foreign") return "the next of this node";
+  const weight = told.draw_weight === null ? "" : ` with ${told.draw_weight.toFixed(2)} of the mean weight`;
+  return `${told.strategy}${weight}${told.candidate ? ", a candidate: the trainer keeps some by its policy" : ""}`;
+}
+
+function completionCard(completion) {
+  const id = `completion-${completion.place}`, right = completion.reward >= 1;
+  const earned = el("p", { class: right ? "good" : "" }, `${right ? "✓" : completion.reward > 0 ? "◐" : "✗"} reward ${ratio(completion.reward, 2)} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  return el("article", { class: "card", "aria-labelledby": id },
+    el("h3", { id, text: `Completion ${completion.place}` }), earned,
+    completion.training ? el("p", { class: "facts" }, trainedOn(completion.training)) : null,
+    completion.heat?.texts ? heatText(completion) : el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": id, text: completion.text || "(empty)" }),
+    completion.heat ? tokenTable(completion) : null);
+}
+
+const LEVELS = [[0.9, "likely"], [0.5, "under 0.9"], [0.1, "under 0.5"], [0.01, "under 0.1"], [0, "under 0.01"]];
+const levelOf = (logprob) => LEVELS.findIndex(([least]) => Math.exp(logprob) >= least);
+
+/** What the step made of one answer: its advantage, and the mean weight of its tokens where the objective takes one. */
+function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
+  const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
+  const parts = [`advantage ${typeof advantage === "number" ? number(advantage) : "unknown"}`];
+  if (leftOut) parts.push(`left out: ${leftOut}`);
+  if (typeof weight === "number") parts.push(`mean weight ${number(weight)}`);
+  if (clipped) parts.push(`${number(clipped)} tokens clipped`);
+  return parts.join(" · ");
+}
+
+function heatText({ heat, place }) {
+  const tokens = heat.texts.map((text, index) => el("span", { class: `token heat-${levelOf(heat.logprob[index])}`, title: `logprob ${heat.logprob[index].toFixed(3)}, probability ${Math.exp(heat.logprob[index]).toPrecision(2)}`, text: text.replaceAll("\\n", "↵\n") }));
+  return el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": `completion-${place}` }, ...tokens, heat.left_out ? ` … ${many(heat.left_out, "more token")}` : null);
+}
+
+function heatLegend() {
+  const keys = LEVELS.map(([, words], level) => el("span", { class: `token heat-${level}`, text: words }));
+  return el("p", { class: "hint" }, "Behind each token: its probability under the policy that sampled it (behaviour logprob): ", ...keys.flatMap((key) => [key, " "]));
+}
+
+/** The same numbers for those who do not see colours; ratios and weights of the trainer where a sender of this page's data has them. */
+function tokenTable({ heat, place }) {
+  const measures = ["logprob", "ratio", "weight"].filter((measure) => Array.isArray(heat[measure]));
+  const details = el("details", {}, el("summary", { text: "Tokens as a table" }));
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.querySelector("table")) return;
+    const head = el("tr", {}, ...["#", "token", ...measures].map((text) => el("th", { scope: "col", text })));
+    const rows = heat.logprob.map((_, index) => el("tr", {}, el("th", { scope: "row", text: String(index) }), el("td", { class: "words" }, name(heat.texts ? heat.texts[index] : "not decoded here")), ...measures.map((measure) => el("td", { text: ratio(heat[measure][index]) }))));
+    details.append(scrolled(`Tokens of completion ${place}`, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+  });
+  return details;
+}
+
+/** Where this page is, as links upwards. */
+function trail(...steps) {
+  const links = [el("a", { href: "#/", text: "swarm" }), ...steps.map(([text, address]) => (text === "node" ? el("a", { href: route("node", address) }, name(address)) : address ? el("a", { href: address, text }) : el("span", { "aria-current": "page", text })))];
+  return el("nav", { "aria-label": "Where this is", class: "trail" }, el("ol", {}, ...links.map((link) => el("li", {}, link))));
+}

@@ -1,0 +1,242 @@
+// The swarm's page: who learns, who learns from whom, what was said, which alerts fire. Everything comes from this machine's dashboard.
+"use strict";
+
+const REFRESH_MS = 5000, MATRIX_MOST = 24;
+const chosen = { dataset: "", texts: "", held: false };
+let timer = 0, shown = "", round = 0;
+
+/** What each state of the swarm is called, and what a person can do about it. */
+const STATES = {
+  waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start one with `swarm up` (`make run`) in another terminal; this page follows by itself."],
+  lost: ["!", "The server does not answer", "What is below was known before. The page goes on trying."],
+  empty: ["○", "No node yet", "The server answers and no node has written to it. `swarm up` starts some."],
+  starting: ["◔", "Starting", "Processes are there and the first step is not taken yet: models are loaded and the base policy is evaluated. That takes a minute or so."],
+  running: ["●", "Running", ""],
+  finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` goes on with a run, `swarm plot NAME` draws its curves."],
+  stopped: ["■", "Stopped", "The nodes here were ended in order before their last step. `swarm up --run NAME` goes on."],
+  failed: ["!", "A process does not answer", "At least one node has a process that went without a word: see Nodes below and that process's log."],
+};
+const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
+const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
+
+/** Words with `code` between backquotes. */
+const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
+
+function banner(told) {
+  const [sign, title, words] = STATES[told.state];
+  return el("div", { class: `banner ${GOOD[told.state] || ""}` },
+    el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
+    words ? el("p", {}, ...worded(words)) : null,
+    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, name(told.problem)) : null),
+    told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
+}
+
+const STANDINGS = { signed: "✓ signed", unsigned: "? unsigned", "badly signed": "✗ badly signed", none: "○ no entry" };
+const standing = (what, problem) => el("span", { class: what === "badly signed" ? "bad" : what === "unsigned" ? "warn" : "", text: (STANDINGS[what] || `✓ ${what}`) + (problem ? `: ${problem}` : "") });
+
+function leaderboardSection(told) {
+  const rows = told.leaderboard || [];
+  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "No held-out score was heard yet. Each node evaluates its base policy first and then every few versions." }));
+  const sets = new Map();
+  for (const row of rows) {
+    const key = row.trusted ? `${row.set} ${row.n}` : "untrusted";
+    sets.set(key, [...(sets.get(key) || []), row]);
+  }
+  const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same));
+  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Held-out pass rate over that of the base policy. Only scores on the same held-out set compare; a node evaluates itself, and its key signs what it says." }), ...tables, leftOut(told.rows_left_out, "row"));
+}
+
+function leaderboardTable(set, rows) {
+  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}` : "Not ranked: whose word these are is not known";
+  const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
+  const lines = rows.map((row, index) => el("tr", {},
+    el("td", { text: set ? String(index + 1) : "–" }),
+    el("th", { scope: "row" }, el("a", { href: route("node", row.node, row.key) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
+    el("td", { text: signed(row.gain) }), el("td", { text: ratio(row.newest) }), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
+    el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing, row.problem))));
+  return scrolled(caption, el("table", {}, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
+}
+
+/** Groups in batches by sender (columns) and taker (rows); the rarest beyond `MATRIX_MOST` are added up. */
+function exchangeSection(told) {
+  const cells = told.exchange || [];
+  const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read.` });
+  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: "No batch was read yet: the first comes when a sampler has enough groups. Batches of nodes whose own server is elsewhere are not seen here." }));
+  const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
+  if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
+  const choice = el("p", {}, el("label", { for: "dataset", text: "Dataset " }), select("dataset", [["", "all"], ...datasets.map((dataset) => [dataset, dataset])], chosen.dataset, (value) => (chosen.dataset = value)));
+  const wanted = cells.filter(([, , dataset]) => !chosen.dataset || dataset === chosen.dataset);
+  return section("exchange", "Who learns from whom", intro, choice, matrix(wanted), leftOut(told.batches_left_out, "batch or group that was too many or too large to read", "batches or groups that were too many or too large to read"));
+}
+
+function matrix(cells) {
+  const [takers, takerOf] = ranked(cells, 0), [senders, senderOf] = ranked(cells, 1);
+  const sums = new Map();
+  for (const [taker, sender, , groups] of cells) {
+    const key = `${takerOf(taker)} ${senderOf(sender)}`;
+    sums.set(key, (sums.get(key) || 0) + groups);
+  }
+  const most = Math.max(...sums.values());
+  const line = (taker) => el("tr", {}, el("th", { scope: "row" }, taker === "…" ? "others" : el("a", { href: route("node", taker) }, name(taker))), ...senders.map((sender) => {
+    const groups = sums.get(`${taker} ${sender}`) || 0;
+    const cell = el("td", { class: `level-${groups ? Math.ceil((4 * groups) / most) : 0}`, text: groups ? count(groups) : "0" });
+    if (taker === sender && taker !== "…") cell.append(el("small", { text: " local" }));
+    return cell;
+  }));
+  const head = el("tr", {}, el("th", { scope: "col", text: "taker" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
+  return scrolled("Groups by taker and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
+}
+
+/** The names in one column of the cells, those with most groups; and what each name is shown under. */
+function ranked(cells, column) {
+  const sums = new Map();
+  for (const cell of cells) sums.set(cell[column], (sums.get(cell[column]) || 0) + cell[3]);
+  const names = [...sums].sort(([, one], [, other]) => other - one).map(([each]) => each);
+  const kept = new Set(names.slice(0, MATRIX_MOST));
+  return [[...[...kept].sort(), ...(names.length > kept.size ? ["…"] : [])], (each) => (kept.has(each) ? each : "…")];
+}
+
+function nodesSection(told) {
+  const nodes = told.nodes || [];
+  if (!nodes.length) return null;
+  const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
+  const lines = nodes.map((node) => el("tr", {},
+    el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
+    el("td", { class: `words ${node.kind === "silent" ? "bad" : ""}` }, KINDS[node.kind], node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words)) : null),
+    el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
+    el("td", { class: "words" }, name(node.model)),
+    el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
+    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: `, ${ago(node.heard_s)} ago` }))));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "entry of the directory that is no node's", "entries of the directory that are no node's"));
+}
+
+function textsSection(told) {
+  const groups = told.groups || [];
+  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: "What was asked and answered comes here with the first batch." }));
+  const datasets = [...new Set(groups.map(({ dataset }) => dataset))].sort();
+  if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
+  const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
+  const hold = el("button", { type: "button", id: "hold", "aria-pressed": String(chosen.held), text: "Hold the list", onclick: () => { chosen.held = !chosen.held; byId("hold").setAttribute("aria-pressed", String(chosen.held)); } });
+  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told.now))));
+}
+
+const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
+
+function select(id, options, value, change) {
+  const node = el("select", { id, onchange: (event) => { change(event.target.value); again(); } }, ...options.map(([key, text]) => el("option", { value: key, text })));
+  node.value = value;
+  return node;
+}
+
+/** What Prometheus says of alerts. Where it says nothing, nobody may read that all is well. */
+async function alertsSection() {
+  let words, cards = [];
+  try {
+    const [alerts, up] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'count(up{job="swarm"})' })]);
+    const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
+    const scraped = Number(up.data.result[0]?.value[1] || 0);
+    cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert could fire.";
+  } catch (problem) {
+    words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
+  }
+  return section("alerts", "Alerts", el("p", { text: words }), cards.length ? el("ul", { class: "cards" }, ...cards) : null);
+}
+
+async function showNode(node, key) {
+  const state = await get("swarm.json");
+  const row = (state.leaderboard || []).find((each) => each.node === node && (key ? each.key === key : each.trusted)) || (state.leaderboard || []).find((each) => each.node === node);
+  const told = await get("node.json", { node, key: key || row?.key || "" });
+  document.title = `${node} · swarm`;
+  const curves = Object.entries(told.curves).map(([dataset, points]) => ({ title: dataset || "all tasks", points }));
+  const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => route("step", node, step), points: told.steps.filter((each) => each[column] !== null).slice(-60).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
+  return [
+    trail([node]),
+    el("h1", {}, name(node)),
+    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
+    section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score of this key was heard through the swarm yet." }), curves.length ? curveTable(curves) : null),
+    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; each point leads to its groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there is none yet." }), stepForm(node)),
+    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now))) : el("p", { class: "hint", text: "None was read." })),
+  ];
+}
+
+function curveTable(curves) {
+  const head = ["task", "first", "newest", "evaluations"];
+  return el("details", {}, el("summary", { text: "As a table" }), scrolled("Table of pass rates by task", el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...curves.map(({ title, points }) => el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { text: `${ratio(points[0][1])} at version ${points[0][0]}` }), el("td", { text: `${ratio(points.at(-1)[1])} at version ${points.at(-1)[0]}` }), el("td", { text: String(points.length) })))))));
+}
+
+const stepForm = (node) => {
+  const input = el("input", { id: "step", type: "number", min: "1", inputmode: "numeric" });
+  return el("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); if (input.value) location.hash = route("step", node, Number(input.value)); } }, el("label", { for: "step", text: "Groups of step " }), input, " ", el("button", { text: "Show" }));
+};
+
+async function showSwarm() {
+  const [told, alerts] = await Promise.all([get("swarm.json"), alertsSection()]);
+  byId("heard").textContent = told.state === "waiting" ? "" : `seen ${ago(told.now - told.at)} ago`;
+  document.title = `${STATES[told.state][1]} · swarm`;
+  const quiet = told.state === "waiting" || told.state === "empty";
+  return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
+}
+
+/** The groups of the last batch that a node had at a time (Unix seconds): where a panel's spike leads to. */
+async function showAt(node, time) {
+  const { steps } = await get("node.json", { node });
+  const found = steps.findLast(([, at]) => at <= time);
+  if (!found) throw new Error(`No batch of ${node} from before ${new Date(time * 1000).toLocaleString()} was read by this page`);
+  history.replaceState(null, "", route("step", node, found[0]));
+  return showStep(node, found[0]);
+}
+
+function view() {
+  const [what, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  if (what === "node") return { build: () => showNode(rest[0] || "", rest[1] || "") };
+  if (what === "step") return { build: () => showStep(rest[0] || "", Number(rest[1]) || 0) };
+  if (what === "at") return { build: () => showAt(rest[0] || "", Number(rest[1]) || 0) };
+  if (what === "group") return { build: () => showGroup(rest[0] || "", Number(rest[1]) || 0, Number(rest[2]) || 0) };
+  return { build: showSwarm, live: true };
+}
+
+/** Put the parts on the page. A section that says what it said stays, with its focus and its scroll; another keeps the focus where it can. */
+function place(parts, live) {
+  const main = byId("main"), wanted = parts.filter(Boolean);
+  if (!live) return main.replaceChildren(...wanted);
+  const old = new Map([...main.children].map((child) => [child.id || child.className.split(" ")[0], child]));
+  const focus = document.activeElement, focused = main.contains(focus) && (focus.id ? `#${CSS.escape(focus.id)}` : focus.getAttribute("href") ? `[href="${CSS.escape(focus.getAttribute("href"))}"]` : null);
+  main.replaceChildren(...wanted.map((part) => {
+    const before = old.get(part.id || part.className.split(" ")[0]);
+    if (before && (before.isEqualNode(part) || (part.id === "texts" && chosen.held && !changed))) return before;
+    part.querySelectorAll(".scroll").forEach((each, index) => { const last = before?.querySelectorAll(".scroll")[index]; if (last) each.dataset.left = last.scrollLeft; });
+    return part;
+  }));
+  main.querySelectorAll(".scroll[data-left]").forEach((each) => { each.scrollLeft = Number(each.dataset.left); delete each.dataset.left; });
+  if (focused && document.activeElement !== focus) main.querySelector(focused)?.focus({ preventScroll: true });
+}
+
+let changed = false;
+const again = () => { changed = true; show(); };
+
+async function show() {
+  clearTimeout(timer);
+  const mine = ++round, here = location.hash || "#/", { build, live } = view();
+  byId("home")[live ? "setAttribute" : "removeAttribute"]("aria-current", "page");
+  let parts;
+  try {
+    parts = await build();
+  } catch (problem) {
+    const gone = problem instanceof TypeError;
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine sleeps. The page goes on trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
+  }
+  if (mine !== round) return;
+  place(parts, live && here === shown);
+  changed = false;
+  if (here !== shown && shown !== "") { byId("main").focus({ preventScroll: true }); scrollTo(0, 0); }
+  shown = here;
+  document.documentElement.dataset.ready = String(mine);
+  if (live) timer = setTimeout(function next() { document.hidden ? (timer = setTimeout(next, 1000)) : show(); }, REFRESH_MS);
+}
+
+byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", () => document.hidden || show());
+show();

@@ -1,0 +1,88 @@
+"""What the dashboard's Prometheus scrapes: the processes of the swarm that was seen last, and the
+NATS server's figures. What does not answer stays on its lists, so that it is seen to be down,
+until its run is over.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from swarm_cli.dashboard.nats_figures import figures, monitor_of
+from swarm_cli.dashboard.prometheus import Prometheus
+from swarm_cli.dashboard.server import NATS_FIGURES, PageServer
+from swarm_cli.dashboard.targets import expected, process_exists, run_is_over, target_groups, write_targets
+from swarm_cli.observe.view import NodeView
+
+
+class Scraping:
+    """The lists of targets. `prometheus` None: nothing is scraped, and what would be is still
+    counted.
+    """
+
+    def __init__(self, prometheus: Prometheus | None, node_url: str, var_dir: Path, nats_monitor: str = "") -> None:
+        """`nats_monitor`: monitoring address of the NATS server; empty: found where `swarm up`
+        started it.
+        """
+        self._prometheus = prometheus
+        self._node_url = node_url
+        self._var_dir = var_dir
+        self._nats_monitor = nats_monitor
+        self._monitor_seen: str | None = None
+        self._views: Sequence[NodeView] = ()
+
+    def saw(self, views: Sequence[NodeView], page: PageServer) -> str:
+        """Bring the lists up to date with what was seen; returns what is followed, in words."""
+        self._views = views
+        groups = self._write(page)
+        nodes = sorted({group["labels"]["node"] for group in groups})
+        followed = f"{len(groups)} processes of {len(nodes)} nodes ({', '.join(nodes) or 'none has started yet'})"
+        return f"{'scraping' if self._prometheus else 'found'} {followed}"
+
+    def saw_no_server(self, page: PageServer) -> str:
+        """Nobody answered: what was seen last stays, unless its run is over. Returns what that
+        means, in words.
+        """
+        if run_is_over(self._views, socket.gethostname(), process_exists):
+            self._views, self._monitor_seen = (), None
+            self._write(page)
+            start = "start one with `swarm up` (`make run`) in another terminal; waiting for it"
+            return f"no swarm answers at {self._node_url}: {start}"
+        self._write(page)
+        return f"the NATS server at {self._node_url} does not answer, but processes of its nodes still run: see the alerts"
+
+    def nats_figures(self) -> str:
+        """The NATS server's figures as Prometheus reads them; empty where it has no monitoring
+        port.
+        """
+        monitor = self._monitor()
+        return figures(monitor) if monitor else ""
+
+    def forget_all(self) -> None:
+        """Scrape nothing, whatever an earlier dashboard wrote."""
+        if self._prometheus is not None:
+            write_targets([], self._prometheus.targets)
+            write_targets([], self._prometheus.nats_targets)
+
+    def _write(self, page: PageServer) -> list[dict[str, Any]]:
+        groups = target_groups(self._views, time.time())
+        page.expect(expected(self._views, groups))
+        if self._prometheus is not None:
+            write_targets(groups, self._prometheus.targets)
+            labels = {"instance": self._node_url.rpartition("/")[2], "__metrics_path__": NATS_FIGURES}
+            known = bool(groups) and self._monitor() is not None
+            nats = [{"targets": [f"127.0.0.1:{urlsplit(page.url).port}"], "labels": labels}] if known else []
+            write_targets(nats, self._prometheus.nats_targets)
+        return groups
+
+    def _monitor(self) -> str | None:
+        """Monitoring address of the server; the last one known while a killed server is away, and
+        its note with it.
+        """
+        found = self._nats_monitor or monitor_of(self._node_url, self._var_dir)
+        self._monitor_seen = found or self._monitor_seen
+        return self._monitor_seen

@@ -1,0 +1,166 @@
+"""What the page asks of the swarm: one look every few seconds, and a step or a group when somebody
+opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.config import NodeConfig
+from shared.contracts.messages import Batch
+from shared.contracts.wire import is_node_name
+from shared.identity.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane
+from shared.text import visible, visible_json
+from shared.transport.base import NotConnected, TransportError
+from swarm_cli.chosen_config import for_node
+from swarm_cli.dashboard.batch_follower import BatchFollower
+from swarm_cli.dashboard.group_page import group_object, step_object
+from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
+from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
+from swarm_cli.errors import CommandError
+from swarm_cli.observe.evaluation_log import EvaluationLog, roster_of
+from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.rollouts.batches import BatchReader
+from swarm_cli.rollouts.records import TrainedRecords, record_folder
+from swarm_cli.rollouts.rewards import Judge
+
+CONNECT_S = 3.0
+LOOK_S = 15.0
+ASKED_S = 10.0
+NODES_LOOKED_AT = 1000
+TASKS_KEPT = 8
+LOGS_KEPT = 256
+CURVE_POINTS = 200
+GROUPS_SENT = 100
+
+Answer = tuple[int, dict[str, Any]]
+"""HTTP status and the object."""
+
+
+class SwarmSource:
+    """What was seen last, ready to be sent, and the place to ask for more. One event loop owns it;
+    `answer` may be called from any thread.
+    """
+
+    def __init__(self, config: NodeConfig, node_url: str, swarm_url: str | None) -> None:
+        self._config = config
+        self._node_url = node_url
+        self._swarm_url = swarm_url
+        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config))
+        self._batches = BatchFollower()
+        self._records: dict[str, TrainedRecords] = {}
+        self._swarm: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": node_url, "problem": ""}
+        self._heard_at: float | None = None
+
+    async def look(self) -> SwarmSnapshot | None:
+        """Look at the swarm; None, with the state `waiting` or `lost`, where no server answers."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                snapshot = await take_snapshot(
+                    self._config,
+                    self._node_url,
+                    self._swarm_url,
+                    [],
+                    timeout_s=CONNECT_S,
+                    evaluations=self._scores,
+                    most=NODES_LOOKED_AT,
+                )
+                await self._read_batches(snapshot)
+        except (NotConnected, TimeoutError) as error:
+            self._away(error)
+            return None
+        self._swarm, self._heard_at = snapshot.swarm, snapshot.at
+        self._state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
+        self._state |= {"server": visible(self._node_url, 120), "problem": ""}
+        return snapshot
+
+    async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
+        plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
+        try:
+            await self._batches.follow(plane, [node.node for node in snapshot.nodes if node.statuses])
+        finally:
+            await plane.close()
+
+    def _away(self, error: Exception) -> None:
+        """What was known stays on the page, under its own time."""
+        problem = visible(str(error) or f"it took longer than {LOOK_S:.0f} s to answer", 300)
+        state = "waiting" if self._heard_at is None else "lost"
+        self._state = self._state | {"state": state, "problem": problem, "server": visible(self._node_url, 120)}
+
+    def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
+        """Status and JSON for a path of the page; None for a path that is none."""
+        if path == "/swarm.json":
+            return 200, _json(self._state | {"now": time.time()})
+        if path not in ("/node.json", "/step.json", "/group.json"):
+            return None
+        node = asked.get("node", "")
+        if not is_node_name(node):
+            return 400, _json({"problem": "node is missing or no node's name"})
+        if path == "/node.json":
+            return 200, _json(self._node(node, asked.get("key", "")))
+        numbers = [asked.get(name, "0") for name in ("step", "place")]
+        if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
+            return 400, _json({"problem": "step and place are whole numbers"})
+        step, place = map(int, numbers)
+        status, found = self._in_loop(node, step, place if path == "/group.json" else None)
+        return status, _json(found)
+
+    def _node(self, node: str, key: str) -> dict[str, Any]:
+        curves = curves_by_task(self._scores.heard(self._swarm), node, key)
+        groups = self._batches.exchange.recent(GROUPS_SENT, node)
+        return {
+            "node": node,
+            "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
+            "groups": [recent_object(group) for group in groups],
+            "steps": [
+                [point.step, point.at, *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign))]
+                for point in self._batches.exchange.steps(node)
+            ],
+        }
+
+    def _in_loop(self, node: str, step: int, place: int | None) -> Answer:
+        if self._loop is None:
+            return 503, {"problem": "the swarm was not looked at yet: try again in a moment"}
+        future = asyncio.run_coroutine_threadsafe(self._batch(node, step, place), self._loop)
+        try:
+            return future.result(2 * ASKED_S)
+        except TimeoutError:
+            return 504, {"problem": f"the server took longer than {ASKED_S:.0f} s to answer: try again"}
+
+    async def _batch(self, node: str, step: int, place: int | None) -> Answer:
+        try:
+            async with asyncio.timeout(ASKED_S):
+                plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
+                try:
+                    batch = await BatchReader(plane, node).batch_at(step)
+                finally:
+                    await plane.close()
+        except (CommandError, TransportError) as error:
+            return 404, {"problem": visible(str(error), 400)}
+        if place is None:
+            return 200, step_object(node, batch)
+        found = await asyncio.to_thread(self._group, node, batch, place)
+        return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
+
+    def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
+        """Reads the run's folder, which may be a large file."""
+        config = for_node(self._config, node)
+        records = self._records.setdefault(node, TrainedRecords(record_folder(config, "")))
+        return group_object(node, batch, place, Path(config.model.path), records, Judge(config))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return visible_json(value, separators=(",", ":"), default=_unknown).encode()
+
+
+def _unknown(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is no JSON: {json.dumps(repr(value)[:80])}")

@@ -1,0 +1,137 @@
+"""The swarm as the page's first view shows it: one bounded object, from what was looked at.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shared.contracts.control import EvalReport
+from shared.identity.statements import Heard
+from shared.roles import ROLES
+from shared.runtime.status import STOPPED
+from shared.text import visible
+from swarm_cli.dashboard.exchange import Exchange, RecentGroup
+from swarm_cli.dashboard.group_page import cut
+from swarm_cli.dashboard.leaderboard import Row, leaderboard
+from swarm_cli.observe.progress import state as node_words
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+
+NODES_SENT = 200
+ROWS_SENT = 200
+CELLS_SENT = 1500
+GROUPS_SENT = 30
+TASKS_SENT = 8
+
+
+def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], exchange: Exchange) -> dict[str, Any]:
+    """Everything of the first view. At most about 150 kB of JSON, however large the swarm is."""
+    # A look at an empty server names the node of the reader's configuration, which nobody has seen.
+    nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
+    rows = leaderboard(heard, [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None])
+    cells = exchange.cells(CELLS_SENT)
+    return {
+        "at": snapshot.at,
+        "state": overall([node["kind"] for node in nodes]),
+        "swarm": snapshot.swarm,
+        "swarm_reachable": snapshot.swarm_reachable,
+        "nodes": nodes[:NODES_SENT],
+        "nodes_left_out": snapshot.left_out + len(nodes[NODES_SENT:]),
+        "unreadable": snapshot.unreadable,
+        "leaderboard": [_row(row) for row in rows[:ROWS_SENT]],
+        "rows_left_out": len(rows[ROWS_SENT:]),
+        "exchange": [[cell.taker, cell.sender, cell.dataset, cell.groups] for cell in cells],
+        "batches": exchange.batches,
+        "batches_left_out": exchange.left_out,
+        "groups": [recent_object(group) for group in exchange.recent(GROUPS_SENT)],
+    }
+
+
+def recent_object(group: RecentGroup) -> dict[str, Any]:
+    """One line of the list of texts."""
+    return asdict(group) | {"question": cut(group.question, 240), "best": cut(group.best, 120)}
+
+
+def overall(kinds: Sequence[str]) -> str:
+    """One word for the swarm, from its nodes' on this server: `empty`, `starting`, `running`,
+    `finished`, `stopped` or `failed`.
+    """
+    here = [kind for kind in kinds if kind != "elsewhere"]
+    if not here:
+        return "running" if kinds else "empty"
+    if "silent" in here:
+        return "failed"
+    for kind in ("running", "starting"):
+        if kind in here:
+            return kind
+    return "finished" if all(kind == "finished" for kind in here) else "stopped"
+
+
+def kind_of(node: NodeSnapshot, now: float) -> str:
+    """What a node does: `elsewhere` (its processes are not on this server), `finished`, `stopped`,
+    `starting`, `silent` (a process went without a word), `running`.
+    """
+    view = node.view
+    if not view.statuses:
+        return "elsewhere"
+    alive = [role for role in ROLES if view.alive(role, now)]
+    newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
+    if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):
+        return "finished"
+    if all(each.state == STOPPED for each in newest) and not alive:
+        return "stopped"
+    if len(alive) < len(ROLES):
+        never = len(newest) < len(ROLES) and all(each.state != STOPPED for each in newest) and len(alive) == len(newest)
+        return "starting" if never and view.step == 0 else "silent"
+    return "running" if view.step > 0 else "starting"
+
+
+def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
+    entry = node.entry
+    kind = kind_of(node, now)
+    return {
+        "node": visible(node.node, 40),
+        "kind": kind,
+        "words": visible(_words(node, kind, now), 80),
+        "step": node.view.step,
+        "version": node.view.version or (entry.said.policy_version if entry else 0),
+        "model": visible(entry.said.model.name, 60) if entry else "",
+        "tasks": [visible(task, 40) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
+        "tasks_left_out": len(entry.said.tasks[TASKS_SENT:]) if entry else 0,
+        "entry": entry.standing.value if entry else "none",
+        "problem": entry.problem if entry else "",
+        "key": visible(entry.said.public_key, 12) if entry else "",
+        "heard_s": round(max(0.0, now - entry.said.updated_at)) if entry else None,
+    }
+
+
+def _words(node: NodeSnapshot, kind: str, now: float) -> str:
+    """What the node does beyond its kind. The progress view takes a node of which nothing answers
+    for one that starts; here it is known to be silent.
+    """
+    view = node.view
+    if kind == "silent":
+        gone = [role for role in ROLES if not view.alive(role, now)]
+        since = max((status.updated_at for role in gone for status in view.roles(role)), default=now)
+        return f"no word from {', '.join(gone)} for {now - since:.0f} s"
+    return node_words(view, now) if kind in ("running", "starting") else ""
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "key": visible(row.public_key, 64),
+        "standing": row.standing,
+        "problem": row.problem,
+        "trusted": row.trusted,
+        "set": row.held_out[:12],
+        "n": row.n,
+        "base": row.base,
+        "newest": round(row.newest, 4),
+        "gain": None if row.gain is None else round(row.gain, 4),
+        "version": row.policy_version,
+        "at": row.at,
+        "curve": [[version, round(rate, 3)] for version, rate in row.curve],
+    }

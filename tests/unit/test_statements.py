@@ -1,0 +1,162 @@
+"""What a node says of itself: signed by its key, and checked before anybody is shown it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.config import TaskSpec
+from shared.contracts import subjects
+from shared.contracts.codec import encode
+from shared.contracts.control import EvalReport, NodeRecord, TaskScore
+from shared.contracts.messages import ModelIdentity, Task, TaskRef
+from shared.contracts.statements import SignedStatement
+from shared.contracts.wire import MessageError
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import Standing, hear, said_in, sign_statement
+from shared.tasks.held_out import held_out_id
+from swarm_cli.observe.evaluation_log import NOT_ON_ROSTER, OTHER_KEY, REPORTS_A_NODE, EvaluationLog
+
+NOW = 1_000_000.0
+KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())
+IDENTITY = ModelIdentity(name="models/base", tokenizer_hash="a" * 64)
+
+
+def report(version: int = 3, node: str = "alpha", pass_rate: float = 0.5, at: float = NOW) -> EvalReport:
+    score = TaskScore(n=8, pass_rate=pass_rate, mean_reward=pass_rate)
+    return EvalReport(
+        node=node,
+        policy_version=version,
+        created_at=at,
+        n=8,
+        pass_rate=pass_rate,
+        mean_reward=pass_rate,
+        per_task={"gcd": score},
+        seconds=1.0,
+        held_out="b" * 64,
+    )
+
+
+def record(key: SigningKey = KEY) -> NodeRecord:
+    return NodeRecord(
+        node="alpha", public_key=key.public_key, model=IDENTITY, tasks=["gcd"], policy_version=1, software="s", updated_at=NOW
+    )
+
+
+def signed(said: EvalReport | NodeRecord, key: SigningKey = KEY, swarm: str = "run-1") -> SignedStatement:
+    return sign_statement(said, key, swarm)
+
+
+def standing(payload: bytes, swarm: str | None = None) -> tuple[Standing, str]:
+    heard = hear(payload, EvalReport, NOW, swarm)
+    return heard.standing, heard.problem
+
+
+def test_a_signed_statement_reads_back_as_it_was_with_its_key_and_swarm() -> None:
+    heard = hear(encode(signed(report())), EvalReport, NOW, "run-1")
+    assert (heard.said, heard.standing, heard.public_key, heard.swarm) == (report(), Standing.SIGNED, KEY.public_key, "run-1")
+    entry = hear(encode(signed(record())), NodeRecord, NOW)
+    assert (entry.said, entry.standing) == (record(), Standing.SIGNED)
+
+
+def test_a_statement_of_software_that_did_not_sign_is_read_and_marked() -> None:
+    assert standing(encode(report())) == (Standing.UNSIGNED, "")
+    assert said_in(encode(report()), EvalReport) == said_in(encode(signed(report())), EvalReport) == report()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"node": "beta"},
+        {"policy_version": 4},
+        {"created_at": NOW + 1},
+        {"held_out": "c" * 64},
+        {"held_out": None},
+        {"pass_rate": 1.0},
+        {"n": 9},
+    ],
+    ids=str,
+)
+def test_the_signature_covers_all_that_is_shown(change: dict[str, object]) -> None:
+    forged = msgspec.structs.replace(signed(report()), body=encode(msgspec.structs.replace(report(), **change)))
+    assert standing(encode(forged)) == (Standing.REFUSED, "the signature is not of the key that it names")
+
+
+def test_a_statement_counts_in_the_swarm_and_as_the_kind_and_for_the_key_that_it_was_signed_for() -> None:
+    moved = msgspec.structs.replace(signed(report()), swarm="run-2")
+    assert standing(encode(moved))[0] is Standing.REFUSED, "the swarm is signed"
+    assert standing(encode(signed(report())), "run-2") == (Standing.REFUSED, "it was said in another swarm")
+    claimed = msgspec.structs.replace(signed(report()), public_key=OTHER.public_key)
+    assert standing(encode(claimed))[0] is Standing.REFUSED
+    with pytest.raises(MessageError):
+        hear(encode(signed(record())), EvalReport, NOW)
+    entry = hear(encode(signed(record(OTHER))), NodeRecord, NOW)
+    assert (entry.standing, entry.problem) == (Standing.REFUSED, "the entry names another key than the one that signed it")
+
+
+def test_a_time_in_the_future_is_refused_as_it_would_stay_the_newest_for_ever() -> None:
+    assert standing(encode(signed(report(at=NOW + 299))))[0] is Standing.SIGNED
+    assert standing(encode(signed(report(at=NOW + 301)))) == (Standing.REFUSED, "its time is in the future")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", encode(record()), b"\x80"])
+def test_what_is_no_statement_is_none(payload: bytes) -> None:
+    with pytest.raises(MessageError):
+        hear(payload, EvalReport, NOW)
+
+
+def test_the_id_of_a_held_out_set_follows_its_tasks_and_judges_and_not_their_order() -> None:
+    def task(index: int, question: str = "q") -> Task:
+        return Task(ref=TaskRef(dataset="gcd", seed=1, index=index), question=question, answer="1")
+
+    gcd = TaskSpec(dataset="gcd")
+    base = held_out_id([task(1), task(2)], [gcd])
+    assert held_out_id([task(2), task(1)], [gcd]) == base
+    assert held_out_id([task(2), task(1)], [TaskSpec(dataset="gcd", weight=3.0)]) == base
+    others = [([task(1)], gcd), ([task(1), task(3)], gcd), ([task(1), task(2, "other")], gcd)]
+    others.append(([task(1), task(2)], TaskSpec(dataset="gcd", verifier="exact")))
+    assert len({base, *(held_out_id(tasks, [spec]) for tasks, spec in others)}) == 5
+
+
+def log_of(*payloads: bytes) -> EvaluationLog:
+    log = EvaluationLog()
+    for payload in payloads:
+        log.take(subjects.evals("alpha"), payload, NOW)
+    return log
+
+
+def test_the_first_key_of_a_name_has_it_and_forgeries_push_none_of_its_reports_out() -> None:
+    forged = [encode(signed(report(9, pass_rate=1.0), OTHER)) for _ in range(REPORTS_A_NODE + 1)]
+    log = log_of(encode(signed(report(0, pass_rate=0.1))), *forged, encode(signed(report(1, pass_rate=0.2))))
+    assert [each.pass_rate for each in log.reports("run-1")] == [0.1, 0.2]
+    (refused,) = [each for each in log.heard("run-1") if each.standing is Standing.REFUSED]
+    assert refused.problem == OTHER_KEY and refused.public_key == OTHER.public_key
+
+
+def test_a_roster_says_whose_a_name_is_whoever_came_first() -> None:
+    log = EvaluationLog(roster={"alpha": KEY.public_key})
+    for said, key in ((report(9, pass_rate=1.0), OTHER), (report(1), KEY)):
+        log.take(subjects.evals("alpha"), encode(signed(said, key)), NOW)
+    log.take(subjects.evals("beta"), encode(signed(report(1, "beta"))), NOW)
+    assert [(each.node, each.policy_version) for each in log.reports("run-1")] == [("alpha", 1)]
+    assert {each.problem for each in log.heard("run-1") if each.standing is Standing.REFUSED} == {NOT_ON_ROSTER}
+
+
+def test_an_unsigned_report_is_not_taken_for_the_word_of_a_node_that_signs() -> None:
+    unsigned = encode(report(9, pass_rate=1.0))
+    log = log_of(unsigned)
+    assert [each.pass_rate for each in log.reports("run-1")] == [1.0] and log.unsigned("run-1") == {"alpha"}
+    log = log_of(unsigned, encode(signed(report(1))))
+    assert [each.pass_rate for each in log.reports("run-1")] == [0.5] and log.unsigned("run-1") == frozenset()
+    assert len(log.heard("run-1")) == 2, "the page shows it, marked"
+
+
+def test_what_was_said_in_an_earlier_run_under_the_same_name_is_another_swarms() -> None:
+    log = log_of(encode(signed(report(90), OTHER, "run-0")), encode(signed(report(1))))
+    assert [each.policy_version for each in log.reports("run-1")] == [1]
+    assert [each.policy_version for each in log.reports("run-0")] == [90]
+
+
+def test_the_base_policys_report_outlives_the_newer_ones() -> None:
+    log = log_of(encode(signed(report(0))), *(encode(signed(report(n))) for n in range(1, REPORTS_A_NODE + 9)))
+    assert [each.policy_version for each in log.reports("run-1")][:2] == [0, 9]

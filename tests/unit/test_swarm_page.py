@@ -1,0 +1,246 @@
+"""What the swarm's page is told: who learns from whom, who is ranked and how, what a node does, and
+which text a token adds; all of it bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from services.trainer.trained import trained_line
+from services.verifier.figures import Figures
+from services.verifier.own_model import OwnModel
+from services.verifier.reports import Reports
+from services.verifier.swarm_link import SwarmLink
+from shared.cancelling import cancel_and_wait
+from shared.config import NodeConfig, load_config
+from shared.contracts import subjects
+from shared.contracts.codec import encode, pack_ids, pack_logprobs
+from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TrainerPosition
+from shared.contracts.messages import Batch, BatchItem, Completion, ModelIdentity
+from shared.contracts.sampler_state import SamplerState
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import Heard, Standing, hear
+from shared.roles import ROLES, Role
+from shared.run_records import TRAINED_FILE
+from shared.runtime.status import StatusBoard
+from shared.transport.memory.transport import MemoryServer, MemoryTransport
+from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
+from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
+from swarm_cli.dashboard.leaderboard import THIS_SERVER, curves_by_task, leaderboard, thinned
+from swarm_cli.dashboard.swarm_source import SwarmSource
+from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.view import NodeView
+from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.integration.page_swarm import ROOT, group
+
+NOW = 1_000_000.0
+MODEL = ROOT / "models" / "base"
+JUDGE = Judge(load_config(DEMO_CONFIG))
+NO_RECORD = (TrainedRecords(None), JUDGE)
+
+
+def configured() -> NodeConfig:
+    return NodeConfig.model_validate({"node": {"id": "alpha"}, "nats": {"swarm_id": "run-7"}, "tasks": [{"dataset": "gcd"}]})
+
+
+def report(node: str, version: int, rate: float, *, at: float | None = None, held_out: str | None = "a" * 64) -> EvalReport:
+    return EvalReport(
+        node=node, policy_version=version, created_at=NOW + version if at is None else at, n=8, pass_rate=rate, mean_reward=rate,
+        per_task={}, seconds=1.0, held_out=held_out,
+    )  # fmt: skip
+
+
+def signed(node: str, version: int, rate: float, **more: object) -> Heard[EvalReport]:
+    return Heard(report(node, version, rate, **more), Standing.SIGNED, f"U{node}", "s")  # type: ignore[arg-type]
+
+
+def batch(number: int, *items: BatchItem) -> Batch:
+    return Batch(
+        number=number, created_at=NOW + number, items=list(items), strategy="uniform", seed=1, wanted_local=1, wanted_external=1,
+        pool_local=1, pool_external=1, shortage="none", state=SamplerState(),
+    )  # fmt: skip
+
+
+def item(taker: str, sender: str, *rewards: float, dataset: str = "gcd", replayed: bool = False, text: str = "6") -> BatchItem:
+    scored = group(taker, sender, "How much is it?", [(text, reward) for reward in rewards], dataset=dataset, tokens=False)
+    return BatchItem(scored=scored, staleness=0 if taker == sender else None, age_s=1.0, replayed=replayed)
+
+
+def test_the_exchange_counts_groups_by_sender_taker_and_dataset_and_a_replayed_one_once() -> None:
+    exchange = Exchange()
+    exchange.take("alpha", batch(1, item("alpha", "alpha", 1.0, 0.0), item("alpha", "beta", 1.0, 0.5)))
+    exchange.take("alpha", batch(2, item("alpha", "beta", 0.0, 0.0, dataset="sums"), item("alpha", "alpha", 1.0, replayed=True)))
+    cells = {(cell.taker, cell.sender, cell.dataset): cell.groups for cell in exchange.cells(10)}
+    assert cells == {("alpha", "alpha", "gcd"): 1, ("alpha", "beta", "gcd"): 1, ("alpha", "beta", "sums"): 1}
+    assert [(step.step, step.local, step.foreign) for step in exchange.steps("alpha")] == [(1, 0.5, 0.75), (2, None, 0.0)]
+    newest, *_ = exchange.recent(3)
+    assert (newest.step, newest.place, newest.sender) == (2, 1, "alpha"), "newest first"
+    for number in range(3, 3 + GROUPS_A_NODE):
+        exchange.take("alpha", batch(number, item("alpha", "beta", 1.0)))
+    assert len(exchange.recent(10_000)) == GROUPS_A_NODE and exchange.recent(10, "nobody") == []
+
+
+def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None:
+    heard = [signed("alpha", 0, 0.1), signed("alpha", 5, 0.5), signed("beta", 0, 0.1), signed("beta", 5, 0.7)]
+    heard += [signed("gamma", 5, 0.9), signed("delta", 0, 0.2, held_out="b" * 64), signed("delta", 9, 1.0, held_out="b" * 64)]
+    heard += [Heard(report("eve", 9, 1.0), Standing.UNSIGNED)]
+    rows = leaderboard(heard)
+    assert [row.node for row in rows] == ["beta", "alpha", "gamma", "delta", "eve"]
+    assert [row.gain and round(row.gain, 3) for row in rows] == [0.6, 0.4, None, 0.8, None]
+    assert [row.trusted for row in rows] == [True] * 4 + [False]
+
+
+def test_a_report_said_again_changes_nothing_and_a_new_training_forgets_the_last() -> None:
+    first, second = signed("alpha", 0, 0.1), signed("alpha", 5, 0.5)
+    (row,) = leaderboard([first, second, first])
+    assert (row.newest, row.policy_version) == (0.5, 5)
+    again = signed("alpha", 3, 0.2, at=NOW + 100)
+    (row,) = leaderboard([first, second, again])
+    assert row.curve == ((0, 0.1), (3, 0.2)) and row.gain == pytest.approx(0.1)
+
+
+def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
+    (row,) = leaderboard([], [report("alpha", 0, 0.25)])
+    assert (row.standing, row.trusted, row.newest, row.gain) == (THIS_SERVER, True, 0.25, 0.0)
+    assert leaderboard([signed("alpha", 1, 0.5)], [report("alpha", 0, 0.25)])[0].newest == 0.5
+
+
+def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
+    curve = [(version, version / 1000) for version in range(1000)]
+    assert thinned(curve, 24)[0] == curve[0] and thinned(curve, 24)[-1] == curve[-1] and len(thinned(curve, 24)) == 24
+    forged = Heard(report("alpha", 9, 1.0), Standing.REFUSED, "Ualpha", "s", "x")
+    assert curves_by_task([signed("alpha", 0, 0.1), forged], "alpha", "Ualpha") == {"": [(0, 0.1)]}
+
+
+def node(
+    state: str = "working", *, age_s: float = 1.0, roles: tuple[Role, ...] = ROLES, step: int = 3, finished: bool = False
+) -> NodeSnapshot:
+    times = {"started_at": NOW - 50, "updated_at": NOW - age_s}
+    statuses = tuple(
+        ServiceStatus(node="alpha", role=role, replica="0", pid=1, host="h", state=state, figures={}, **times) for role in roles
+    )
+    position = TrainerPosition(policy_version=step, consumed_local=step, finished=finished) if step else None
+    return NodeSnapshot(NodeView("alpha", statuses, position), (), True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        (node(), "running"),
+        (node(step=0), "starting"),
+        (node(step=0, roles=("generator",)), "starting"),
+        (node(age_s=60.0), "silent"),
+        (node(roles=("generator", "trainer")), "silent"),
+        (node(finished=True), "finished"),
+        (node("stopped", finished=True), "finished"),
+        (node("stopped", age_s=500.0), "stopped"),
+        (NodeSnapshot(NodeView("alpha"), (), True), "elsewhere"),
+    ],
+)  # fmt: skip
+def test_what_a_node_does_is_told_from_its_processes(seen: NodeSnapshot, kind: str) -> None:
+    assert kind_of(seen, NOW) == kind
+
+
+def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:
+    assert overall(["running", "silent", "finished"]) == "failed"
+    assert overall(["running", "finished"]) == "running"
+    assert overall(["finished", "finished", "elsewhere"]) == "finished"
+    assert overall(["finished", "stopped"]) == "stopped"
+    assert overall([]) == "empty" and overall(["elsewhere"]) == "running"
+
+
+def test_a_silent_node_says_which_process_is_silent_for_how_long_and_never_that_it_starts() -> None:
+    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], Exchange())
+    assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 60 s"
+
+
+def test_a_group_is_cut_and_what_acts_in_it_is_shown() -> None:
+    long = "x" * (TEXT_CHARACTERS + 50) + "\u202e"
+    made = batch(4, item("alpha", "beta", 1.0, 0.0, text=long))
+    found = group_object("alpha", made, 0, MODEL, *NO_RECORD)
+    assert found is not None and found["completions"][0]["text"].endswith("… (51 more characters)")
+    assert group_object("alpha", made, 1, MODEL, *NO_RECORD) is None
+    shown = group_object(
+        "alpha", batch(4, item("alpha", "beta", 1.0, text="\u202eevil\x00")), 0, MODEL, TrainedRecords(None), judge
+    )
+    assert shown is not None and shown["completions"][0]["text"] == r"\u202eevil\x00"
+    many = step_object("alpha", batch(4, *(item("alpha", "beta", 1.0) for _ in range(130))))
+    assert len(many["groups"]) == 128 and many["left_out"] == 2
+
+
+def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> None:
+    made = batch(4, item("alpha", "beta", 1.0, 0.0))
+    answers = [{"place": 0, "advantage": 1.5, "weight": 0.25, "tokens": 9, "kept": 9}]
+    told = {"id": made.items[0].scored.group_id, "origin": "foreign", "sender": "beta", "fate": "trained", "answers": answers}
+    (tmp_path / TRAINED_FILE).write_text(trained_line(4, 2.0, updated=True, updates=1, groups=[told]) + "\n")
+    found = group_object("alpha", made, 0, MODEL, TrainedRecords(tmp_path), JUDGE)
+    assert found is not None and found["training"]["fate"] == "trained"
+    assert found["completions"][0]["training"]["advantage"] == 1.5
+    assert found["completions"][1]["training"] is None
+
+
+def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode("6 is it").ids
+    packed = {"token_ids": pack_ids(ids), "behaviour_logprobs": pack_logprobs([-0.5] * len(ids))}
+    right = heat(Completion(text="6 is it", finish_reason="stop", token_count=len(ids), **packed), MODEL)  # type: ignore[arg-type]
+    assert right is not None and "".join(right["texts"]) == "6 is it" and right["logprob"] == [-0.5] * len(ids)
+    other = heat(Completion(text="something else", finish_reason="stop", token_count=len(ids), **packed), MODEL)  # type: ignore[arg-type]
+    assert other is not None and other["texts"] is None
+    assert heat(Completion(text="6", finish_reason="stop", token_count=1), MODEL) is None
+
+
+def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_asked() -> None:
+    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
+    for path, query in (
+        ("/step.json", {}),
+        ("/group.json", {"node": "../x", "step": "1"}),
+        ("/step.json", {"node": "alpha", "step": "1e9"}),
+        ("/group.json", {"node": "alpha", "step": "1", "place": "-1"}),
+        ("/step.json", {"node": "alpha", "step": "9" * 40}),
+    ):
+        answered = source.answer(path, query)
+        assert answered is not None and answered[0] == 400, (path, query)
+    assert source.answer("/elsewhere", {}) is None
+    found = source.answer("/swarm.json", {})
+    assert found is not None and json.loads(found[1])["state"] == "waiting"
+
+
+async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path) -> None:
+    transport, log = MemoryTransport(MemoryServer()), structlog.get_logger()
+    await ensure_node_streams(transport, "alpha")
+    await ensure_swarm_streams(transport)
+    config = configured()
+    key, own = SigningKey(new_seed()), OwnModel()
+    own.identity = ModelIdentity(name="m", tokenizer_hash="a" * 64)
+    said = report("alpha", 4, 0.5)
+    await transport.kv.put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(said))
+    figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
+    reports = Reports(config, key, transport, SwarmLink(config, transport, figures, log), own, log)
+    loops = [asyncio.ensure_future(reports.run_evals()), asyncio.ensure_future(reports.run_record())]
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            messages = await transport.read(subjects.SWARM_EVALS, 1, 1)
+            entry = await transport.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
+            if messages and entry:
+                break
+            await asyncio.sleep(0.01)
+    finally:
+        await cancel_and_wait(*loops)
+    assert messages and messages[0].inline is not None and entry is not None
+    score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
+    assert (score.said, score.standing, score.public_key) == (said, Standing.SIGNED, key.public_key)
+    assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is Standing.SIGNED
