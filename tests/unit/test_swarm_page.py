@@ -171,9 +171,7 @@ def test_a_group_is_cut_and_what_acts_in_it_is_shown() -> None:
     found = group_object("alpha", made, 0, MODEL, *NO_RECORD)
     assert found is not None and found["completions"][0]["text"].endswith("… (51 more characters)")
     assert group_object("alpha", made, 1, MODEL, *NO_RECORD) is None
-    shown = group_object(
-        "alpha", batch(4, item("alpha", "beta", 1.0, text="\u202eevil\x00")), 0, MODEL, TrainedRecords(None), judge
-    )
+    shown = group_object("alpha", batch(4, item("alpha", "beta", 1.0, text="\u202eevil\x00")), 0, MODEL, *NO_RECORD)
     assert shown is not None and shown["completions"][0]["text"] == r"\u202eevil\x00"
     many = step_object("alpha", batch(4, *(item("alpha", "beta", 1.0) for _ in range(130))))
     assert len(many["groups"]) == 128 and many["left_out"] == 2
