@@ -1,4 +1,4 @@
-"""The `swarm` program: its commands, and how their failures are told."""
+"""The `swarm` program: its commands, and how it reports their failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from swarm_cli.task_commands import task_app
 app = typer.Typer(
     rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
     name="swarm",
-    help="Nodes that post-train language models with reinforcement learning and share what they experience.",
+    help="Nodes that post-train language models by reinforcement learning and share the answers they sampled.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -61,7 +61,7 @@ _DERIVING_COMMANDS = {"config", "eval", "experiment", "task"}
 
 
 def main() -> NoReturn:
-    """Run a command. A failure is a sentence on standard error and an exit code, not a
+    """Run a command. Report a failure as a sentence on standard error and an exit code, not as a
     traceback.
     """
     if sys.argv[1:2] and sys.argv[1] in _DERIVING_COMMANDS:
@@ -84,7 +84,7 @@ def main() -> NoReturn:
 
 
 def _fix_hash_seed() -> None:
-    """Start again under hash seed 0, where every dataset derives the same tasks as in the
+    """Restart this process with hash seed 0, so that every dataset derives the same tasks as in the
     services.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":

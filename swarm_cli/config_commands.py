@@ -25,13 +25,13 @@ config_app = typer.Typer(name="config", help="Show or check a node's configurati
 def show(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
-    defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone, of every setting.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Only the defaults, of every setting.")] = False,
 ) -> None:
-    """Print the basic settings and those that differ from their default, with what they mean, as
-    TOML.
+    """Print the basic settings and those that differ from their default, with their descriptions,
+    as TOML.
     """
     if defaults and config:
-        raise CommandError("--defaults reads no file: leave --config out")
+        raise CommandError("--defaults reads no file: omit --config")
     if defaults:
         typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
     else:
@@ -39,13 +39,13 @@ def show(
         rest = (
             ""
             if everything
-            else f"\n# and {settings_count() - len(BASIC)} settings that most people leave alone: --all prints them"
+            else f"\n# and {settings_count() - len(BASIC)} settings that most users leave unchanged: --all prints them"
         )
         typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
 
 
 def settings_count() -> int:
-    """How many settings there are, without those of a `[[tasks]]` entry."""
+    """The number of settings, not counting those of a `[[tasks]]` entry."""
     return sum(1 for _ in _keys(NodeConfig))
 
 
@@ -59,15 +59,17 @@ def _keys(section: type[BaseModel]) -> Iterator[str]:
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the values, make one task of each source, and look for the model. Notes say which
-    settings have no effect.
+    """Check the values, derive one task of each source, and check that the model is available.
+    Notes name settings without effect.
     """
     node_config = load_chosen(config)
     check_objective(node_config)
     for sentence in settings_without_effect(node_config):
         typer.echo(f"note: {sentence}")
     if toy_to_be_built(node_config):
-        typer.echo(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+        typer.echo(
+            f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts, `swarm model init` builds it now"
+        )
     problems = task_problems(node_config) + ([] if toy_to_be_built(node_config) else model_problems(node_config.model))
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
@@ -75,8 +77,8 @@ def check(config: ConfigOption = None) -> None:
 
 
 def task_problems(config: NodeConfig) -> list[str]:
-    """Read files, and make one task of each source; some of reasoning-gym's settings fail only
-    then.
+    """Read files and derive one task of each source, because some of reasoning-gym's settings fail
+    only then.
     """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows
@@ -90,8 +92,8 @@ def task_problems(config: NodeConfig) -> list[str]:
 
 
 def model_problems(model: ModelSection) -> list[str]:
-    """Read the model's config and tokenizer, of a hub name through the hub or its cache; not the
-    weights.
+    """Read the model's config and tokenizer (for a hub name, from the hub or its cache), but not
+    the weights.
     """
     problem = model_problem(model.path, model.revision)
     if problem:

@@ -509,7 +509,7 @@ async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float3
 
     assert re.search(r"rounding to bfloat16 lost [89]\d% .*--dtype float32 or --adapter keeps it", said("by-command"))
     assert "lost" not in said("adapter-by-command", "adapter")
-    with pytest.raises(CommandError, match="leave out --dtype"):
+    with pytest.raises(CommandError, match="omit --dtype"):
         export(str(run_dir.parent), NODE, tmp_path / "both", dtype=Dtype.FLOAT32, adapter=True, var_dir=tmp_path)
 
 

@@ -27,7 +27,7 @@ def said(trainer: dict[str, Any] | None = None, sampler: dict[str, Any] | None =
     )
 
 
-BY_ONE = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
+BY_ONE = "trainer.updates_per_batch is 1, so the clipped ratio is 1"
 
 
 @pytest.mark.parametrize(
