@@ -108,7 +108,7 @@ def _of_objective(trainer: TrainerSection, objective: Objective) -> Reasons:
         yield why, ("importance_cap", "unknown_behaviour_logprob", *_FOREIGN_WEIGHTS)
     if not objective.divides_by_deviation:
         yield (
-            f"{chosen}, which does not divide by a standard deviation",
+            f"{chosen}, which does not divide by a deviation",
             ("advantage_scale", "advantage_std_ddof", "advantage_std_floor"),
         )
     elif trainer.advantage_scale == "none":

@@ -1,8 +1,8 @@
-"""Held-out evaluation: one answer for each task of a fixed set that never enters training, as the
-policy changes.
+"""Held-out evaluation: as the policy changes, one answer to each task of a fixed set that never
+enters training.
 
 Results go to `eval.jsonl` in the run's folder and, under the key `eval`, to the node's bucket, from
-where the verifier hands them to the swarm. Of several replicas, the one that wins the
+where the verifier publishes them to the swarm. With several replicas, the one that wins the
 compare-and-set on `eval_turn` evaluates.
 """
 

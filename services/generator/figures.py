@@ -1,6 +1,4 @@
-"""What the generator reports: Prometheus metrics and the figures on its status board, in one place,
-so that both always agree.
-"""
+"""The generator's Prometheus metrics and status figures, in one place so that they always agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the number of a task draw to a prompt that fits the model."""
+"""Turns the number of a task draw into a prompt that fits the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan comes to: the `Batch` message, and what the controller of J is told of it."""
+"""Turns a plan into the `Batch` message, and into the input of the controller of J."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a draw: how many groups may be one node's, and how entries are taken in an
+"""The arithmetic of a draw: how many groups one node may have, and how entries are taken in a given
 order. Pure.
 """
 

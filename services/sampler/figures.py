@@ -1,4 +1,4 @@
-"""What the sampler reports: Prometheus metrics and the figures on its status board."""
+"""The sampler's Prometheus metrics and status figures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A batch that fits into its log: which groups wait for a later one, and which can be in none.
-Pure.
+"""Fits a batch into the size limit of its log: which groups wait for a later batch, and which fit
+into none. Pure.
 """
 
 from __future__ import annotations

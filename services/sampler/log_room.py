@@ -1,4 +1,6 @@
-"""What the batch log takes in one message: learned from the first batch that it refuses."""
+"""The size limit of a message in the batch log, learned from the first batch that the
+log refuses.
+"""
 
 from __future__ import annotations
 

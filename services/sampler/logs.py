@@ -1,6 +1,4 @@
-"""The two streams the sampler lives between: the scored log it reads and the batch log it appends
-to.
-"""
+"""The sampler's two streams: it reads the scored log and appends to the batch log."""
 
 from __future__ import annotations
 

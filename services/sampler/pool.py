@@ -1,8 +1,8 @@
-"""What the sampler remembers of a scored group, and the bounded pool that holds such entries.
+"""The sampler's record of a scored group, and the bounded pool of such records.
 
-An entry is a few hundred bytes whatever the group's size: payloads stay in the scored stream and
-are read again, by position, for the few groups that a batch takes. A pool of long-context groups
-would otherwise need tens of gigabytes.
+An entry has a few hundred bytes whatever the group's size: payloads stay in the scored stream and
+are read again, by position, for the few groups in a batch. Otherwise a pool of long-context groups
+would need tens of gigabytes.
 """
 
 from __future__ import annotations

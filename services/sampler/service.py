@@ -1,9 +1,9 @@
-"""The sampler as a process: follows the scored stream and the trainer, and appends each batch as
-soon as it may.
+"""The sampler's process: follows the scored stream and the trainer, and appends each batch as soon
+as it may.
 
-All decisions are `memory`'s and `assembly`'s. This file only reads, asks them, and appends.
-Whenever it is in doubt about the log's end (an append that timed out, another sampler's batch) it
-forgets everything and reads the logs again, which is also how it starts.
+`memory` and `assembly` make all decisions; this file reads, calls them, and appends. If it is not
+certain of the log's end (an append timed out, or another sampler wrote a batch), it discards its
+memory and reads the logs again, as when it starts.
 """
 
 from __future__ import annotations

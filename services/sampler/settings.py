@@ -1,4 +1,4 @@
-"""What the sampler's pure parts need of the configuration."""
+"""The part of the configuration that the sampler's pure modules need."""
 
 from __future__ import annotations
 

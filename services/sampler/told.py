@@ -1,4 +1,6 @@
-"""What the sampler tells who runs it: why no batch comes, what moved, what cannot be replayed."""
+"""The sampler's messages to the operator: why there is no batch, what moved, what cannot be
+replayed.
+"""
 
 from __future__ import annotations
 

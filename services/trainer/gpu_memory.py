@@ -1,4 +1,4 @@
-"""Memory of the trainer's GPUs, asked of torch at each scrape."""
+"""Memory of the trainer's GPUs, read from torch at each scrape."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The policy and its optimizer: one `step` per batch, and everything needed to go on as if nothing
-had happened.
+"""The policy and its optimizer: one `step` per batch, and all the state needed to resume as if
+nothing had happened.
 
-Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give
-the same weights bit for bit.
+Knows torch and messages, but neither server nor disk. On a CPU the same configuration and batches
+give the same weights bit for bit.
 """
 
 from __future__ import annotations

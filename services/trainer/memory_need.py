@@ -1,9 +1,9 @@
-"""What a training step will hold in memory, from a model's configuration alone: no weight is read
-and nothing is computed.
+"""Estimates the memory of a training step from a model's configuration alone: no weight is read and
+nothing is computed.
 
-The model is built without numbers, and torch says of one forward pass what it would keep for the
-backward pass. That is exact for the attention that torch takes on a CPU (flash attention), for
-which a GPU's is alike; `tests/integration/test_memory_need.py` holds it to a measured step.
+The model is built without data, and torch reports what one forward pass would keep for the backward
+pass. That is exact for torch's attention on a CPU (flash attention), which is similar on a GPU;
+`tests/integration/test_memory_need.py` compares it with a measured step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The model that a trainer trains, as its configuration wants it: master weights, adapters,
-dropout, activation memory.
-"""
+"""The trainer's model as configured: master weights, adapters, dropout, activation memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The trainer: reads the batch log, trains a step per batch, publishes each policy, writes
+"""The trainer: reads the batch log, trains one step per batch, publishes each policy, writes
 checkpoints.
 
-This is the loop of steps; what is written beside them is `services.trainer.upkeep`. Nothing that
-fails outside the step (disk, policy store, server) changes what is trained: it is counted, said,
-and tried again.
+This file has the loop of steps; `services.trainer.upkeep` writes everything else. A failure outside
+the step (disk, policy store, server) does not change training: it is counted, logged and retried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trainer's pure parts need of the configuration."""
+"""The part of the configuration that the trainer's pure modules need."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a trainer tells others beside its steps: policies, how far it is, what it found out. What
-fails waits for the next time.
+"""What a trainer publishes alongside its steps: policies, its position, its findings. A failure is
+retried the next time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Who is banned: by name and by key, so that neither comes back with another of the other. Pure;
-time is an argument.
+"""Who is banned: bans cover name and key, so that a banned node cannot return by changing either.
+Pure; time is an argument.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a foreign group must pass before any other code sees it: ordered checks, each with a typed
-reason.
+"""The ordered checks that a foreign group must pass before any other code sees it, each with a
+typed reason.
 
 `services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in
-`Border.examination`: pure but for the memory of names and group ids, time is an argument, and
-nothing that a sender can put into a message makes it raise. What grows with the payload it only
-asks for: who drives it may have that done in a thread, while the memories belong to the caller's
-thread alone (`services.verifier.examiner`). The task is derived again and scored in the sandbox
-afterwards (`Border.conclude`). Rewards, truth and metadata from the wire are compared, never used.
-Only what a valid signature covers is blamed on anyone, and only on the key that made it
+`Border.examination`: pure except for the memory of names and group ids, with time as an argument,
+and never raising whatever a sender puts into a message. Work that grows with the payload is only
+requested: the caller may run it in a thread, while the memories belong to the caller's thread alone
+(`services.verifier.examiner`). Afterwards the task is derived again and its answers scored in the
+sandbox (`Border.conclude`). Rewards, reference answers and metadata from the wire are compared,
+never used. A refusal is blamed only on the key that made a valid signature over the offending bytes
 (`services.verifier.refusals`).
 """
 

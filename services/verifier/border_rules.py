@@ -1,5 +1,5 @@
-"""What a node takes in, as far as it depends on its configuration and the group alone: the border's
-checks that need no memory.
+"""The border's checks that need no memory: they depend only on the node's configuration and the
+group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The border's checks in their order, each with its reason: what `services.verifier.border` does,
-said once.
+"""The border's checks in order, each with its reason: the one description of what
+`services.verifier.border` does.
 
-`docs/trust.md` has this as a table, written by `python -m monitoring.border_doc`;
-`tests/unit/test_border_order.py` holds the border to it.
+`python -m monitoring.border_doc` writes them as a table to `docs/trust.md`;
+`tests/unit/test_border_order.py` checks that the border agrees.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
-"""Whether a group says what was said before: the same task with the same or nearly the same answers
-(`services.verifier.prints`).
+"""Detects a group that repeats an earlier one: the same task with the same or nearly the same
+answers (`services.verifier.prints`).
 
-Groups of one *task* are compared: dataset, question, and seed + index, because many datasets make
-item `index` from their seed plus the index, so that two references of equal sum are one task.
-Honest nodes draw tasks that nobody can foretell (`shared.tasks.source`): two of them hardly ever
-meet in one. Still nobody is kept out for answers that anybody might give, or he who guesses a
-node's next task and its likely answers could silence it: another's group is a copy when enough long
-text of its own says so, or when all its answers, most of them different, are equal. One sender may
-send two groups of a task, and nothing twice.
+Groups of one *task* are compared: dataset, question, and seed + index, because many datasets
+generate item `index` from their seed plus the index, so that two references with the same sum are
+one task. Honest nodes draw tasks that nobody can predict (`shared.tasks.source`), so two of them
+hardly ever draw the same one. Even so, nobody is shut out for answers that anybody might give;
+otherwise an attacker who guesses a node's next task and its likely answers could silence it. A
+group is a copy of another node's when it shares enough long text of its own, or when all its
+answers, most of them different, are equal. One sender may send two groups of a task, and nothing
+twice.
 
-The same question under another reference is another task, in which honest nodes do meet where
-questions are few: only telling text is a copy there, and nobody is blamed. A row of a file is the
-same question under every seed, so that its references are without end and cost nothing to find:
-there one sender's groups are counted and compared whatever the reference. A node that trains on few
-rows comes back to each, so nobody is blamed for that either.
+The same question under another reference is another task, in which honest nodes do meet if there
+are few questions: there only distinctive text makes a copy, and nobody is blamed. A row of a file
+is the same question under every seed, so its references are unlimited and free to find: there one
+sender's groups are counted and compared whatever the reference. A node that trains on few rows
+returns to each of them, so nobody is blamed for that either.
 
-Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or
-repeated is forgotten first. Each process has its own, which a restart empties: a copy comes in once
-more then.
+Pure except for the memory: one hour, at most `MAX_GROUPS` and `MAX_BYTES`; the entry that was seen
+or repeated longest ago is forgotten first. Each process has its own memory, which a restart clears:
+a copy is then accepted once more.
 """
 
 from __future__ import annotations

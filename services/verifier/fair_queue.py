@@ -1,19 +1,19 @@
-"""Which waiting message is looked at next, so that no sender takes what others need: pure, time is
-an argument.
+"""Which waiting message is examined next, so that no sender crowds out the others. Pure; time is an
+argument.
 
 Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each
-sender has earned (`services.verifier.standing`), and what one does not use is left to the others
-(max-min fairness); the bucket limits a sender also when nobody else is there. A message takes as
-many turns and tokens as its size does (`turns_of`). Senders that have not earned a whole share yet
-are newcomers: all of them together get `newcomer_share` of the turns while established senders wait
-too, and never less, so that a thousand new names neither crowd anybody out nor are locked out
-themselves. When too much waits, the class that takes most room for its share, and there the sender
-that takes most, loses its oldest.
+sender has earned (`services.verifier.standing`), and unused turns go to the others (max-min
+fairness); the bucket limits a sender even when nobody else is there. A message takes as many turns
+and tokens as its size requires (`turns_of`). Senders that have not earned a whole share yet are
+newcomers: all of them together are guaranteed `newcomer_share` of the turns while established
+senders wait too, so that a thousand new names neither crowd anybody out nor are locked out
+themselves. When too much waits, the class that uses most room relative to its share loses a
+message: the oldest of its sender with most room.
 
-The sender is what the subject says, before any check: what turns out to be a forgery is given back
+The sender is the one that the subject names, before any check. The cost of a forgery is refunded
 (`refund`), so that forging costs its victim nothing. Names that belong to a key wait in that key's
-line; one that belongs to nobody yet has a line of its own, and what it brings is charged to the key
-that signed it once that is known (`charge`), so that names do not multiply a share.
+queue. A name that belongs to no key yet has its own queue, and its messages are charged to the key
+that signed them once that is known (`charge`), so that more names do not give a larger share.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget,
+"""Foreign groups: read from the swarm, queued by sender, checked at the border within the budget,
 scored, and stored in `scored`.
 
-Replicas share the work (`services.verifier.swarm_reader`). Reading goes `intake_look_factor` times
-faster than the budget, so that what others sent is found behind one sender's flood
-(`services.verifier.fair_queue`); a flood beyond that is sampled.
+Replicas share the work (`services.verifier.swarm_reader`). Reading is `intake_look_factor` times
+faster than the budget, so that honest messages are found behind one sender's flood
+(`services.verifier.fair_queue`); a larger flood is sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a local group ends: in the stream of scored groups, or as a dead letter."""
+"""Where a local group ends up: in the stream of scored groups, or as a dead letter."""
 
 from __future__ import annotations
 

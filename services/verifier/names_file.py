@@ -1,9 +1,9 @@
 """The file of names and keys: lines `name key seen groups`, appended under a lock, so that replicas
 on one machine agree.
 
-`seen` is the Unix time of the newest accepted group when the line was written, `groups` how many
-there were. Lines `name key` of earlier versions are read too: there the first line of a name and of
-a key counts. What is torn or is no such line is passed over.
+`seen` is the Unix time of the newest accepted group when the line was written, `groups` the number
+of accepted groups. Lines `name key` of earlier versions are read too; among them the first line of
+a name and of a key counts. Torn or invalid lines are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which senders have only ever sent tasks that this node does not take in: two nodes with different
-configurations look just so.
+"""Senders that have only ever sent tasks that this node does not accept, which is what two nodes
+with different configurations look like.
 
-Pure. One such group is nobody's fault and not worth a word; a sender of which nothing else comes is
-told to the operator, once.
+Pure. A single such group means nothing and is not reported; a sender of nothing else is reported to
+the operator, once.
 """
 
 from __future__ import annotations

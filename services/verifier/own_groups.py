@@ -1,9 +1,9 @@
 """Local groups: from the work queue through the scorer to `scored`, then to the swarm, then
 acknowledged.
 
-A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a
-second delivery after a crash is a duplicate that the server drops. What cannot be scored is stored
-as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
+A group is acknowledged only after its `ScoredGroup` is stored under the group's id, so the server
+drops the duplicate of a second delivery after a crash. A group that cannot be scored is stored as a
+`ScoredGroup` with `failure`, and its bytes as a dead letter.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What is remembered of a group's answers without their text, and how alike two groups are. Pure.
+"""Fingerprints of a group's answers, kept without the text, and how alike two groups are. Pure.
 
-Two answers are alike when equal but for case, spaces, accents, simple compatibility forms and
-invisible characters, or when what each says beyond its group's common text has a Jaccard index of
-about `ALIKE` or more over sets of 5-character shingles (one-permutation MinHash, Li et al. 2012,
-with 64 bins of 8 bits). Text that more than half of a group's different answers share is a turn of
-phrase of its policy and says nothing about who wrote it: those bins are left empty.
+Two answers are alike if they are equal apart from case, spaces, accents, simple compatibility forms
+and invisible characters, or if their texts, without their groups' common text, have a Jaccard index
+of about `ALIKE` or more over sets of 5-character shingles (one-permutation MinHash, Li et al. 2012,
+with 64 bins of 8 bits). Text that more than half of a group's different answers share is a typical
+phrase of its policy and says nothing about who wrote it: those bins stay empty.
 
-It runs in the verifier's event loop on whatever strangers write. So every step is linear in the
-characters, and no character grows to several: NFKC takes seconds for 16,384 combining marks and
-makes 18 characters of one.
+This runs in the verifier's event loop on whatever strangers write. So every step is linear in the
+characters, and no character expands to several: NFKC takes seconds for 16,384 combining marks and
+turns one character into 18.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why foreign messages stay outside, and who may be blamed for it."""
+"""Reasons for refusing foreign messages, and who may be blamed for each."""
 
 from __future__ import annotations
 

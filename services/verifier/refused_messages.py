@@ -1,5 +1,5 @@
-"""Foreign messages that stay outside, counted and told: to the log in detail, to the operator what
-he can do something about.
+"""Refused foreign messages, counted and logged; the operator is told about those that
+need action.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which foreign groups were taken in: none counts twice, also after a restart or at another replica
-on the same machine.
+"""The foreign groups accepted so far, so that none counts twice, even after a restart or at another
+replica on the same machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the node tells the swarm of itself: its entry in the directory and its held-out scores."""
+"""What the node publishes about itself in the swarm: its entry in the directory and its held-out
+scores.
+"""
 
 from __future__ import annotations
 

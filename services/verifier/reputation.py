@@ -1,9 +1,9 @@
-"""What each key's groups were worth so far: a moving average of its offences, quarantine when it is
-high, and a way back.
+"""The reputation of each key: a moving average of its offences, quarantine when it is high, and a
+way back.
 
-Pure: time is an argument. What happened is kept as events too, so that replicas can apply theirs to
-a common state (`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name
-in a message is only a claim (`services.verifier.refusals`).
+Pure; time is an argument. Changes are also kept as events, so that replicas can apply theirs to a
+common state (`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name in
+a message is only a claim (`services.verifier.refusals`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its
-file, the common reputation; and says who stands badly.
+"""Keeps the border's lists of senders up to date (bans from the node's bucket, the roster from its
+file, the shared reputation) and reports the worst senders.
 
-Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one
-request.
+It polls, because a watch can die silently: a ban takes effect within `PERIOD_S` plus the time of
+one request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verifier: puts the scorer, the border, the swarm link and the loops together."""
+"""The verifier: connects the scorer, the border, the swarm link and the loops."""
 
 from __future__ import annotations
 

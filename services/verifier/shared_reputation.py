@@ -1,10 +1,10 @@
-"""Keeps the reputation of keys in the node's bucket: it outlives a restart, and all replicas have
-one.
+"""Keeps the reputation of keys in the node's bucket, so that it survives a restart and all replicas
+share it.
 
-Each replica applies what happened at it to the common state, by compare-and-set, and takes the
-outcome as its own. The trainer's findings of absurd text are applied by whichever replica reads
-them first; the state says up to which batch that was done. A state that cannot be read is given up,
-with a log line: everybody is a newcomer again, which costs nobody anything while there is room.
+Each replica applies its events to the common state by compare-and-set and adopts the result. The
+replica that reads the trainer's findings of absurd text first applies them; the state records up to
+which batch. A state that cannot be read is discarded with a log line: all senders are newcomers
+again, which costs nobody anything while there is room.
 """
 
 from __future__ import annotations

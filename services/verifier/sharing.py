@@ -1,4 +1,4 @@
-"""Sends local groups to the swarm, from a bounded queue, so that an outage of the swarm plane never
+"""Sends local groups to the swarm from a bounded queue, so that an outage of the swarm plane never
 stops the node.
 """
 

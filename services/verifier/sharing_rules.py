@@ -1,4 +1,4 @@
-"""Which of its local groups a node shares, and what of them."""
+"""Which local groups a node shares, and which parts of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Local groups that were handed out too often: nobody gets them any more, so they are looked for
-and put away.
+"""Finds local groups that were delivered too often, which the server delivers to nobody any more,
+and makes them dead letters.
 """
 
 from __future__ import annotations

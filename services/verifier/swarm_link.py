@@ -1,4 +1,4 @@
-"""The connection to the swarm plane, which may be away at the start or at any time."""
+"""The connection to the swarm plane, which may be unavailable at the start or at any time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Reading the swarm's stream: what the plan says, behind a cursor that the node's replicas share.
+"""Reads the swarm's stream according to the intake plan, behind a cursor that the node's replicas
+share.
 
-Who moves the cursor by compare-and-set looks at what it passed. Of a stream that is too full to be
-read whole, senders in good standing are asked for their newest group.
+The replica that moves the cursor by compare-and-set reads the messages it passed. If the stream is
+too full to be read completely, senders in good standing are asked for their newest group.
 """
 
 from __future__ import annotations

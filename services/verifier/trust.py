@@ -1,5 +1,5 @@
-"""Which key a node's name belongs to: the one that used it first, remembered across restarts
-(open), or the one listed (roster).
+"""Which key owns a node's name: the first that used it, remembered across restarts (open), or the
+one in the roster.
 """
 
 from __future__ import annotations

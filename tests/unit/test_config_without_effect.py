@@ -62,7 +62,7 @@ BY_ONE = "trainer.updates_per_batch is 1, so the clipped ratio is 1"
         ),
         (
             {"objective": "oapl", "advantage_scale": "none"},
-            "trainer.advantage_scale = none has no effect: trainer.objective is oapl, which does not divide by a standard deviation",
+            "trainer.advantage_scale = none has no effect: trainer.objective is oapl, which does not divide by a deviation",
         ),
         (
             {"advantage_scale": "none", "advantage_std_floor": 0.1},

@@ -1,5 +1,4 @@
-"""Engines: models that answer, behind the one interface in `base`; `create_engine` finds one by
-name.
+"""Engines sample from models behind the one interface in `base`; `create_engine` finds one by name.
 
 They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one
 engine.

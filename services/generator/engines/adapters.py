@@ -1,5 +1,5 @@
-"""Policies that are adapters beside the base model: what a file of them must hold, and their place
-in a transformers model.
+"""Policies that consist of adapters on the base model: the required contents of their file, and how
+they are added to a transformers model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What every engine promises: token ids in; token ids, text and behaviour logprobs out; weights
-replaced whole or not at all.
+"""The contract of every engine: token ids in; token ids, text and behaviour logprobs out; weights
+are replaced completely or not at all.
 
-The logprobs of a sample are *processed*: of the distribution that the token was drawn from, after
+A sample's logprobs are *processed*: those of the distribution that the token was drawn from, after
 temperature, top-k and top-p, in that order. At temperature 0 the likeliest token is taken, top-k
-and top-p do not act, and the logprob is that of temperature 1.
+and top-p have no effect, and the logprob is that of temperature 1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""How completions may be computed side by side without changing their logprobs: asked of the model
-itself, when it is loaded.
+"""How to compute completions in batches without changing their logprobs, tested on the model when
+it is loaded.
 
-Architectures differ in what they do with padding and with a cache that is repeated, and the wrong
-way often raises nothing. So every way is tried on a few tokens, past the model's attention windows,
-against each text computed alone; the fastest right one is taken, and a model for which none is
-right is refused.
+Architectures differ in how they treat padding and repeated caches, and a wrong method often raises
+no error. So every method is tested on a few tokens, past the model's attention windows, against
+each text computed alone. The fastest correct method is used, and a model without one is refused.
 """
 
 from __future__ import annotations

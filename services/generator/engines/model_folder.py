@@ -1,5 +1,5 @@
-"""What engines read from a model's folder or hub name besides its weights: end tokens, context,
-tensor shapes, tokenizer.
+"""What engines read from a model's folder or hub name in addition to its weights: end tokens,
+context, tensor shapes, tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Engine over any server with OpenAI's completions interface, for policies that do not train here.
+"""Engine over any server with OpenAI's completions interface, for policies that are not trained
+here.
 
-Token ids go in and must come out: the server has to understand `return_token_ids`, as vLLM does.
-For behaviour logprobs of temperatures other than 1 start vLLM with
+Requests and responses use token ids, so the server must support `return_token_ids`, as vLLM does.
+For behaviour logprobs at temperatures other than 1 start vLLM with
 `--logprobs-mode processed_logprobs`.
 """
 

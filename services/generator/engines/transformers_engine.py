@@ -1,7 +1,7 @@
 """Engine over plain transformers: the embedded default on a machine without a GPU.
 
-One worker thread owns the model, so the event loop stays live and calls and swaps follow each
-other: nothing is ever sampled from two versions, and there is nothing to lock.
+One worker thread owns the model, so the event loop stays responsive and calls and swaps run one
+after the other. No sample mixes two versions, and no locks are needed.
 """
 
 from __future__ import annotations

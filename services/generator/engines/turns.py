@@ -1,5 +1,5 @@
-"""An engine that shares its device with a trainer: awake while it answers, and resting while others
-have their turn.
+"""An engine that shares its device with a trainer: awake during its turn, and asleep while others
+have theirs.
 """
 
 from __future__ import annotations

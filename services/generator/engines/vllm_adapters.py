@@ -1,5 +1,5 @@
-"""Policies that are adapters, in vLLM: each is written to a folder that vLLM reads, and takes the
-place of the one before.
+"""Policies that consist of adapters, in vLLM: each is written to a folder that vLLM reads, and
+replaces the previous one.
 """
 
 from __future__ import annotations

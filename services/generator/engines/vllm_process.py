@@ -1,4 +1,6 @@
-"""vLLM's process: how it is started, rests beside a trainer on the same GPU, and ends."""
+"""vLLM's process: starting it, putting it to sleep while a trainer uses the same GPU, and ending
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What runs inside vLLM's worker processes: read a policy file into the live model, and end with
-the service.
+"""The code that runs inside vLLM's worker processes: it reads a policy file into the live model,
+and exits with the service.
 
-Named to vLLM as its `worker_extension_cls`; its methods are called with `collective_rpc`.
+vLLM gets it as `worker_extension_cls`; its methods are called with `collective_rpc`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a strategy is."""
+"""The interface of a strategy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The trainer's log: batches in order, each trained once relative to the checkpoints, and what to
-do when one is missing.
+"""The batch log: batches in order, each trained on once relative to the checkpoints, and what to do
+when one is missing.
 """
 
 from __future__ import annotations

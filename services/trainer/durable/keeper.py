@@ -1,5 +1,5 @@
-"""When checkpoints are written, and what is forgotten once they are: the store's caller, beside the
-steps.
+"""Decides when checkpoints are written and what is deleted afterwards, and calls the store
+alongside the steps.
 """
 
 from __future__ import annotations

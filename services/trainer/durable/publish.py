@@ -1,5 +1,5 @@
-"""A new policy on its way to the generators: one file, one entry in the policy store, then the
-pointer that names it.
+"""Publishes a new policy to the generators: one file, one entry in the policy store, then the
+pointer to it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """How much of a step one foreign group may be. Pure arithmetic over token counts and gradient
 norms.
 
-Two bounds. Its *share*: in objectives that divide by tokens, a group far longer than the others
-counts for no more tokens than `factor` times what is usual, in the loss and in the divisor, so that
-it neither outweighs nor dilutes them. Its *gradient*: length says little of it, because text that
-the policy finds absurd has gradients a hundred times those of what it might have said. Where the
-foreign part of a step's gradient is out of proportion to the local part, each foreign group is
+There are two bounds. *Share*: in objectives that divide by tokens, a group far longer than the
+others counts for at most `factor` times the usual number of tokens, in the loss and in the divisor,
+so that it neither outweighs nor dilutes them. *Gradient*: length says little about it, because text
+that the policy finds absurd has gradients a hundred times those of text it might have produced. If
+the foreign part of a step's gradient is out of proportion to the local part, each foreign group is
 measured alone, and one beyond `factor` times a typical group is scaled down to a typical one. An
-honest batch is within both bounds: its gradient is the plain sum.
+honest batch is within both bounds, and its gradient is the plain sum.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Advantages of a batch of rollout groups, from rewards alone.
 
-The divisor differs between every published system; the one used here (sample standard deviation,
-plus 1e-4) is the convention of TRL's GRPO trainer. Two things hold that hold in few of them: a
-group of one has advantage 0, not its raw reward, and a group without spread has advantage exactly
-0, not what rounding leaves over.
+The divisor differs between published systems; this one (sample standard deviation plus 1e-4) is the
+convention of TRL's GRPO trainer. Unlike in most systems, a group of one has advantage 0, not its
+raw reward, and a group whose rewards are all equal has advantage exactly 0, not a rounding error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The objective that a configuration asks for, with its settings."""
+"""Builds the configured objective with its settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Joining the processes that torchrun started: who this process is, on which device, and whether
-all want the same.
+"""Joins the processes that torchrun started: this process's rank and device, and whether all have
+the same configuration.
 """
 
 from __future__ import annotations

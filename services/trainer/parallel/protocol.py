@@ -1,5 +1,5 @@
-"""What a learner asks of the processes that train with it, and the answers of a process that is
-alone.
+"""The learner's requests to the processes that train with it, and their implementation for a single
+process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether a model's output layer may be computed apart from the rest of it, in chunks: asked of the
-model itself.
+"""Tests on the model itself whether its output layer may be computed separately from the rest, in
+chunks.
 """
 
 from __future__ import annotations

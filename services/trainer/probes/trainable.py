@@ -1,5 +1,5 @@
-"""Whether the trainer computes a model's logprobs as each text alone would give them: asked of the
-model when it is loaded.
+"""Tests when a model is loaded whether the trainer computes the same logprobs as for each text
+alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What this node's policy thinks of other nodes' answers: text that it finds absurd is not trained
-on.
+"""Checks foreign answers under this node's policy: answers that are far too unlikely are not
+trained on.
 
-A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer
-in poisoned reasoning; the mean log-probability under this node's policy tells such text from what
-the policy might have said (arXiv 2511.09780). How likely a policy finds its own words differs from
-model to model; how much less likely it finds its peers' hardly does. So the bound is relative to
-the mean of the same batch's local answers, and needs neither choosing for a model nor memory.
+A verifier judges the answer at the end, not the text that leads to it, so a node can wrap a right
+answer in poisoned reasoning. The mean log-probability under this node's policy distinguishes such
+text from text that the policy might have produced (arXiv 2511.09780). How likely a policy finds its
+own text differs from model to model; how much less likely it finds other nodes' text hardly does.
+So the bound is relative to the mean of the same batch's local answers, and needs neither tuning for
+a model nor memory.
 """
 
 from __future__ import annotations

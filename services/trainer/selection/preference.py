@@ -1,9 +1,9 @@
-"""Which of more foreign groups than a step takes are trained on: the likeliest, or the least
+"""Which foreign groups a step keeps when it gets more than it uses: the likeliest, or the least
 likely, under this node's policy.
 
-The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and
-says how many to keep (`Batch.preference`); the choice is made here, where the text is computed on
-anyway. The same batch and weights give the same choice on a CPU, so that a resumed trainer trains
+The sampler has no model. If its strategy depends on likelihood, it sends more candidates than J and
+says how many to keep (`Batch.preference`); the choice is made here, where the model computes the
+text anyway. The same batch and weights give the same choice on a CPU, so a resumed trainer trains
 on the same groups.
 """
 

@@ -1,8 +1,8 @@
-"""How process 0 tells the others what to do next: a small header that all processes reduce
-together, then a payload.
+"""How rank 0 tells the others what to do next: a small header that all processes reduce together,
+then a payload.
 
-It goes over the host's network (gloo) also where weights go over NCCL, so that waiting for a
-command occupies no GPU.
+It uses the host's network (gloo) even if weights use NCCL, so that waiting for a command occupies
+no GPU.
 """
 
 from __future__ import annotations

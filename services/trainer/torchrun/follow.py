@@ -1,4 +1,4 @@
-"""Every process but the first: it computes its share of what process 0 says, and speaks to nobody
+"""Every rank except 0: it computes its share of what rank 0 commands, and communicates with nobody
 else.
 """
 

@@ -1,4 +1,4 @@
-"""Process 0 of several: the trainer service, with the other processes at its side."""
+"""Rank 0 of several processes: the trainer service, which leads the other ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The learner of process 0: whatever it is asked to do, the other processes are told to do as
-well.
-"""
+"""The learner of rank 0: it forwards every call to the other ranks."""
 
 from __future__ import annotations
 
