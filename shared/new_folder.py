@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all."""
+"""Folders that are written completely or not at all."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Evaluator:
                 "write_failed",
                 kind="evaluation",
                 reason=str(error),
-                remedy=f"free space at {self._file.parent}; the line is kept and written with the next",
+                remedy=f"free space at {self._file.parent}; the line is kept and will be written with the next one",
             )
 
 

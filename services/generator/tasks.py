@@ -58,8 +58,8 @@ class Prompter:
             if len(prompt_ids) <= self._longest_prompt:
                 return PromptedTask(task, prompt_ids)
         raise FatalError(
-            f"no task of {MAX_ATTEMPTS} tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
-            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks where a dataset has few questions"
+            f"none of {MAX_ATTEMPTS} tasks tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
+            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks if a dataset has few questions"
         )
 
     def prompt(self, task: Task) -> list[int]:

@@ -57,7 +57,7 @@ class ScoredLog:
             problems += await self.read_into(memory)
             if memory.cursor == before:  # a copy of the stream that lags behind its leader answered
                 if time.monotonic() - started > timeout_s:
-                    raise TransportError(f"{self.stream} gives nothing after {before}, yet its last message is {last_seq}")
+                    raise TransportError(f"{self.stream} returns nothing after {before}, although its last message is {last_seq}")
                 await asyncio.sleep(_LAGGING_S)
         return problems
 
@@ -167,7 +167,7 @@ class BatchLog:
         payload = encode(batch)
         if len(payload) > self._max_bytes:
             raise TooLarge(
-                f"a batch of {len(payload)} bytes, of at most {self._max_bytes} with this sampler.prefetch: not published",
+                f"a batch of {len(payload)} bytes exceeds {self._max_bytes}, the limit with this sampler.prefetch: not published",
                 self._max_bytes,
             )
         ack = await self._transport.publish(

@@ -219,7 +219,7 @@ class SamplerService:
         except StreamFull as error:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
-            raise Conflict(f"batch {plan.number} was in the log already")
+            raise Conflict(f"batch {plan.number} is already in the log")
         self._tell_of_moves(loaded.steering, state.steering)
         loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
         loaded.memory.advance()

@@ -28,7 +28,7 @@ def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
             "replayable_group_gone",
             rollout_id=rollout_id_of(entry.group_id),
             stream_seq=entry.seq,
-            consequence="not replayed; it was trained on before",
+            consequence="it is not replayed; it has been trained on before",
         )
 
 

@@ -329,8 +329,8 @@ def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> A
     odd = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.ndim != 2]
     if odd:
         raise ValueError(
-            f"trainer.lora adapts {plain_name(odd[0])}, whose factors are no matrices, and generators add only such to a layer: "
-            'set trainer.lora.publish = "merged", or leave the layer out of trainer.lora.target_modules'
+            f"trainer.lora adapts {plain_name(odd[0])}, whose factors are not matrices, and generators support only matrices: "
+            'set trainer.lora.publish = "merged", or omit the layer from trainer.lora.target_modules'
         )
     try:
         base = base_fingerprint(config.model.path, config.model.revision)

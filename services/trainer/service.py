@@ -196,7 +196,7 @@ class _Training:
             remedy = "lower trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
             if self._turns is not None:
                 # One that was killed in its turn may not have given its memory back yet.
-                raise RuntimeError(f"{problem}: trying again from the last checkpoint; should it stay so, {remedy}") from error
+                raise RuntimeError(f"{problem}: retrying from the last checkpoint; if it persists, {remedy}") from error
             raise FatalError(f"{problem}: {remedy}") from None
         if trained is None:
             return
@@ -222,8 +222,8 @@ class _Training:
         self._context.status.state("waiting for a checkpoint")
         self._log.error(
             "training_waits",
-            reason="no checkpoint can be written, and the batch log would forget batches that none holds",
-            remedy=f"free space at {self._checkpoints.store.folder}; training goes on by itself",
+            reason="no checkpoint can be written, and the batch log would drop batches that no checkpoint contains",
+            remedy=f"free space at {self._checkpoints.store.folder}; training then continues automatically",
         )
         while self._checkpoints.holds_up and not self._context.stopping.is_set():
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)

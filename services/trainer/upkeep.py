@@ -72,7 +72,7 @@ class Upkeep:
         try:
             await self._publisher.read_pointer()
         except MessageError as error:
-            raise FatalError(f"the policy pointer cannot be read ({error}): run all services in the same version") from None
+            raise FatalError(f"the policy pointer cannot be read ({error}): run the same version of all services") from None
         await self._announce()
 
     async def checkpoint(self) -> None:
@@ -103,7 +103,7 @@ class Upkeep:
         try:
             await self._publisher.prune()
         except (PolicyStoreError, TransportError) as error:
-            self._log.warning("policies_not_pruned", reason=str(error), consequence="tried again after the next policy")
+            self._log.warning("policies_not_pruned", reason=str(error), consequence="retried after the next policy")
         if log_exhausted and self._checkpoints.failing:
             await self.checkpoint()
 
@@ -134,7 +134,7 @@ class Upkeep:
             self._log.warning(
                 "policy_steps_back",
                 reason=f"the batch log ends at {version}, but policy {old.version} was published: batches between them are lost",
-                consequence=f"generators go back to policy {version}",
+                consequence=f"generators return to policy {version}",
             )
         await self._publisher.publish(self._write_policy, self.position)
         self._confirmed = version
@@ -142,7 +142,7 @@ class Upkeep:
         published = self._publisher.pointer
         assert published is not None
         if decision == "confirm" and old is not None and old.sha256 != published.sha256:
-            self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
+            self._log.warning("policy_published_again", version=version, reason="repeating the batches did not give the same bytes")
 
     async def _answer_refusal(self) -> None:
         """Publish the newest policy as a full copy where a generator says that it cannot be

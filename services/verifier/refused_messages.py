@@ -46,7 +46,7 @@ class RefusedMessages:
                 sender=refused.sender,
                 groups=TOLD_AFTER,
                 detail=detail,
-                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show --all)",
+                remedy="configure the same [[tasks]] on both nodes, or set verifier.accept (see swarm config show --all)",
             )
         self._figures.border.other_tasks(self._other_tasks.count())
         if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
@@ -59,7 +59,7 @@ class RefusedMessages:
                 reason=reason,
                 detail=detail,
                 seconds=refused.quarantined_s,
-                remedy="it is let in again by itself; `swarm ban` keeps it out",
+                remedy="it is admitted again automatically; `swarm ban` shuts it out",
             )
 
     def _tell_of_another_swarm(self, refused: Refused) -> None:

@@ -100,7 +100,7 @@ class SenderWatch:
             "bans_unreadable",
             reason=reason,
             consequence="no foreign group is taken in" if self._border.bans.unreadable else "the earlier bans stay in force",
-            remedy="start the version that wrote the list, or write another: `swarm ban NAME --anew`",
+            remedy="start the version that wrote the list, or start a new one: `swarm ban NAME --anew`",
         )
 
     async def exchange(self) -> None:
@@ -137,4 +137,4 @@ class SenderWatch:
             if self._roster.reload():
                 self._log.info("roster", nodes=len(self._roster))
         except RosterError as error:
-            self._log.error("roster_unusable", reason=str(error), consequence="the roster read before stays in force")
+            self._log.error("roster_unusable", reason=str(error), consequence="the previous roster stays in force")

@@ -88,7 +88,9 @@ class SharedReputation:
         try:
             return decode(entry.value, ReputationState), entry.revision
         except MessageError as error:
-            self._log.error("reputation_unreadable", reason=str(error), consequence="it is made anew from what this replica knows")
+            self._log.error(
+                "reputation_unreadable", reason=str(error), consequence="it is created anew from what this replica knows"
+            )
             return ReputationState(), entry.revision
 
     async def _findings(self) -> TrainerFindings | None:
@@ -99,5 +101,5 @@ class SharedReputation:
             return decode(entry.value, TrainerFindings)
         except MessageError as error:
             self._unreadable_revision = entry.revision
-            self._log.error("findings_unreadable", reason=str(error), remedy="run all of a node's services in one version")
+            self._log.error("findings_unreadable", reason=str(error), remedy="run the same version of all of a node's services")
             return None

@@ -106,7 +106,7 @@ class SwarmReader:
         try:
             return decode(entry.value, IntakeCursor).position, entry.revision
         except MessageError as error:
-            log.warning("intake_cursor_unreadable", reason=str(error), consequence="the stream is read from its beginning")
+            log.warning("intake_cursor_unreadable", reason=str(error), consequence="reading the stream from its beginning")
             return 0, entry.revision
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:

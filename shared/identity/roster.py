@@ -1,5 +1,5 @@
-"""The roster: which names a node admits and their keys, as lines `name key [note]`; `#` starts a
-comment.
+"""The roster: the names that a node admits, with their keys, as lines `name key [note]`; `#` starts
+a comment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""LoRA adapters as a policy file: their factors alone, in float32 under peft's names, what they
-are, and which base they are for.
+"""LoRA adapters as a policy file: only their factors, in float32 under peft's names, with a
+description and the base model they are for.
 
-A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds all
-weights. Whoever has the base model adds scaling x B x A to each adapted layer's output, so that
+A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds full
+weights. A reader with the base model adds scaling x B x A to each adapted layer's output, so
 nothing is rounded into the base's weights.
 """
 

@@ -1,5 +1,5 @@
-"""A model's configuration, as transformers reads it, with bounds: what states no model that can be
-computed is refused at once.
+"""A model's configuration, as transformers reads it, with bounds: one that cannot describe a
+computable model is refused at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Questions, answers and plausible wrong answers for the supervised start of the toy base policy.
 
-Three splits never meet: the held-out set is fixed, and whoever draws tasks for training skips every
-question whose text is in it, because small configurations repeat questions under different seeds.
+The three splits never overlap: the held-out set is fixed, and training skips every question whose
+text is in it, because small configurations repeat questions under different seeds.
 """
 
 from __future__ import annotations

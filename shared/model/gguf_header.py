@@ -1,8 +1,8 @@
-"""What a GGUF file says of itself before its weights: metadata, and where each tensor lies. Nothing
+"""The part of a GGUF file before its weights: metadata, and the position of each tensor. Nothing
 else of the file is read.
 
 The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and
-3). Read here with bounds, since libraries answer a file that ends too soon with an error of their
+3). It is read here with bounds, because libraries respond to a truncated file with errors of their
 own, or with zeros.
 """
 

@@ -1,7 +1,8 @@
-"""Whether `transformers` makes the model that a GGUF file means, judged by the file's header alone.
+"""Whether `transformers` builds the model that a GGUF file describes, judged by the file's header
+alone.
 
-What `transformers` does not know it leaves out without a word: tensors, scaled rotary positions,
-parts of a split file. Each would give a folder that loads and computes something else.
+`transformers` silently omits what it does not know: tensors, scaled rotary positions, parts of a
+split file. Each would give a folder that loads and computes something else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What an import will read and write, judged before weights are read: headers, configuration,
-sizes, room.
-"""
+"""Plans an import and checks it before weights are read: headers, configuration, sizes, room."""
 
 from __future__ import annotations
 

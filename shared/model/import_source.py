@@ -1,5 +1,5 @@
-"""What `swarm model import SOURCE` means by SOURCE: a GGUF file, a folder, an installed Python
-package, or a name on the hub.
+"""Resolves SOURCE of `swarm model import`: a GGUF file, a folder, an installed Python package, or a
+name on the hub.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Make of a GGUF file or a Hugging Face folder the folder that the trainer and every engine load:
-safetensors, config, tokenizer.
+"""Converts a GGUF file or a Hugging Face folder to the folder that the trainer and every engine
+load: safetensors, config, tokenizer.
 
-What could be wrong is looked for before weights are read (headers, sizes), and what was read is
-held against the headers: a parameter that the source does not hold would be filled with random
-numbers, and nothing would say so.
+Problems are looked for before weights are read (headers, sizes), and the result is compared with
+the headers: a parameter missing from the source would otherwise be silently filled with random
+numbers.
 """
 
 from __future__ import annotations

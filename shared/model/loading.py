@@ -1,5 +1,5 @@
-"""Load any causal language model and its tokenizer by folder or hub name, and say clearly why when
-that cannot be done.
+"""Loads any causal language model and its tokenizer by folder or hub name, with a clear error if
+that fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading with other people's libraries: quietly, and with one kind of error."""
+"""Reads with third-party libraries: without their output, and with one kind of error."""
 
 from __future__ import annotations
 

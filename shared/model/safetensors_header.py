@@ -1,5 +1,5 @@
-"""Whether a folder's weights are there as a whole, from the headers of its safetensors files: no
-weight is read.
+"""Whether a folder's weights are complete, from the headers of its safetensors files; no weight is
+read.
 """
 
 from __future__ import annotations

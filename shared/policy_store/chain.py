@@ -1,9 +1,9 @@
-"""Policies as a full copy now and then (an anchor) and what changed from one to the next in
-between, over any policy store.
+"""Policies as an occasional full copy (an anchor) and the deltas from one to the next in between,
+over any policy store.
 
-A pointer names its anchor and all deltas since, so that a reader needs nothing else: it begins with
-the newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses
-the result only if its sha256 is what the pointer says.
+A pointer names its anchor and all deltas since, so a reader needs nothing else: it starts with the
+newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses the
+result only if its sha256 is the pointer's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`nats://`: policies as chunks in a stream of the node plane, where trainer and generators share
-no volume.
+"""`nats://`: policies as chunks in a stream of the node plane, for trainers and generators without
+a shared volume.
 
-Each chunk is one message whose headers say which publication it belongs to and its place in it.
-After the chunks, a catalogue of all stored policies is published on a second subject of the stream;
-its newest message is all a restarted trainer needs to prune. The pointer's uri names the first and
-last position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. Reading is batched
-direct get of positions, in parallel with hashing and writing (nats-py's own object store took 40
-times as long).
+Each chunk is one message whose headers name its publication and its position in it. After the
+chunks, a catalogue of all stored policies is published on a second subject of the stream; a
+restarted trainer needs only its newest message to prune. The pointer's uri names the first and last
+position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. They are read by batched
+direct get of positions, in parallel with hashing and writing (nats-py's object store took 40 times
+as long).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     <sha256>.safetensors          the weights
     v<version>.<sha256>.version   empty; says that this version consists of that file
 
-Both appear by rename or creation, so a reader sees a whole file or none. The version's mark is made
-first: a writer that is killed between the two leaves a mark without weights, which the next `prune`
-removes, never weights that nothing remembers.
+Both appear by rename or creation, so a reader sees a whole file or none. The version's marker is
+created first: if a writer is killed between the two, it leaves a marker without weights, which the
+next `prune` removes, and never weights without a marker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What makes a program a service: start-up, logs, health, metrics, status, orderly end (`main`),
-and restart (`supervise`).
+"""What turns a program into a service: start-up, logs, health, metrics, status, orderly shutdown
+(`main`), and restart (`supervise`).
 
 What a service does is in its own folder under `services/`.
 """

@@ -1,9 +1,9 @@
-"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym
-in this process or by an installed package (`swarm.task_sources`), or looked up in the rows of a
-file that this process's own configuration brought (`file_rows`).
+"""Derives a task (question, reference answer and metadata) from its reference, by reasoning-gym in
+this process, by an installed package (`swarm.task_sources`), or from the rows of a file in this
+process's own configuration (`file_rows`).
 
 The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over
-sets of strings, so that their items depend on Python's hash seed; they are derived only where
+sets of strings, so their items depend on Python's hash seed; they are derived only if
 `PYTHONHASHSEED=0` (`HASH_ORDERED`).
 """
 

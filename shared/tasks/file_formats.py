@@ -1,5 +1,5 @@
-"""Which files a task source names, and their rows one by one: JSON lines, Parquet, and the folders
-of Hugging Face `datasets`.
+"""Lists the files of a task source and reads their rows one by one: JSON lines, Parquet, and the
+folders of Hugging Face `datasets`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tasks from a file of the user's own: `[[tasks]]` with `source = "file"`.
+"""Tasks from the user's own file: `[[tasks]]` with `source = "file"`.
 
-The file is read once, at the start, into question and answer as text. Its rows name themselves: the
-dataset is called `file_` and the first 40 digits of a hash over all of them in order, so that nodes
-with the same rows, in whatever format, have the same tasks, and a reference to rows that a node
-does not have can never be mistaken for one to those that it has.
+The file is read once, at the start, into question and answer as text. The rows name the dataset:
+`file_` and the first 40 digits of a hash over all of them in order. So nodes with the same rows, in
+whatever format, have the same tasks, and a reference to rows that a node does not have can never be
+mistaken for one to its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A value from a file as text: the same value gives the same text, whatever format it was stored
-in.
+"""Converts a value from a file to text: the same value gives the same text, whatever format it was
+stored in.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The default verifier: reasoning-gym's scorer for the dataset, or one of our own, between the
-checks of its `Form`.
+"""The default verifier: reasoning-gym's scorer for the dataset, or this project's, with the checks
+of its `Form` before and after.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Claim checks: a payload too large for one message lies in chunks in a companion stream, the
-message only refers to it.
+"""Claim checks: a payload too large for one message is stored in chunks in a companion stream, and
+the message only refers to it.
 
-The reference travels in a header (`reference`), so that a reader knows the size before it fetches
-anything. Who publishes stores the chunks first, so that a stored message never refers to chunks
-that were not stored, and sealed (`seal`), so that nobody reads them before that message has its
-place. Chunks whose message never came (the publisher was killed in between) are swept with
+The reference is in a header (`reference`), so a reader knows the size before it fetches anything.
+The publisher stores the chunks first, so that a stored message never refers to chunks that were not
+stored, and encrypted (`seal`), so that nobody reads them before the message has its position.
+Chunks whose message never arrived (the publisher was killed in between) are removed by
 `sweep_before`.
 
-A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one
+A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, within one
 deadline for the whole, and only chunks stored under the message's own subject count: nobody can
-make others read what a third one published.
+make others read what a third party published.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where key-value buckets lie (ADR-8): a bucket is a stream, a key one of its subjects."""
+"""How key-value buckets are stored (ADR-8): a bucket is a stream, and a key is one of
+its subjects.
+"""
 
 from __future__ import annotations
 

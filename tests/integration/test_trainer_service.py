@@ -267,7 +267,9 @@ async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remed
     config = node_config(model, tmp_path, trainer={"max_steps": 9})
     await set_up(transport, some_batches(tokenizer, 5))
     await transport.purge(STREAM, 2)
-    with pytest.raises(FatalError, match="batch 1 is missing .* goes on with batch 3, and there is no checkpoint. Restore"):
+    with pytest.raises(
+        FatalError, match="batch 1 is missing .* the log continues with batch 3, and there is no checkpoint. Restore"
+    ):
         await Life(config, transport).end()
     await transport.purge(STREAM, 5)
     with pytest.raises(FatalError, match="nothing is left of it"):
@@ -279,7 +281,7 @@ async def test_a_message_that_is_no_batch_is_a_fatal_error(
 ) -> None:
     await set_up(transport)
     await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
-    with pytest.raises(FatalError, match="is no batch that this version can read .*malformed"):
+    with pytest.raises(FatalError, match="is not a batch that this version can read .*malformed"):
         await Life(node_config(model, tmp_path), transport).end()
 
 

@@ -233,9 +233,9 @@ def test_what_is_said_to_have_no_effect_changes_nothing_but_rounding_and_elsewhe
 @pytest.mark.parametrize(
     ("trainer", "words"),
     [
-        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip acts on objectives that clip, and cispo does not"),
-        ({"objective": "rloo", "advantage_scale": "batch"}, "rloo centres each group on the others' mean"),
-        ({"objective": "dapo", "objective_options": {"tau": 0.1}}, "objective_options are for an objective of your own"),
+        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip is for objectives that clip, and cispo does not"),
+        ({"objective": "rloo", "advantage_scale": "batch"}, "rloo centres each reward on the mean of the others"),
+        ({"objective": "dapo", "objective_options": {"tau": 0.1}}, "objective_options are for installed objectives"),
     ],
 )
 def test_what_an_objective_cannot_do_is_refused_by_config_check_and_by_the_trainer(trainer: dict[str, Any], words: str) -> None:

@@ -56,7 +56,9 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
     except ValueError as error:
         raise EngineError(str(error)) from error
     if not isinstance(engine, Engine):
-        raise EngineError(f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that makes an Engine")
+        raise EngineError(
+            f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that returns an Engine"
+        )
     return TurnTakingEngine(engine, turns) if turns is not None and engine.shares_device else engine
 
 

@@ -39,8 +39,8 @@ def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revisio
         raise PolicyLoadError(str(error)) from None
     if adapters.base != base:
         raise PolicyLoadError(
-            f"policy file {weights_file}: its adapters were trained on a base model with other weights than {model_path} has: give "
-            "trainer and generator the same files under model.path"
+            f"policy file {weights_file}: its adapters were trained on a base model with other weights than {model_path}: use the "
+            "same model.path files for trainer and generator"
         )
     _check_shapes(weights_file, shapes, adapters, model)
     return adapters, modules
@@ -136,8 +136,8 @@ def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
             "adapters_beside_another_dtype",
             trainer=adapters.dtype,
             generator=mine,
-            consequence="samples are of a slightly different policy than the one that is trained",
-            remedy="give trainer and generator the same model.dtype",
+            consequence="samples come from a slightly different policy than the one being trained",
+            remedy="use the same model.dtype for trainer and generator",
         )
 
 
@@ -174,7 +174,7 @@ def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], ada
     for module, pair in factors.items():
         weight = model.tensor_shapes.get(f"{module}.weight")
         if weight is None:
-            raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model has not: {_REMEDY}")
+            raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model does not have: {_REMEDY}")
         first, second = pair.get("A", ()), pair.get("B", ())
         fits = len(first) == len(second) == len(weight) == 2 and first[0] == second[1] == adapters.rank
         wanted = weight[::-1] if f"{module}.weight" in model.transposed_names else weight

@@ -179,7 +179,7 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
         if not problem:
             return way
         found.append(f"{way.name}: {problem}")
-    raise UnsafeModel("no way of sampling gives the logprobs of a text computed alone (" + "; ".join(found) + ")")
+    raise UnsafeModel("no sampling method gives the same logprobs as computing each text alone (" + "; ".join(found) + ")")
 
 
 def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -212,7 +212,7 @@ def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, ro
         except Exception as error:  # noqa: BLE001
             raise UnsafeModel(f"it does not compute a text without a cache ({type(error).__name__}: {error})") from error
         if problem := _difference(longer[:-1], shorter, rounded):
-            raise UnsafeModel(f"it is no causal model: a later token moves earlier logprobs ({problem})")
+            raise UnsafeModel(f"it is not a causal model: a later token changes earlier logprobs ({problem})")
         rows.append(longer[:-1])
     return torch.stack(rows)
 

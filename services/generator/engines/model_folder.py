@@ -50,7 +50,7 @@ class ModelFolder:
             if not 0 < len(prompt) < self.context_length:
                 raise EngineError(
                     f"prompt {index} has {len(prompt)} tokens, the context holds {self.context_length} with at least one of each: "
-                    "raise max_model_len or leave the task out"
+                    "raise max_model_len or omit the task"
                 )
         return [min(max_new_tokens, self.context_length - len(prompt)) for prompt in prompts]
 

@@ -89,7 +89,7 @@ class TurnTakingEngine(Engine):
 
     def _within(self) -> Engine:
         if not self._inside:
-            raise EngineError(f"engine {self.name}: called outside of a turn on its device: use it within Engine.turn()")
+            raise EngineError(f"engine {self.name}: called outside a turn on its device: call it within Engine.turn()")
         return self._engine
 
     async def _begin(self) -> None:

@@ -52,8 +52,8 @@ class VllmAdapters:
 
         if adapters.rank > self._rank:
             raise PolicyLoadError(
-                f"policy file {weights_file}: adapters of rank {adapters.rank}, and this vLLM was started for rank "
-                f"{self._rank}: give trainer and generator the same trainer.lora settings"
+                f"policy file {weights_file}: adapters of rank {adapters.rank}, but this vLLM was started for rank "
+                f"{self._rank}: use the same trainer.lora settings for trainer and generator"
             )
         number = next(self._numbers)
         folder = Path(self._folder.name) / str(number)
@@ -94,7 +94,7 @@ class VllmAdapters:
             with suppress(Exception):
                 await self._process.vllm.remove_lora(request.lora_int_id)
             raise PolicyLoadError(
-                f"policy {version}: vLLM would pass by {len(unused)} of its adapted layers, first {min(unused)}: {MERGED}"
+                f"policy {version}: vLLM would ignore {len(unused)} of its adapted layers, first {min(unused)}: {MERGED}"
             )
 
     async def close(self) -> None:

@@ -57,8 +57,8 @@ class VllmEngine(Engine):
             await self.close()
             raise EngineError(
                 f"vLLM did not start with {settings.model_path} ({type(error).__name__}: {error}): its log above says why; "
-                "often too little memory, or a key-value cache too small for the context (then lower max_model_len)"
-                + (f"; or it has no adapters for this model: {MERGED}" if settings.adapter_rank else "")
+                "often there is too little memory, or the key-value cache is too small for the context (lower max_model_len)"
+                + (f"; or it does not support adapters for this model: {MERGED}" if settings.adapter_rank else "")
             ) from error
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
@@ -119,8 +119,8 @@ class VllmEngine(Engine):
             return
         if self._settings.adapter_rank:
             raise PolicyLoadError(
-                f"policy file {weights_file}: holds all weights, and this vLLM was started for adapters: give trainer and "
-                "generator the same trainer.lora settings"
+                f"policy file {weights_file}: holds full weights, but this vLLM was started for adapters: use the same "
+                "trainer.lora settings for trainer and generator"
             )
         await asyncio.to_thread(check_policy_file, weights_file, folder)
         async with self._gate.swapping(self._settings.swap_timeout_s):
@@ -162,7 +162,7 @@ class VllmEngine(Engine):
 
     def _refuse_half_loaded(self) -> None:
         if self._half_loaded:
-            raise EngineError(f"the load of {self._half_loaded} broke off: load a policy again or restart the generator")
+            raise EngineError(f"loading {self._half_loaded} was interrupted: load a policy again or restart the generator")
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
         from vllm import SamplingParams as VllmSamplingParams

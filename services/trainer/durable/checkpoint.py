@@ -127,7 +127,7 @@ class CheckpointStore:
                 reasons.append(str(error))
         if reasons:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} can be used ({'; '.join(reasons)}): restore one from a copy, or choose another "
+                f"no checkpoint in {self.folder} can be used ({'; '.join(reasons)}): restore one from a backup, or choose another "
                 "node.run to start from the base policy"
             )
         return None, []

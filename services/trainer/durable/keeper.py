@@ -93,7 +93,7 @@ class CheckpointKeeper:
         try:
             await self._batches.forget(self.store.replay_seq())
         except TransportError as error:
-            self._log.warning("batch_log_not_purged", reason=str(error), consequence="tried again at the next checkpoint")
+            self._log.warning("batch_log_not_purged", reason=str(error), consequence="retried at the next checkpoint")
         self._seconds = time.perf_counter() - started
         self._log.info("checkpoint", step=self.written, seconds=round(self._seconds, 3))
 
@@ -111,7 +111,7 @@ class CheckpointKeeper:
             entry = await self._context.node.kv.get(node_bucket(self._config.node.id), EVAL_KEY)
             return decode(entry.value, EvalReport) if entry is not None else None
         except (TransportError, MessageError) as error:
-            self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint stays as it is")
+            self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint is unchanged")
             return None
 
 

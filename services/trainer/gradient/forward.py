@@ -59,7 +59,7 @@ def completion_logprobs(
     shared and the attention cannot.
     """
     if not temperature > 0.0:
-        raise ValueError(f"temperature is {temperature}: behaviour logprobs need one that is more than 0")
+        raise ValueError(f"temperature is {temperature}: behaviour logprobs need one above 0")
     positions, targets = rows.predicted_from[rows.mask], rows.targets[rows.mask]
     head = output_layer(model)
     if separate_head is not None and head is not None and separate_head.is_used(head, len(positions)):
@@ -205,7 +205,7 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
         dtype = next(model.parameters()).dtype
         return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
     raise ValueError(
-        f"attention {implementation!r} takes no mask of one's own, so completions cannot share a row: "
+        f"attention {implementation!r} does not accept a custom mask, so completions cannot share a row: "
         "use sdpa, or plan rows with shared_prompt=False"
     )
 

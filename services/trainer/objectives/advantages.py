@@ -146,5 +146,5 @@ def _check_finite(group_rewards: Sequence[Sequence[float]]) -> None:
         if not all(math.isfinite(reward) for reward in rewards):
             raise ValueError(
                 f"group {index} has a reward that is not finite ({list(rewards)}): "
-                "the verifier must refuse such scores before they reach the trainer"
+                "the verifier must refuse such rewards before they reach the trainer"
             )

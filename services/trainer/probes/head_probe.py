@@ -49,7 +49,7 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
         structlog.get_logger("trainer").warning(
             "logits_not_chunked",
             reason=str(reason),
-            consequence="all logits of a forward pass are held at once: lower trainer.token_budget if they do not fit",
+            consequence="all logits of a forward pass are kept in memory at once: lower trainer.token_budget if they do not fit",
         )
         return None
 
@@ -63,7 +63,7 @@ def probed(model: nn.Module) -> SeparateHead:
     if type(head) is not nn.Linear:
         raise NotSeparate(f"the output layer is a {type(head).__name__}, not a plain linear layer")
     if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head):
-        raise NotSeparate("something hooks into the output layer")
+        raise NotSeparate("a hook is registered on the output layer")
     config = text_config(model)
     softcap = getattr(config, "final_logit_softcapping", None)
     transform = LogitTransform(

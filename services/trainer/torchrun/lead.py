@@ -61,7 +61,7 @@ class LeadingTrainer:
         while True:
             await asyncio.sleep(_BEAT_S)
             if os.getppid() != started_by and not context.stopping.is_set():
-                context.log.warning("launcher_gone", consequence="stopping: nobody would start again what fails")
+                context.log.warning("launcher_gone", consequence="stopping: nothing would restart a process that fails")
                 context.stopping.set()
             if self._followers.met:
                 if await asyncio.to_thread(self._followers.beat):

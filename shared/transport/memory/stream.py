@@ -1,4 +1,4 @@
-"""JetStream's rules as plain state, for `memory`: what is stored, refused and forgotten. No I/O.
+"""JetStream's rules as plain state, for `memory`: what is stored, refused and removed. No I/O.
 
 Time is an argument of the constructor, so that a test can move it.
 """

@@ -1,5 +1,5 @@
-"""What the client of a connection complains of: counted by kind, and logged once for as long as it
-repeats itself.
+"""The errors that a connection's client reports: counted by kind, and logged once while they
+repeat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a connection shows to a server and trusts of it: an nkey seed or NATS credentials, and a
+"""A connection's credentials and what it trusts: an nkey seed or NATS credentials, and a
 certificate authority.
 
-Every fault that trying again cannot mend is told as `AccessDenied`, with the file and the remedy.
+Every error that a retry cannot fix becomes `AccessDenied`, with the file and the remedy.
 """
 
 from __future__ import annotations

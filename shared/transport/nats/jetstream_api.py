@@ -1,9 +1,9 @@
-"""JetStream's JSON API: requests, typed errors, making streams and consumers as their owner wants
-them, and asking how they are.
+"""JetStream's JSON API: requests, typed errors, creating and updating streams and consumers, and
+reading their state.
 
 Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's
-`errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests hold
-only fields that it told us or that we know.
+`errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests contain
+only fields that the server returned or that we know.
 """
 
 from __future__ import annotations

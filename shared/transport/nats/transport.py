@@ -1,5 +1,5 @@
-"""The transport over NATS JetStream. What it promises stands in `base`; how it keeps it, in the
-modules it puts together.
+"""The transport over NATS JetStream. `base` documents its contract; the modules that it combines
+implement it.
 """
 
 from __future__ import annotations
