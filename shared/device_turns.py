@@ -63,7 +63,7 @@ class DeviceTurns:
             finally:
                 _unlock(door)
         except OSError as error:
-            raise TurnError(f"no turn on the device ({error}): see to node.var_dir, or unset model.device_turns") from error
+            raise TurnError(f"no turn on the device ({error}): check node.var_dir, or unset model.device_turns") from error
         with suppress(OSError):  # Told to others; a full disk must not keep the turn.
             os.ftruncate(self._held, 0)
             os.pwrite(self._held, f"{self._who} (process {os.getpid()})".encode(), 0)
@@ -128,7 +128,7 @@ def device_turns(config: NodeConfig, role: str) -> DeviceTurns | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FatalError(f"model.device_turns: {file.parent} cannot be made ({error}): see to node.var_dir") from None
+        raise FatalError(f"model.device_turns: {file.parent} cannot be created ({error}): check node.var_dir") from None
     return DeviceTurns(file, f"{role} of {config.node.id}")
 
 

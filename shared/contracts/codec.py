@@ -52,7 +52,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, OverflowError) as error:
         detail = str(error)[:200]
         if detail.endswith("$.schema`"):
-            raise MessageError("schema_version", f"{kind.__name__}: {detail}: update the older side") from None
+            raise MessageError("schema_version", f"{kind.__name__}: {detail}: update the older node") from None
         raise MessageError("malformed", f"{kind.__name__}: {detail}") from None
     return message
 

@@ -90,7 +90,7 @@ def training_examples(
     pools = [list(draw_examples(task, seed + position * SEED_STRIDE, attempts, held_out)) for position, task in enumerate(tasks)]
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
-            raise ValueError(f"{task.dataset}: no questions are left beside the held-out set: widen its config")
+            raise ValueError(f"{task.dataset}: all questions are in the held-out set: widen its config")
     return pools
 
 

@@ -102,7 +102,7 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
     old, new = _mapped(base), _mapped(target)
     start, tensors = _layout(new)
     if old.size != new.size or not np.array_equal(old[:start], new[:start]):
-        raise DeltaError(f"{target.name} has other tensors than {base.name}: there is no delta between them")
+        raise DeltaError(f"{target.name} has different tensors from {base.name}: no delta is possible")
     with ThreadPoolExecutor() as pool:
         digest = pool.submit(lambda: hashlib.sha256(new.data).hexdigest())
         sums = [pool.submit(zlib.crc32, new[offset : offset + size].data) for _, offset, size, _ in tensors]

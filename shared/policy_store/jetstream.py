@@ -90,7 +90,7 @@ class JetStreamStore:
             raise PolicyStoreError(f"{label}: not published: {error}: was {weights_file} deleted while being published?") from error
         except TransportError as error:
             raise PolicyStoreError(
-                f"{label}: not published: {error}: the old policy stays until the server takes this one"
+                f"{label}: not published: {error}: the old policy stays until the server accepts this one"
             ) from error
         return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
 
@@ -105,7 +105,7 @@ class JetStreamStore:
         match = _URI.fullmatch(pointer.uri)
         if match is None or match[1] != self._stream:
             raise PolicyStoreError(
-                f"{label}: its uri {pointer.uri} is not in {self._stream}: set policy_store.uri alike for trainer and generator"
+                f"{label}: its uri {pointer.uri} is not in {self._stream}: use the same policy_store.uri for trainer and generator"
             )
         target = into / f"{pointer.sha256}.safetensors"
         try:
@@ -116,7 +116,7 @@ class JetStreamStore:
         except OSError as error:
             raise PolicyStoreError(f"{label}: not downloaded: {cause_of(error, into)}") from error
         except TransportError as error:
-            raise PolicyStoreError(f"{label}: not downloaded: {error}: the old policy stays; trying again will do") from error
+            raise PolicyStoreError(f"{label}: not downloaded: {error}: the old policy stays; a retry is enough") from error
         return target
 
     async def prune(self, keep: Collection[int]) -> None:
@@ -182,7 +182,7 @@ class JetStreamStore:
             return decode(await self._transport.payload(newest), PolicyCatalogue).policies
         except MessageError as error:
             raise PolicyStoreError(
-                f"catalogue in {self._stream} is unreadable ({error}): delete the stream, it is made anew"
+                f"catalogue in {self._stream} is unreadable ({error}): delete the stream; it is created again"
             ) from None
 
     async def _write_catalogue(self, entries: list[PolicyChunks]) -> int:
@@ -269,7 +269,7 @@ def open_store(place: StorePlace) -> ChainStore:
     remedy = "set policy_store.uri to file:///folder or nats://"
     parts = urlsplit(place.uri)
     if parts.netloc or parts.path.strip("/"):
-        raise PolicyStoreError(f"policy store {place.uri}: policies go through nats.node_url, no server is named here: {remedy}")
+        raise PolicyStoreError(f"policy store {place.uri}: policies use nats.node_url, so the URI must not name a server: {remedy}")
     if place.transport is None:
         raise PolicyStoreError(f"policy store {place.uri}: not connected to the node plane: {remedy}")
     store = JetStreamStore(place.transport, place.node, place.replicas, create=place.create)

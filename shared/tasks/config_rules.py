@@ -55,7 +55,7 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
         if not key.isidentifier() or key.startswith("_") or len(key) > 64:
             raise ValueError(f"{key[:64]!r} is not the name of a setting")
         if key in refused:
-            raise ValueError(f"{key} may not be set: {refused[key]}; leave it out")
+            raise ValueError(f"{key} may not be set: {refused[key]}; omit it")
         _check(key, value, 0)
     return values
 

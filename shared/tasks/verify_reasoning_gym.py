@@ -24,7 +24,7 @@ def verifier(item: Item) -> AnswerScorer:
         raise TaskError("task_verifier", f"{item.task.ref.dataset}: a file has no scorer of its own; use exact, final_number, math")
     if not hasattr(item.dataset, "score_answer"):
         raise TaskError(
-            "task_verifier", f"{item.task.ref.dataset} has no scorer of its own; use exact, final_number, math or one of yours"
+            "task_verifier", f"{item.task.ref.dataset} has no scorer of its own; use exact, final_number, math or your own verifier"
         )
     judge = _Judge(item)
     return judge.score if judge.is_plain else judge.guarded_score

@@ -94,8 +94,9 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
     size = min(chunk_bytes, MAX_CHUNK_BYTES)
     if size < MIN_CHUNK_BYTES:
         raise TransportError(
-            f"the server's max_payload leaves {size} bytes for a chunk of a large payload, readers want {MIN_CHUNK_BYTES} or more: "
-            "raise max_payload in its configuration (1MB is the server's own default)"
+            f"the server's max_payload leaves {size} bytes for a chunk of a large payload, but readers require "
+            f"{MIN_CHUNK_BYTES} or more: "
+            "raise max_payload in its configuration (the server's default is 1MB)"
         )
     sha256, (hidden, seal) = await asyncio.to_thread(lambda: (hashlib.sha256(payload).hexdigest(), sealed(payload)))
     chunks = [hidden[start : start + size] for start in range(0, len(payload), size)]
@@ -141,7 +142,7 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
             parts = await _chunks(store, name, companion_subject(message.subject), reference, timeout_s)
             payload, found = await asyncio.to_thread(_assembled, parts, reference.seal)
     except TimeoutError:
-        raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not come within {timeout_s:g} s") from None
+        raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not arrive within {timeout_s:g} s") from None
     if found != reference.sha256:
         raise TransportError(
             f"blob in {name}: expected {reference.size_bytes} bytes with sha256 {reference.sha256[:8]}.., "
@@ -163,7 +164,9 @@ async def _chunks(store: ChunkStore, name: str, subject: str, reference: Referen
                 if message.seq != expected or message.inline is None:
                     raise _gone(name, expected)
                 if message.subject != subject:
-                    raise BadReference(f"blob in {name}: chunk {expected} lies under {message.subject}, not {subject}: refused")
+                    raise BadReference(
+                        f"blob in {name}: chunk {expected} is stored under {message.subject}, not {subject}: refused"
+                    )
                 parts.append(message.inline)
                 left -= len(message.inline)
                 _check_size(name, parts, reference, left)

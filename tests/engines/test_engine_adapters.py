@@ -175,9 +175,9 @@ FAULTS: dict[Spoil, str] = {
     unknown_layer: "adapts model.layers.9.mlp.down_proj, which this model does not have",
     other_rank: "and the rank 5",
     other_width: r"have shapes \(5, 7\)",
-    a_weight_besides: "'model.norm.weight' is no LoRA factor's name",
+    a_weight_besides: "'model.norm.weight' is not the name of a LoRA factor",
     undescribed: "lacks|holds full weights",
-    described_otherwise: "what it says of its adapters cannot be read",
+    described_otherwise: "the description of its adapters cannot be read",
 }
 
 

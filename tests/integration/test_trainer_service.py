@@ -288,7 +288,7 @@ async def test_a_message_that_is_no_batch_is_a_fatal_error(
 async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
     await set_up(transport)
     config = node_config(tmp_path / "nowhere", tmp_path)
-    with pytest.raises(FatalError, match="is not a folder: check the spelling, bring a model in with"):
+    with pytest.raises(FatalError, match="is not a folder: check the spelling, import a model with"):
         await Life(config, transport).end()
 
 

@@ -133,7 +133,7 @@ async def test_a_file_that_cannot_be_locked_is_said_with_the_remedy(tmp_path: Pa
     elif fault == "link":
         file.symlink_to(tmp_path / "elsewhere")
     turns = DeviceTurns(file, "me")
-    with pytest.raises(TurnError, match="see to node.var_dir, or unset model.device_turns"):
+    with pytest.raises(TurnError, match="check node.var_dir, or unset model.device_turns"):
         await turns.take()
     assert not (tmp_path / "elsewhere").exists()
     if fault != "gone":

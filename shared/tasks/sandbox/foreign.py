@@ -96,7 +96,7 @@ class ForeignLane:
                 except Exception:
                     # `_serve` has failed the group at work and ended its process; the lane goes on.
                     self.replaced += 1
-                    _log.exception("a process for foreign groups is started again")
+                    _log.exception("a process for foreign groups is restarted")
                     child = await self._start_child()
         except SandboxError as error:
             if all(runner.done() for runner in self.runners if runner is not asyncio.current_task()):

@@ -59,7 +59,7 @@ def install(*, forking: bool) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
         cause = errno.errorcode.get(ctypes.get_errno(), "refused")
-        raise SeccompUnavailable(f"the kernel takes no filter ({cause}); run on a kernel with CONFIG_SECCOMP_FILTER")
+        raise SeccompUnavailable(f"the kernel accepts no filter ({cause}); run on a kernel with CONFIG_SECCOMP_FILTER")
 
 
 def program(machine: str, *, forking: bool) -> bytes:

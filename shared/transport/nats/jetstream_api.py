@@ -142,8 +142,9 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any]) -> No
     except ApiError as error:
         if error.err_code == SUBJECTS_OVERLAP:
             raise TransportError(
-                f"{what}: another stream takes (part of) {', '.join(wanted['subjects'])}: list streams with `nats stream ls`, "
-                "remove the one that is in the way"
+                f"{what}: another stream has (some of) the subjects {', '.join(wanted['subjects'])}: list streams with `nats "
+                "stream ls` "
+                "and remove the conflicting one"
             ) from None
         if error.err_code != STREAM_NAME_IN_USE:
             raise
@@ -184,7 +185,7 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
             raise NotConnected(f"{what}: the stream does not exist: call ensure_stream first") from None
         raise TransportError(
             f"{what}: {error.description}: if it exists with settings that cannot be changed, remove it with "
-            f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are handed out again)"
+            f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are delivered again)"
         ) from None
 
 
