@@ -96,7 +96,7 @@ class Figures:
         self._load.observe(seconds)
 
     def policy_load_failed(self) -> None:
-        """A swap failed; the old policy goes on."""
+        """Count a failed swap; the old policy stays in use."""
         self._load_failures.inc()
         self._status.add(StatusFigure.POLICY_LOAD_FAILURES)
 

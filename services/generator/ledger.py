@@ -34,13 +34,13 @@ def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: in
 
 
 def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
-    """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the
+    """The `consumed_local` of `draws_allowed` when I moves; `groups_per_step` is the I that the
     sampler announced.
 
     With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m)
-    * I can be used in time: those batches have what they have, and every later one that policy
-    `version` is fresh enough for takes I. Nobody waits for ever: once all m are trained on,
-    (max_staleness + 1) * I >= I are allowed beyond what they consumed.
+    * I can be used in time: those batches are complete, and every later one for which policy
+    `version` is fresh enough takes I. Neither side waits for ever: once all m have been trained on,
+    (max_staleness + 1) * I >= I draws are allowed beyond what they consumed.
     """
     return position.consumed_local + (version - position.batch_number) * groups_per_step
 

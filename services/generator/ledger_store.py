@@ -35,7 +35,7 @@ class DrawLedger:
         """
 
     async def release_own(self) -> None:
-        """Give back what a former life of this replica had taken."""
+        """Return the draws that this replica claimed before its restart."""
         await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
 
     async def secret(self) -> bytes:

@@ -75,8 +75,8 @@ class PolicyFollower:
             await cancel_and_wait(watching)
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Return when a published policy answers, or after `timeout_s` when there is none yet (the
-        base policy answers).
+        """Return when a published policy is loaded, or after `timeout_s` if there is none yet (then
+        the base policy is used).
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -81,7 +81,7 @@ class GeneratorService:
             await self._engine.close()
 
     async def _started(self) -> bool:
-        """Start the engine in this process's turn; False where the service is stopped before."""
+        """Start the engine in this process's turn; False if the service is stopped before that."""
         try:
             async with AsyncExitStack() as turn:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))

@@ -41,8 +41,8 @@ class Prompter:
             )
 
     def key_draws(self, secret: bytes) -> None:
-        """Draw under a secret from now on; under b"" by the node's id and seed alone, which anybody
-        can do after it.
+        """Derive draws from `secret` from now on; with b"" only from the node's id and seed, so
+        that anyone can reproduce them.
         """
         self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
 

@@ -13,8 +13,8 @@ from services.sampler.pool import PoolEntry
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`plan` without the groups that it has no room for; `too_large` lists the new ones that alone
-    are larger than that.
+    """`plan` without the groups that do not fit; `too_large` lists the new ones that would not fit
+    even alone.
     """
 
     plan: BatchPlan

@@ -40,7 +40,7 @@ class ScoredLog:
         self._kept_bytes = 0
 
     def begin(self) -> None:
-        """Let go what was kept: the stream is read anew, and may have been made anew."""
+        """Discard what was kept: the stream is read again, and may have been created anew."""
         self._kept.clear()
         self._kept_bytes = 0
 

@@ -18,13 +18,13 @@ from services.sampler.strategies import Strategy
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
-    """The shares of which no entry was taken in as an established node's."""
+    """The shares none of whose entries was accepted from an established node."""
     return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
 
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
-    """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the
-    established leave.
+    """How many of `wanted` may be newcomers': `part` of them, rounded down but at least one, plus
+    what established nodes leave.
     """
     return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 

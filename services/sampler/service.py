@@ -187,7 +187,8 @@ class SamplerService:
             self._figures.waited(decision.reason, time.monotonic() - decided_at)
 
     async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
-        """Append the planned batch; False when a payload is gone and it must be planned anew."""
+        """Append the planned batch; False if a payload is gone and the batch must be planned
+        again."""
         started = time.monotonic()
         payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.replayed))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
@@ -244,7 +245,7 @@ class SamplerService:
             tell_of_move(self._context.log, was, becomes, after)
 
     async def _report(self, loaded: _Loaded) -> None:
-        """Tell the generator what was consumed and what comes next: it may be waiting for that."""
+        """Tell the generator what was consumed and what comes next, which it may be waiting for."""
         memory, moves = loaded.memory, self._steering_rules.moves_j
         position = SamplerPosition(
             batch_number=memory.next_number - 1,

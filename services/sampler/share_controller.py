@@ -42,8 +42,8 @@ _SMOOTHING = 0.5
 period's.
 """
 _STANDARD_ERRORS = 2.5
-"""Against the best of some ten smoothed values, noise alone falls that far about once in a hundred
-periods.
+"""Relative to the best of about ten smoothed values, noise alone falls that far about once in a
+hundred periods.
 """
 _FORGETTING = 0.1
 """Part of the way from the best to the present that a period forgets: a fall is held against

@@ -120,7 +120,7 @@ class Learner:
 
     @property
     def policy_metadata(self) -> dict[str, str]:
-        """What a file of `policy()` says besides its tensors."""
+        """The metadata for a file of `policy()`."""
         return {} if self._adapters is None else self._adapters.metadata()
 
     def policy(self) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ class Learner:
         return tensors
 
     def state(self) -> LearnerState:
-        """Everything that the next step depends on, besides the configuration."""
+        """Everything that the next step depends on, apart from the configuration."""
         random = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)

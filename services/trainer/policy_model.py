@@ -143,8 +143,8 @@ def _check_mergeable(adapted: Any) -> None:
 
 @torch.no_grad()
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether a layer that is called linear, and may compute in its own way, gives what a linear
-    layer gives.
+    """Whether a layer that is called linear, and may have its own implementation, computes what a
+    linear layer computes.
     """
     if type(layer).forward is nn.Linear.forward:
         return True

@@ -36,18 +36,18 @@ __all__ = [
 
 
 def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = None, **settings: Any) -> Engine:
-    """Make an engine, not yet started.
+    """Create an engine; it is not yet started.
 
     Args:
-        kind: its name; `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU,
-            transformers anywhere else.
+        kind: its name; `auto` is vLLM if its CUDA build is installed and there is a CUDA GPU,
+            otherwise transformers.
         model_path: model folder or hub name.
-        turns: compute in turns with the other processes on the device; an engine that is elsewhere
-            takes none.
+        turns: compute in turns with the other processes on the device; ignored by an engine that
+            runs elsewhere.
         settings: the other fields of `EngineSettings`.
 
     Raises:
-        EngineError: there is no such engine, it cannot be imported, or it lacks a setting.
+        EngineError: the engine is unknown, cannot be imported, or lacks a setting.
     """
     if kind == "auto":
         kind = "vllm" if has_cuda_vllm() else "transformers"

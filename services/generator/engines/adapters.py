@@ -76,7 +76,7 @@ class AdapterSlot:
         self._held = adapters, modules
 
     def clear(self) -> None:
-        """Answer with the base model alone."""
+        """Use the base model without adapters."""
         for name, module in list(self._model.named_modules()):
             if _is_adapted(module):
                 parent, _, child = name.rpartition(".")
@@ -127,8 +127,8 @@ class AdapterSlot:
 
 
 def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
-    """Say so where the engine has its base in another dtype than the trainer: then it is another
-    base by that rounding.
+    """Warn if the engine's base has another dtype than the trainer's: the rounding makes it a
+    different base.
     """
     mine = str(dtype).removeprefix("torch.")
     if mine != adapters.dtype:

@@ -31,8 +31,8 @@ _HALF_TOLERANCE = 0.05
 
 
 class UnsafeModel(Exception):
-    """No way to sample from this model gives the logprobs of its texts computed alone; the message
-    says what was found.
+    """No sampling method gives the same logprobs as computing each text alone; the message has the
+    findings.
     """
 
 
@@ -129,7 +129,7 @@ class BatchRows:
         return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, in this order; a row may occur more than once."""
+        """Continue with only these rows, in this order; a row may occur more than once."""
         if self._cache is not None:
             self._cache.reorder_cache(rows)
         self._ids = self._ids[rows]

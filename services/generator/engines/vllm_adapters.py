@@ -41,7 +41,7 @@ class VllmAdapters:
         self._forgetting: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
         self.request: Any = None
-        """vLLM's `LoRARequest` of the adapters that answer; None: the base model alone."""
+        """vLLM's `LoRARequest` of the current adapters; None: the base model without adapters."""
 
     @asynccontextmanager
     async def loaded(self, weights_file: Path, version: int, adapters: Adapters, modules: list[str]) -> AsyncIterator[None]:

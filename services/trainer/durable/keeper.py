@@ -71,7 +71,7 @@ class CheckpointKeeper:
         return self.failing and self._batches.wants_checkpoint
 
     async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
-        """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where
+        """Write a checkpoint of the state after `position`; calls `failed(kind, remedy, error)` if
         it cannot be written.
         """
         started = time.perf_counter()

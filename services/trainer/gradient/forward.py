@@ -74,17 +74,15 @@ def completion_logprobs(
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:
-    """What makes logits of hidden states, or None where the model names none; wrappers such as
-    LoRA's are looked through.
+    """The module that computes logits from hidden states, or None if the model names none; wrappers
+    such as LoRA's are unwrapped.
     """
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     return head
 
 
 def text_config(model: nn.Module) -> object:
-    """The configuration of the model's language part; wrappers such as LoRA's are looked
-    through.
-    """
+    """The configuration of the model's language part; wrappers such as LoRA's are unwrapped."""
     return model.config.get_text_config()  # type: ignore[operator, union-attr]
 
 
@@ -141,8 +139,8 @@ def _in_chunks(
 
 
 def _whole(parameter: object) -> Tensor:
-    """A sharded parameter put together; its gradient is the sum of all processes', each of which
-    keeps its part.
+    """A sharded parameter, gathered; its gradient is the sum over all processes, each of which
+    keeps its shard.
     """
     if isinstance(parameter, DTensor):
         return parameter.full_tensor(grad_placements=[Partial()])

@@ -74,13 +74,13 @@ def out_of_proportion(
 
 
 def foreign_scales(rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norms: Sequence[float]) -> list[float]:
-    """What to multiply each foreign group's loss with, given its gradient's norm alone.
+    """The factor for each foreign group's loss, given only the norm of its gradient.
 
-    1 up to `factor` times the typical norm; beyond, what makes it typical, so that to be over the
-    bound gains nothing over being ordinary; 0 where the norm is no number. Typical is the lower
-    median over all groups, each local one taken to have `local_norm / sqrt(local_groups)`, or that
-    norm itself where it is more: neither senders of large gradients nor of tiny ones move it while
-    they are the fewer.
+    1 up to `factor` times the typical norm; beyond that, the factor that makes the norm typical, so
+    that exceeding the bound gains nothing; 0 if the norm is not a number. Typical is the lower
+    median over all groups, where each local one counts as `local_norm / sqrt(local_groups)`, or as
+    `local_norm` if that is more. Neither senders of large gradients nor of tiny ones move it while
+    they are the minority.
     """
     typical_local = local_norm / math.sqrt(local_groups) if local_groups and math.isfinite(local_norm) else 0.0
     norms = [*filter(math.isfinite, foreign_norms), *([typical_local] * local_groups)]

@@ -125,7 +125,9 @@ def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
 
 
 def _checked(advantages_of: GroupAdvantages, rewards: Sequence[float]) -> list[float]:
-    """What somebody's own function says, refused where it would spoil the gradient."""
+    """The advantages of an installed objective's function, refused if they would spoil the
+    gradient.
+    """
     advantages = [float(each) for each in advantages_of(rewards)]
     if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
         raise ValueError(

@@ -58,8 +58,8 @@ class Parallel(Protocol):
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A sharded tensor put together in rank 0, and nothing (0 elements) elsewhere; a plain
-        tensor as it is.
+        """A sharded tensor gathered in rank 0, and empty (0 elements) elsewhere; a plain tensor
+        unchanged.
         """
         ...
 

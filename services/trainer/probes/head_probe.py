@@ -23,8 +23,8 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _HALF_TOLERANCE = 0.05
 _LARGE_LOGIT = 60.0
-"""To which the probe raises the largest logit, so that what acts on large ones only, such as a soft
-cap at 30, shows.
+"""The probe raises the largest logit to this value, so that effects on large logits, such as a soft
+cap at 30, are detected.
 """
 
 
@@ -56,8 +56,8 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
 
 @torch.no_grad()
 def probed(model: nn.Module) -> SeparateHead:
-    """The model's separate head, tried on a few tokens. Raises NotSeparate, or what a model raises
-    that cannot be tried.
+    """The model's separate head, tested on a few tokens. Raises NotSeparate, or the model's own
+    error if it cannot be tested.
     """
     head = output_layer(model)
     if type(head) is not nn.Linear:

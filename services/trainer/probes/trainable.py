@@ -28,8 +28,8 @@ _BEYOND = 16
 
 
 class UntrainableModel(ValueError):
-    """The model would be trained on other logprobs than it samples with; the message says what was
-    found and what helps.
+    """The model would be trained on other logprobs than it samples with; the message has the
+    findings and the remedy.
     """
 
 
