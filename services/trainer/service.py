@@ -41,8 +41,8 @@ _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
 _GRACE_S = 1.0
-"""How long a stopping trainer tries to tell others of its last step; what they miss they learn when
-it is back.
+"""How long a stopping trainer tries to publish its last step; what it cannot publish, it publishes
+after its restart.
 """
 
 
@@ -91,7 +91,7 @@ class _Training:
     async def start(
         cls, config: NodeConfig, context: ServiceContext, worker: TorchThread, learn: Callable[[NodeConfig], Learner]
     ) -> _Training:
-        """Load the model, the newest whole checkpoint, and learn what is published."""
+        """Load the model and the newest complete checkpoint, and read what is published."""
         gauges = TrainerGauges(context.registry)
         gauges.checkpoint_interval.set(config.trainer.checkpoint_every)
         try:
@@ -231,8 +231,8 @@ class _Training:
         self._context.status.state("training")
 
     async def _step_in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
-        """Train on `batch`, alone on the device where it is shared in turns; with the seconds
-        waited for that. None where the service is stopped first.
+        """Train on `batch`, with the device to itself if it is shared in turns; also returns the
+        seconds waited for the turn. None if the service is stopped first.
         """
         if self._turns is None:
             return await self._torch.run(lambda: self._learner.step(batch)), 0.0

@@ -28,9 +28,9 @@ from shared.transport.base import TransportError
 
 
 class Upkeep:
-    """Everything that is written after a step, and tried again while the next batch is waited for.
+    """Everything that is written after a step, and retried while waiting for the next batch.
 
-    position: what was trained on. findings: what the steps found out about senders.
+    position: the last batch trained on. findings: what the steps found out about senders.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Upkeep:
         self._delta_report = DeltaReport(gauges.delta_lost, context.log)
 
     async def begin(self) -> None:
-        """Learn what is published, and say where training goes on."""
+        """Read what is published, and log where training resumes."""
         try:
             await self._publisher.read_pointer()
         except MessageError as error:
@@ -145,7 +145,7 @@ class Upkeep:
             self._log.warning("policy_published_again", version=version, reason="repeating the batches did not give the same bytes")
 
     async def _answer_refusal(self) -> None:
-        """Publish the newest policy as a full copy where a generator says that it cannot be
+        """Publish the newest policy as a full copy if a generator reports that it cannot be
         fetched.
         """
         refusal = await self._publisher.refused(self.position)

@@ -19,7 +19,7 @@ class Bans:
         self._by_key: dict[str, Ban] = {}
         self._keys: dict[str, frozenset[str | None]] = {}
         self.unreadable = ""
-        """Why nobody knows who is banned: everybody is, until a list can be read."""
+        """Why the bans are unknown; until a list can be read, every sender counts as banned."""
 
     def count(self, now_s: float) -> int:
         """How many bans are in force."""

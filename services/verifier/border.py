@@ -61,8 +61,8 @@ class Candidate:
 
 
 Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
-"""Yields work that is pure, raises nothing and grows with the payload; wants its result sent. Its
-value is the verdict.
+"""A generator that yields pure work that never raises and grows with the payload, and expects its
+result to be sent back. Its return value is the verdict.
 """
 
 
@@ -113,7 +113,7 @@ class Border:
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
-        """`examination` in one go. Never raises, whatever the bytes."""
+        """Run `examination` to its end. Never raises, whatever the bytes."""
         examination, result = self.examination(subject, payload, now_s, seq), None
         while True:
             try:
@@ -229,7 +229,9 @@ class Border:
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse what `key` has signed, and blame it once, in `part`, where it is its fault."""
+        """Refuse a message that `key` has signed, and blame the key once, by `part`, if it is at
+        fault.
+        """
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
@@ -279,7 +281,7 @@ class _Opened:
 
 
 def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:
-    """Ask whoever drives the examination for the result of `work`."""
+    """Request the result of `work` from the caller that runs the examination."""
     result: T = yield work
     return result
 

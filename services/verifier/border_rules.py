@@ -22,7 +22,7 @@ Problem = tuple[Refusal, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderRules:
-    """The fixed part of what a node takes in; the names are those of `[verifier]`."""
+    """The fixed part of a node's acceptance rules; the names are those of `[verifier]`."""
 
     node: str
     accept: Accept

@@ -36,8 +36,8 @@ RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
 REFUNDED_BYTES = 2**20
-"""A smaller message that is refused cheaply gets its turns back, and so does who may not have sent
-it.
+"""For a smaller message that is refused cheaply, the turns are refunded, also to a named sender who
+may not have sent it.
 """
 
 FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
@@ -90,7 +90,7 @@ class Intake:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Look at the swarm for ever; does nothing on a node alone."""
+        """Read the swarm for ever; does nothing on a node without a swarm."""
         if self._config.nats.swarm_url is None:
             return
         try:
@@ -243,6 +243,6 @@ class Intake:
         return None
 
     def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Names that belong to nobody yet do not multiply the share of the key behind them."""
+        """Names that no key owns yet do not multiply the share of the key behind them."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)

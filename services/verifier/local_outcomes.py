@@ -16,7 +16,7 @@ from shared.transport.base import PubAck, StoredMessage, Transport
 
 
 class LocalOutcomes:
-    """Writes what became of local groups, each under a name of its own, so that a second try writes
+    """Stores the outcomes of local groups, each under its own message id, so that a retry stores
     nothing twice.
     """
 

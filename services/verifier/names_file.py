@@ -33,7 +33,7 @@ class NameLine(NamedTuple):
 
 
 class NamesFile:
-    """Reads what is new in the file, appends, and writes it anew when it has grown."""
+    """Reads new lines of the file, appends, and rewrites it when it has grown."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,9 +57,8 @@ class NamesFile:
             os.close(descriptor)
 
     def read(self) -> list[NameLine]:
-        """The whole lines that were not read before; all of them when another process has written
-        the file anew.
-        """
+        """The complete lines not read before; all lines if another process has rewritten the
+        file."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

@@ -36,8 +36,8 @@ SUSPECT = 48
 """Filled bins of the different long answers that are alike, from which on a group is refused."""
 
 TELLING = 96
-"""The same, from which on chance is no explanation and the sender is blamed: some hundred
-characters of text.
+"""The same, but the number from which coincidence is excluded and the sender is blamed: about a
+hundred characters of text.
 """
 
 _GROUP_BYTES = 800
@@ -58,7 +58,7 @@ class Text:
 
     @property
     def filled(self) -> int:
-        """How many bins hold something of its own."""
+        """How many bins hold text that is not common to the group."""
         return BINS - self.bins.count(0)
 
 
@@ -75,7 +75,7 @@ class Print:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes of memory."""
+        """Its approximate memory use."""
         return _GROUP_BYTES + _TEXT_BYTES * len(self.texts)
 
     @property
@@ -95,7 +95,9 @@ class Match:
 
 
 class Printer:
-    """Makes texts' prints under a salt, so that nobody can prepare texts against them."""
+    """Computes the fingerprints of texts with a salt, so that nobody can prepare texts against
+    them.
+    """
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -117,7 +119,7 @@ class Printer:
         return hashlib.blake2b(content, digest_size=16, key=self._salt).digest()
 
     def _least(self, codes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """Least hash per bin, all ones where a bin has none."""
+        """The smallest hash per bin, all ones in an empty bin."""
         least = np.full(BINS, np.iinfo(np.uint64).max, dtype=np.uint64)
         count = len(codes) - SHINGLE + 1
         if count < 1:

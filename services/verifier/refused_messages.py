@@ -27,12 +27,12 @@ class RefusedMessages:
         self._told_of: set[str | None] = set()
 
     def accepted(self, sender: str) -> None:
-        """Something of this sender was taken in."""
+        """Note that a group of this sender was accepted."""
         self._other_tasks.accepted(sender)
 
     def refuse(self, refused: Refused, message: StoredMessage, group_id: str = "") -> None:
-        """Count a refusal. `group_id` where the bytes were good enough to have one; else the log
-        names what the header claims.
+        """Count a refusal. `group_id`: the group's id, if it could be computed from the bytes;
+        otherwise the log shows the id that the header claims.
         """
         self._figures.border.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]

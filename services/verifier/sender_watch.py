@@ -68,8 +68,8 @@ class SenderWatch:
                 self._log.debug("bans_not_read", reason=str(error))
 
     async def look(self) -> None:
-        """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier
-        lists in force; where there is no earlier list of bans, nobody is let in.
+        """Read the bans and, if there is one, the roster. If one cannot be read, the previous list
+        stays in force; without a previous list of bans, no foreign group is accepted.
 
         Raises:
             TransportError: the node plane does not answer.

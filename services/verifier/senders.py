@@ -51,7 +51,7 @@ class _Caught:
 
 
 class Senders:
-    """Looks senders up in what is known of names, keys and their past."""
+    """Looks up senders in the records of names, keys and reputations."""
 
     def __init__(self, trust: Trust, reputation: Reputation, needed: int) -> None:
         """`needed`: accepted groups for a whole share."""

@@ -32,7 +32,8 @@ class FindingsReader:
         self._trust = trust
 
     def apply(self, found: Iterable[AbsurdText], after_batch: int, now_s: float) -> int:
-        """Apply what was found in batches after `after_batch`; returns the newest of them."""
+        """Apply the findings of batches after `after_batch`; returns the newest of these
+        batches."""
         newest = after_batch
         for each in found:
             if each.batch <= after_batch:

@@ -136,11 +136,11 @@ class SwarmReader:
 
 
 async def _answered(asked: Sequence[Awaitable[StoredMessage | None]]) -> list[StoredMessage | None]:
-    """The answers in order, None for a question that failed: it costs what it asked for, and not
-    the others their answers. The cursor has moved on by now.
+    """The replies in order, None for a request that failed, which does not affect the others. The
+    cursor has already moved on.
 
     Raises:
-        TransportError: not one was answered.
+        TransportError: no request was answered.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     failed = [answer for answer in answers if isinstance(answer, BaseException)]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 class Command(IntEnum):
-    """What all processes do next. BEAT: nothing, but everybody is there."""
+    """What all processes do next. BEAT: nothing; it only shows that every process is alive."""
 
     BEAT = 1
     STEP = 2

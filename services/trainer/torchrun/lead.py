@@ -18,8 +18,8 @@ _END_S = 3.0
 
 
 class LeadingTrainer:
-    """The trainer of `TrainerService`, whose learner computes with other processes. It alone speaks
-    to anybody outside.
+    """A `TrainerService` whose learner computes with other processes. Only it communicates with
+    anything outside.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -54,8 +54,8 @@ class LeadingTrainer:
         return LeadingLearner(config, self._followers)
 
     async def _watch(self, context: ServiceContext) -> None:
-        """Notice processes that are gone while there is nothing to compute, and pass on what only
-        they were told.
+        """While there is nothing to compute, detect lost processes and act on signals that only
+        they received.
         """
         started_by = os.getppid()
         while True:
