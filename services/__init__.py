@@ -1,6 +1,6 @@
-"""The four processes of a node, one folder each; each starts with `python -m services.<name>`.
+"""The four processes of a node, one folder each; start one with `python -m services.<name>`.
 
-They meet only in messages: no service imports another.
+They communicate only through messages: no service imports another.
 """
 
 import os

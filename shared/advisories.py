@@ -1,9 +1,9 @@
-"""What JetStream says of each request of its API (`$JS.EVENT.ADVISORY.API`), and whether anybody
-should have made it. Pure.
+"""JetStream's advisories about API requests (`$JS.EVENT.ADVISORY.API`), and whether anybody should
+have made a request. Pure.
 
-The format is `io.nats.jetstream.advisory.v1.api_audit`. The server says who asked: a client in the
-streams' account, with its kind and user; an account that imports the request, by its name alone; a
-reply that became a request comes from the streams' account and from no client.
+The format is `io.nats.jetstream.advisory.v1.api_audit`. The server says who made the request: a
+client in the streams' account, with its kind and user; or an account that imports the request, by
+its name alone. A reply that became a request comes from the streams' account and from no client.
 """
 
 from __future__ import annotations

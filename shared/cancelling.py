@@ -1,8 +1,8 @@
-"""Ending tasks for certain.
+"""Cancels tasks reliably.
 
-Before Python 3.12 `asyncio.wait_for` swallows a cancellation that meets the result it waits for:
-the task goes on as if nobody had asked it to end. Libraries wait like that too, so a task that was
-cancelled once has not ended until somebody has seen it end.
+Before Python 3.12 `asyncio.wait_for` swallows a cancellation that coincides with the result it
+waits for: the task then continues as if nobody had cancelled it. Libraries use it too, so a
+cancelled task has not ended until somebody has seen it end.
 """
 
 from __future__ import annotations

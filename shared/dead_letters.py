@@ -1,5 +1,5 @@
-"""A node's dead letters: local groups that were given up on, with the cause, how they get there,
-and the way back to the queue.
+"""A node's dead letters: local groups that were given up, with the cause; how they are stored and
+requeued.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Turns on a device that several processes of a machine share: one computes while the others wait
+"""Turns on a device shared by several processes of a machine: one computes while the others wait
 (`model.device_turns`).
 
-Two files are locked with `flock(2)`, so that a process that dies leaves nothing behind. Whoever
-wants the device waits in front of it with the second lock held, as the only one; the others wait at
-that door. Who gives the device up while others want it keeps away from the door for long enough
-that each of them has tried it: nobody has two turns while another waits for its first.
+Two files are locked with `flock(2)`, so a process that dies releases its locks. Whoever wants the
+device waits for it while holding the second lock, alone; the others wait for that second lock. A
+process that gives up the device while others want it keeps away from the second lock long enough
+for each of them to have tried it, so that nobody has two turns while another waits for its first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeviceTurns:
             finally:
                 _unlock(door)
         except OSError as error:
-            raise TurnError(f"no turn on the device ({error}): see to node.var_dir, or unset model.device_turns") from error
+            raise TurnError(f"no turn on the device ({error}): check node.var_dir, or unset model.device_turns") from error
         with suppress(OSError):  # Told to others; a full disk must not keep the turn.
             os.ftruncate(self._held, 0)
             os.pwrite(self._held, f"{self._who} (process {os.getpid()})".encode(), 0)
@@ -128,7 +128,7 @@ def device_turns(config: NodeConfig, role: str) -> DeviceTurns | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FatalError(f"model.device_turns: {file.parent} cannot be made ({error}): see to node.var_dir") from None
+        raise FatalError(f"model.device_turns: {file.parent} cannot be created ({error}): check node.var_dir") from None
     return DeviceTurns(file, f"{role} of {config.node.id}")
 
 

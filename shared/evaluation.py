@@ -1,4 +1,4 @@
-"""What a pass is, and how the results of a held-out evaluation are summed up. Pure."""
+"""The definition of a pass, and the summary of a held-out evaluation. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Where a model comes from: a local folder, or the hub at one commit. Code that comes with a model
 is never run.
 
-A name on the hub is whatever its owner, or who took the account over, put there last. A commit's
-hash names the files themselves:
-all processes of a node, today and after a restart, load the weights, tokenizer and chat template
-that somebody looked at.
+The files behind a hub name are whatever its owner, or whoever took over the account, uploaded last.
+A commit's hash names the files themselves: all processes of a node, today and after a restart, load
+the weights, tokenizer and chat template that somebody reviewed.
 """
 
 from __future__ import annotations

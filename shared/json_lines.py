@@ -1,5 +1,5 @@
-"""Files of one JSON object a line, such as `metrics.jsonl` and `eval.jsonl`: lines are added whole
-or not at all, and a torn one, left by a kill or a full disk, is passed over.
+"""Files with one JSON object per line, such as `metrics.jsonl` and `eval.jsonl`: a line is appended
+completely or not at all, and a torn line, left by a kill or a full disk, is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all."""
+"""Folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def refuse_filled(folder: Path, purpose: str) -> None:
     if "\0" in str(folder):
         raise OSError(errno.EINVAL, "no name may hold the character NUL", str(folder))
     if folder.is_symlink():
-        raise FileExistsError(f"{folder} is a link, in whose place no folder is put: choose another folder for {purpose}")
+        raise FileExistsError(f"{folder} is a link, which is not replaced: choose another folder for {purpose}")
     on_the_way = next((parent for parent in folder.absolute().parents if parent.exists()), folder)
     if not on_the_way.is_dir():
-        raise FileExistsError(f"{on_the_way} is a file, so that {folder} cannot be made: choose another folder for {purpose}")
+        raise FileExistsError(f"{on_the_way} is a file, so {folder} cannot be created: choose another folder for {purpose}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not empty: choose another folder for {purpose}")
     if folder.exists() and folder.samefile(Path()):
-        raise FileExistsError(f"{folder} is the folder that this command runs in, which stays: choose another folder for {purpose}")
+        raise FileExistsError(f"{folder} is the current folder, which is not replaced: choose another folder for {purpose}")
     if folder.name == "..":
-        raise FileExistsError(f"{folder} has no name of its own to be put there: choose another folder for {purpose}")
+        raise FileExistsError(f"{folder} has no name that it could be renamed to: choose another folder for {purpose}")
 
 
 @contextmanager

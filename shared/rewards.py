@@ -1,5 +1,5 @@
-"""When the rewards of a group can teach: the one definition that sharing, sampling, training and
-the lab use.
+"""When a group's rewards are informative: the one definition for sharing, sampling, training and
+the lab.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The four services of a node. What is started, permitted, counted and shown for each follows this
-order.
-"""
+"""The four services of a node. Starting, permissions, counts and displays follow this order."""
 
 from __future__ import annotations
 

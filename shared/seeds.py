@@ -1,5 +1,5 @@
-"""Numbers that follow from a text: the seeds and lots that replicas and restarts must agree on
-without talking.
+"""Numbers derived from a text: seeds and random choices on which replicas and restarts must agree
+without communicating.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which known name was meant by one that nobody knows."""
+"""Which known name was probably meant by an unknown one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that SIGTERM ends as Ctrl-C does: what it has begun is taken back."""
+"""Makes SIGTERM end work like Ctrl-C does: whatever was begun is undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The software's version, as it is shown to other nodes and in metrics."""
+"""The software's version, as shown to other nodes and in metrics."""
 
 from __future__ import annotations
 

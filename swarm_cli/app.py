@@ -87,7 +87,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def main() -> NoReturn:
-    """Run a command. A failure is a sentence on standard error and an exit code, not a
+    """Run a command. Report a failure as a sentence on standard error and an exit code, not as a
     traceback.
     """
     asked = sys.argv[1] if sys.argv[1:] else ""

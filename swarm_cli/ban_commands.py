@@ -29,21 +29,21 @@ TIMEOUT_S = 5.0
 TRIES = 10
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-ByOption = Annotated[str, typer.Option("--by", help="The node that shall not listen.  [default: node.id]")]
-NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's own streams.  [default: nats.node_url]")]
+ByOption = Annotated[str, typer.Option("--by", help="The node that bans.  [default: node.id]")]
+NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's streams.  [default: nats.node_url]")]
 
 
 def ban(
-    sender: Annotated[str, typer.Argument(help="A node's name or public key. Without one: print bans and the worst senders.")] = "",
-    duration: Annotated[str, typer.Option("--for", help="Such as 90s, 30m, 1h, 7d.  [default: for good]")] = "",
-    reason: Annotated[str, typer.Option(help="For the logs.")] = "",
-    anew: Annotated[bool, typer.Option("--anew", help="Where the list cannot be read, begin another without its bans.")] = False,
+    sender: Annotated[str, typer.Argument(help="A node's name or public key. If omitted, print bans and the worst senders.")] = "",
+    duration: Annotated[str, typer.Option("--for", help="For example 90s, 30m, 1h or 7d.  [default: permanently]")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the logs.")] = "",
+    anew: Annotated[bool, typer.Option("--anew", help="If the list cannot be read, start a new one without its bans.")] = False,
     by: ByOption = "",
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Keep a sender out, by its name and by the key that the name belongs to. Acts on running
-    verifiers within seconds.
+    """Shut a sender out, by its name and by the key that owns the name. Running verifiers apply a
+    ban within seconds.
     """
     node_config = load_chosen(config)
     bucket = subjects.node_bucket(by or node_config.node.id)
@@ -53,7 +53,7 @@ def ban(
     if not (is_node_name(sender) or is_public_key(sender)):
         raise CommandError(f"{sender[:80]!r} is neither a node's name nor a public key (U...)")
     if sender == (by or node_config.node.id):
-        raise CommandError(f"{sender} is the node itself: name another, or whose ban it is with --by")
+        raise CommandError(f"{sender} is this node: name another one, or choose the node that bans with --by")
     now_s = time.time()
     until_s = now_s + seconds(duration) if duration else None
     made = Ban(sender=sender, until=until_s, reason=reason[:500], made_at=now_s)
@@ -61,12 +61,12 @@ def ban(
 
 
 def unban(
-    sender: Annotated[str, typer.Argument(help="What `swarm ban` was given.")],
+    sender: Annotated[str, typer.Argument(help="The name or key given to `swarm ban`.")],
     by: ByOption = "",
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Let a sender in again."""
+    """Admit a banned sender again."""
     node_config = load_chosen(config)
     bucket = subjects.node_bucket(by or node_config.node.id)
     asyncio.run(_with(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _removed(bans, sender))))
@@ -76,14 +76,16 @@ def seconds(duration: str) -> float:
     """Seconds of `90s`, `30m`, `1h`, `7d`. Raises CommandError for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smhd])", duration)
     if match is None or float(match[1]) == 0:
-        raise CommandError(f"--for {duration!r} is no duration: write it like 90s, 30m, 1h or 7d")
+        raise CommandError(f"--for {duration!r} is not a duration: write it like 90s, 30m, 1h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _added(bans: BanList, made: Ban, now_s: float) -> BanList:
     changed = bans.in_force(now_s).with_ban(made)
     if len(changed.bans) > MAX_BANS:
-        raise CommandError(f"{MAX_BANS} senders are banned already: a roster says whom to admit (verifier.trust, `swarm roster`)")
+        raise CommandError(
+            f"{MAX_BANS} senders are banned already: use a roster of admitted nodes instead (verifier.trust, `swarm roster`)"
+        )
     return changed
 
 
@@ -107,7 +109,7 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
     now_s = time.time()
     lines = []
     for each in bans.in_force(now_s).bans:
-        term = "for good" if each.until is None else f"for {each.until - now_s:.0f} s more"
+        term = "permanently" if each.until is None else f"for {each.until - now_s:.0f} s more"
         lines.append(f"banned {each.sender} {term}{': ' if each.reason else ''}{each.reason}")
     for entry in await plane.kv.all(bucket, SENDERS_PREFIX):
         try:
@@ -121,8 +123,8 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
                 f"suspicion {sender.suspicion:.2f} {sender.name} {sender.public_key}: {refused}; accepted {sender.accepted}{term} "
                 f"({now_s - report.updated_at:.0f} s ago)"
             )
-    # A line each: a reason with a newline in it does not make another.
-    return [visible(line) for line in lines] or ["nobody is banned, and nothing is held against anyone"]
+    # One line each, even if a reason contains a newline.
+    return [visible(line) for line in lines] or ["nobody is banned, and no sender is suspected"]
 
 
 async def _change(plane: Transport, bucket: str, change: Callable[[BanList], BanList], anew: bool = False) -> None:
@@ -133,11 +135,11 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
         except Conflict:
             continue
         return
-    raise CommandError("others were changing the bans all the time: try again")
+    raise CommandError("other processes kept changing the bans: try again")
 
 
 async def _read(plane: Transport, bucket: str, anew: bool = False) -> tuple[BanList, int]:
-    """The list and its revision. anew: one that cannot be read counts as empty."""
+    """The list and its revision. anew: treat a list that cannot be read as empty."""
     entry = await plane.kv.get(bucket, BANS_KEY)
     if entry is None:
         return BanList(), 0
@@ -147,6 +149,6 @@ async def _read(plane: Transport, bucket: str, anew: bool = False) -> tuple[BanL
         if anew:
             return BanList(), entry.revision
         raise CommandError(
-            f"the bans in {bucket} cannot be read ({error}), and its verifiers that started since take nothing in from others: "
-            "use the version that wrote them, or begin another list with `swarm ban NAME --anew`"
+            f"the bans in {bucket} cannot be read ({error}); verifiers started since then accept no foreign groups: "
+            "use the version that wrote the bans, or start a new list with `swarm ban NAME --anew`"
         ) from None

@@ -1,4 +1,4 @@
-"""The configuration that a command works with: the file it was given, or SWARM_CONFIG's, or the
+"""The configuration that a command uses: the file given by --config, else SWARM_CONFIG's, else the
 demo's.
 """
 
@@ -20,7 +20,7 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configurati
 
 
 def load_chosen(config: Path | None) -> NodeConfig:
-    """The configuration that was named, or else SWARM_CONFIG's, or else the demo's."""
+    """The configuration in the file given, else in SWARM_CONFIG's, else in the demo's."""
     return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else DEMO_CONFIG)
 
 
@@ -32,14 +32,14 @@ def for_node(config: NodeConfig, node: str) -> NodeConfig:
 
 
 def sources(config: Path | None) -> str:
-    """Where the values of `load_chosen` come from."""
+    """The sources of `load_chosen`'s values, the strongest first."""
     file = config or os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG)
     return " over ".join([*filter(None, [", ".join(setting_variables(os.environ))]), str(file), "the defaults"])
 
 
 def check_objective(config: NodeConfig) -> None:
-    """Refuse an objective that cannot be had with the other settings, as the trainer would. Imports
-    no torch of its own.
+    """Refuse an objective that the other settings do not allow, as the trainer would. Does not
+    import torch itself.
     """
     from services.trainer.objectives.config import configured_objective
 

@@ -30,13 +30,13 @@ config_app = typer.Typer(name="config", help="Show or check a node's configurati
 def show(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
-    defaults: Annotated[bool, typer.Option("--defaults", help="The defaults alone, of every setting.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Only the defaults, of every setting.")] = False,
 ) -> None:
-    """Print the basic settings and those that differ from their default, with what they mean, as
-    TOML.
+    """Print the basic settings and those that differ from their default, with their descriptions,
+    as TOML.
     """
     if defaults and config:
-        raise CommandError("--defaults reads no file: leave --config out")
+        raise CommandError("--defaults reads no file: omit --config")
     if defaults:
         typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
     else:
@@ -44,13 +44,13 @@ def show(
         rest = (
             ""
             if everything
-            else f"\n# and {settings_count() - len(BASIC)} settings that most people leave alone: --all prints them"
+            else f"\n# and {settings_count() - len(BASIC)} settings that most users leave unchanged: --all prints them"
         )
         typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
 
 
 def settings_count() -> int:
-    """How many settings there are, without those of a `[[tasks]]` entry."""
+    """The number of settings, not counting those of a `[[tasks]]` entry."""
     return sum(1 for _ in _keys(NodeConfig))
 
 
@@ -99,8 +99,8 @@ def facts_of(model: ModelSection) -> tuple[int, bool]:
 
 
 def task_problems(config: NodeConfig) -> list[str]:
-    """Read files, and make one task of each source; some of reasoning-gym's settings fail only
-    then.
+    """Read files and derive one task of each source, because some of reasoning-gym's settings fail
+    only then.
     """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows
@@ -114,8 +114,8 @@ def task_problems(config: NodeConfig) -> list[str]:
 
 
 def model_problems(model: ModelSection) -> list[str]:
-    """Read the model's config and tokenizer, of a hub name through the hub or its cache; not the
-    weights.
+    """Read the model's config and tokenizer (for a hub name, from the hub or its cache), but not
+    the weights.
     """
     problem = model_problem(model.path, model.revision)
     if problem:

@@ -1,8 +1,8 @@
-"""Where a command's words go: results to standard output, everything else to standard error. All of
-it is escaped on the way.
+"""Output of commands: results go to standard output, everything else to standard error, and all of
+it is escaped.
 
-Names, states, causes and answers that a command shows are other nodes' and models' words: they are
-neither styles (rich's markup) nor control characters here, only text (`shared.text`).
+Names, states, causes and answers come from other nodes and from models. They are shown as plain
+text: neither rich's markup nor control characters take effect (`shared.text`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shared.runtime.logs import configure_logging
 from shared.text import visible, visible_lines
 
 CELL_CHARACTERS = 64
-"""Longest text of a table's cell: the names that are allowed are shorter, and one that is not must
-not push the others aside.
+"""Longest text of a table's cell. Valid names are shorter; an invalid one must not push the other
+cells aside.
 """
 _UNCUT_COLUMNS = 10_000
 
 
 def log_to_standard_error() -> None:
-    """Keep the log lines of what a command uses out of its result, and quiet: the command itself
-    says what went wrong.
+    """Send log lines to standard error, so that they do not mix with the result, and only errors:
+    the command itself reports what went wrong.
     """
     configure_logging(level="error", log_format="console", stream=sys.stderr)
     sys.excepthook = _tell
@@ -44,13 +44,13 @@ def note(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """A line of the result, or several."""
+    """Print one or more lines of the result."""
     typer.echo(visible_lines(text))
 
 
 def indented(text: str) -> str:
-    """With its further lines behind a margin: a line of an answer cannot pass for the beginning of
-    the next answer.
+    """`text` with all lines but the first indented, so that a line of an answer cannot look like
+    the beginning of the next answer.
     """
     return text.replace("\n", "\n  ")
 
@@ -68,7 +68,7 @@ def terminal(*, fit: bool = False) -> Console:
 
 
 def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:
-    """A table's cell that shows others' words."""
+    """A table's cell with text of unknown origin."""
     return Text(visible(text, limit))
 
 

@@ -20,15 +20,15 @@ from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
 
-dlq_app = typer.Typer(name="dlq", help="Look at a node's dead letters and put them back to work.", no_args_is_help=True)
+dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 
-NodeOption = Annotated[str, typer.Option("--node", help="Whose.  [default: the configuration's node]")]
+NodeOption = Annotated[str, typer.Option("--node", help="The node whose dead letters.  [default: the configuration's node]")]
 UrlOption = Annotated[str, typer.Option("--node-url", help="Server of the node's streams.  [default: nats.node_url]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 CONNECT_TIMEOUT_S = 5.0
 CAUSE_CHARACTERS = 240
-"""Longer than a cause is written."""
+"""Longer than any cause that is stored."""
 T = TypeVar("T")
 
 
@@ -73,9 +73,9 @@ def requeue_letters(
     node_url: UrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Put dead letters back into the queue: they are scored and shared. The node itself trains on
-    those alone that nobody had given up on by name (unreadable ones): the place of the others went
-    back to the generator, and a group counts once."""
+    """Put dead letters back into the queue, so that they are scored and shared. The node itself
+    trains only on those that were not given up by name (unreadable ones): the generator has already
+    replaced the others, and a group counts once."""
     if bool(seqs) == every:
         raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
     node_config = for_node(load_chosen(config), node)
@@ -110,7 +110,7 @@ def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaita
 def _found(letters: list[DeadLetter], seqs: list[int]) -> list[DeadLetter]:
     missing = sorted(set(seqs) - {letter.seq for letter in letters})
     if missing:
-        raise CommandError(f"no dead letter {', '.join(map(str, missing))}: `swarm dlq list` shows those that are there")
+        raise CommandError(f"no dead letter {', '.join(map(str, missing))}: `swarm dlq list` shows the existing ones")
     return letters
 
 

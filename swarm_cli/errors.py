@@ -1,4 +1,4 @@
-"""How a command says that it cannot do what was asked."""
+"""The error that ends a command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from shared.contracts.wire import is_node_name
 
 
 class CommandError(Exception):
-    """The command cannot go on. The message names the cause and the remedy; `exit_code` is the
-    process's.
+    """The command cannot continue. The message names the cause and the remedy; the process exits
+    with `exit_code`.
     """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
@@ -16,7 +16,7 @@ class CommandError(Exception):
 
 
 def checked_node(name: str) -> str:
-    """`name` itself. Raises CommandError when no node can have that name."""
+    """Return `name`. Raises CommandError if it is not a valid node name."""
     if not is_node_name(name):
-        raise CommandError(f"{name[:80]!r} is no name of a node: up to 32 lower-case letters, digits and hyphens")
+        raise CommandError(f"{name[:80]!r} is not a node name: use up to 32 lower-case letters, digits and hyphens")
     return name

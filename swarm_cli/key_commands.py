@@ -1,4 +1,4 @@
-"""`swarm keys`, `swarm roster`: a node's identity, and whom it admits."""
+"""`swarm keys` and `swarm roster`: a node's identity, and the nodes it admits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
-keys_app = typer.Typer(name="keys", help="A node's Ed25519 key: make one, or show its public half.", no_args_is_help=True)
+keys_app = typer.Typer(name="keys", help="A node's Ed25519 key: create one, or show its public key.", no_args_is_help=True)
 roster_app = typer.Typer(
-    name="roster", help="Which nodes are admitted where verifier.trust is roster: lines `name key [note]`.", no_args_is_help=True
+    name="roster", help="The nodes admitted with verifier.trust = roster: lines of `name key [note]`.", no_args_is_help=True
 )
 FileOption = Annotated[Path | None, typer.Option("--file", help="The roster.  [default: verifier.roster_file]")]
 
 
 @keys_app.command()
 def new(
-    out: Annotated[Path | None, typer.Option(help="Where the seed goes; readable for its owner only, never replaced.")] = None,
-    name: Annotated[str, typer.Option(help="The node's name: print the line for others' rosters instead of the key alone.")] = "",
+    out: Annotated[Path | None, typer.Option(help="File for the seed; readable only by its owner, never overwritten.")] = None,
+    name: Annotated[
+        str, typer.Option(help="The node's name: print the line for other nodes' rosters instead of only the key.")
+    ] = "",
 ) -> None:
-    """Make a key. Prints the public half; without --out the seed too, on a line of its own before
-    it.
-    """
+    """Create a key and print the public key; without --out, print the seed on the line above."""
     if out is None:
         seed = new_seed()
         typer.echo(seed.decode())
@@ -38,18 +38,18 @@ def new(
             key = create(out)
         except KeyFileError as error:
             raise CommandError(str(error)) from None
-        note(f"the seed is in {out}; a node takes it as node.nk in its run's folder, or as verifier.signing_key_file")
+        note(f"the seed is in {out}; use it as node.nk in the run's folder of a node, or as verifier.signing_key_file")
     typer.echo(_line(name, key.public_key))
 
 
 @keys_app.command("show")
 def show_key(
-    file: Annotated[Path | None, typer.Argument(help="A key file.  [default: that of the configured node]")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A key file.  [default: the configured node's]")] = None,
     node: Annotated[str, typer.Option(help="A node of the configured run.  [default: node.id]")] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Print the public key; with a node also its name, as a line for others' rosters. Never prints
-    the seed.
+    """Print the public key; with a node also its name, as a line for other nodes' rosters. Never
+    prints the seed.
     """
     name = node
     if file is None:
@@ -65,18 +65,18 @@ def show_key(
 @roster_app.command()
 def add(
     name: Annotated[str, typer.Argument(help="The node's name.")],
-    public_key: Annotated[str, typer.Argument(help="Its public key, U..., see `swarm keys show` there.")],
-    remark: Annotated[str, typer.Option("--note", help="Anything worth remembering.")] = "",
+    public_key: Annotated[str, typer.Argument(help="Its public key, U..., printed by `swarm keys show` on that node.")],
+    remark: Annotated[str, typer.Option("--note", help="A note about the node.")] = "",
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Admit a node. Verifiers that use the file act within seconds."""
+    """Admit a node. Verifiers that use the file apply it within seconds."""
     path = _roster_file(file, config)
     entries = _entries(path, missing_is_empty=True)
     if name in entries and entries[name].public_key != public_key:
-        raise CommandError(f"{name} is listed with another key: `swarm roster remove {name}` first if that is meant")
+        raise CommandError(f"{name} is listed with another key: `swarm roster remove {name}` first if this is intended")
     if not is_public_key(public_key):
-        raise CommandError(f"{public_key[:80]!r} is no public key: `swarm keys show` prints U...")
+        raise CommandError(f"{public_key[:80]!r} is not a public key: `swarm keys show` prints one, U...")
     entries[name] = RosterEntry(name, public_key, visible(" ".join(remark.split("#", 1)[0].split())))
     try:
         parse_roster("\n".join(f"{each.name} {each.public_key} {each.note}" for each in entries.values()))
@@ -89,7 +89,7 @@ def add(
 def remove(
     name: Annotated[str, typer.Argument(help="The node's name.")], file: FileOption = None, config: ConfigOption = None
 ) -> None:
-    """Admit a node no longer."""
+    """Stop admitting a node."""
     path = _roster_file(file, config)
     entries = _entries(path)
     if entries.pop(name, None) is None:

@@ -1,4 +1,4 @@
-"""A file that is there whole or as it was before, for what a server reads."""
+"""Atomic replacement of a file that a server reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm_cli.errors import CommandError
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write `text` beside `path`, onto the disk, then give it that name. A file that was there
-    passes on its mode and, where this process may, its owner; a link stays one.
+    """Write `text` to a temporary file next to `path`, sync it, and rename it to `path`. The mode
+    and, if permitted, the owner of an existing file are kept; a symbolic link stays a link.
 
     Raises:
-        CommandError: it cannot be written; what was there is untouched.
+        CommandError: it cannot be written; an existing file is unchanged.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -30,4 +30,4 @@ def replace_file(path: Path, text: str) -> None:
                 left = left[stream.write(left) :]
             keep_draft(stream, draft, target)
     except OSError as error:
-        raise CommandError(f"{path} cannot be written ({error.strerror or error}); what was there is untouched") from None
+        raise CommandError(f"{path} cannot be written ({error.strerror or error}); an existing file is unchanged") from None

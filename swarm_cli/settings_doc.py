@@ -21,17 +21,18 @@ COMMAND = "python -m swarm_cli.settings_doc"
 _HEAD = f"""# Settings
 
 These are all settings of a node, with their defaults. A value comes from the environment variable,
-else from the TOML file (`--config` or `SWARM_CONFIG`), else it is the default; `swarm up` and the
-other commands read the demo's file where none is named. Lists and tables in an environment variable
-are JSON. Written by `{COMMAND}` from the code, do not edit.
+else from the TOML file (`--config` or `SWARM_CONFIG`), else from the default; if no file is named,
+`swarm up` and the other commands read the demo's. Write lists and tables in an environment variable
+as JSON. This page is generated from the code by `{COMMAND}`; do not edit it.
 
     SWARM_TRAINER__LEARNING_RATE=1e-5 SWARM_TRAINER__VESPO_POSITIVE='[1.5, 3.0]' swarm up
 
-NATS is named twice: `nats.node_url` for a node's own streams and `nats.swarm_url` for the shared
-ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node is alone.
+There are two NATS settings: `nats.node_url` for the node's streams and `nats.swarm_url` for the
+shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone.
 
-`swarm config show` prints the values in force as such a file, and `swarm config check` finds mistakes before anything starts. An
-unknown setting or a value out of bounds is refused with the setting's name.
+`swarm config show` prints the values in force as a TOML file, and `swarm config check` finds
+mistakes before anything starts. An error about an unknown setting or a value out of bounds names
+the setting.
 """
 _SIMPLE = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path", Any: "any value"}
 _BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}

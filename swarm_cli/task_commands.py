@@ -1,6 +1,4 @@
-"""`swarm task list`, `show`, `score` and `audit`: tasks and rewards as a task's author looks at
-them.
-"""
+"""`swarm task list`, `show`, `score` and `audit`: inspect tasks and rewards."""
 
 from __future__ import annotations
 
@@ -29,17 +27,19 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-task_app = typer.Typer(name="task", help="Look at the tasks that policies are trained and evaluated on.", no_args_is_help=True)
+task_app = typer.Typer(name="task", help="Inspect the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
-Dataset = Annotated[str, typer.Argument(help="The dataset's name, or a file of your own: x.jsonl, x.parquet, ./folder.")]
-Columns = Annotated[str, typer.Option(help="Of a file: the columns of question and answer.")]
+Dataset = Annotated[str, typer.Argument(help="A dataset's name, or your own file: x.jsonl, x.parquet, ./folder.")]
+Columns = Annotated[str, typer.Option(help="For a file: the columns of question and answer.")]
 Config = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
 Seed = Annotated[int, typer.Option(min=0)]
 NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
 DEFAULT_VERIFIER = "reasoning_gym"
 COLUMNS = "question,answer"
-Judge = Annotated[str, typer.Option(help="Who judges: reasoning_gym, exact, final_number, math, or an installed one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+Judge = Annotated[
+    str, typer.Option(help="How answers are scored: reasoning_gym, exact, final_number, math, or an installed verifier.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @task_app.command("list")
@@ -92,10 +92,10 @@ def score(
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
-    """Print the reward that the verifier gives for an answer, whatever the answer is."""
+    """Print the reward that the verifier gives to an answer."""
     from shared.tasks.sandbox import ScoringJob
 
-    # Not through text mode: an answer need not be UTF-8, and is to arrive all the same.
+    # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
     source = _source(dataset, verifier, columns)
     (result,) = _run([ScoringJob(ref=_ref(source.dataset, config, seed, index), texts=[text])], source)
@@ -103,13 +103,13 @@ def score(
         raise CommandError(result.detail)
     (reward,) = result.rewards
     if result.timeouts:
-        typer.echo("the answer took too long, or ended the process that scored it: it earns 0", err=True)
+        typer.echo("the answer took too long, or killed the process that scored it: its reward is 0", err=True)
     typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
 
 
 @task_app.command()
 def audit(
-    datasets: Annotated[list[str] | None, typer.Argument(help="Names of datasets; all of them when left out.")] = None,
+    datasets: Annotated[list[str] | None, typer.Argument(help="Names of datasets; all if omitted.")] = None,
     count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
     config: Config = "{}",
     seed: Seed = 0,
@@ -117,10 +117,10 @@ def audit(
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
 ) -> None:
-    """Look for wrong answers that a verifier pays in full: constants, echoes, right answers with
-    text added or one thing changed.
+    """Search for wrong answers that a verifier gives full marks: constants, echoes, right answers
+    with text added or one thing changed.
 
-    Ends with code 1 if it found any.
+    Exits with code 1 if it finds any.
     """
     from shared.tasks.audit.run import audit as run_audit
     from shared.tasks.derive import dataset_names
@@ -128,7 +128,7 @@ def audit(
     names = datasets or dataset_names()
     unknown = sorted({name for name in names if not _is_file(name)} - set(dataset_names()))
     if unknown:
-        raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` names them")
+        raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` lists them")
     failed = False
     for name in names:
         source = _source(name, verifier, columns)
@@ -142,7 +142,7 @@ def audit(
 
 
 def _report(finding: Finding, as_json: bool) -> bool:
-    # Prints one dataset's result; True if something wrong was paid in full.
+    # Prints one dataset's result; True if a wrong answer got full marks.
     constant, mean = finding.best_constant()
     paid = [
         {"index": ref.index, "kind": candidate.kind, "name": candidate.name, "answer": candidate.text}
@@ -168,8 +168,8 @@ def _is_file(name: str) -> bool:
 
 
 def _source(name: str, verifier: str, columns: str) -> TaskSpec:
-    """The source that `name` is: a dataset, or a file, which is read. A file's answers are judged
-    by `exact` by default.
+    """The task source called `name`: a dataset, or a file, which is read here. A file's answers are
+    scored by `exact` by default.
     """
     from shared.config import TaskSpec
     from shared.tasks.file_source import with_rows

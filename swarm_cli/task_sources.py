@@ -1,5 +1,5 @@
-"""Task sources that are named on the command line: a TOML file's `[[tasks]]`, or dataset names with
-their own defaults.
+"""Task sources given on the command line: a TOML file's `[[tasks]]`, or names of datasets with
+their default settings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from swarm_cli.errors import CommandError
 
 
 def task_sources(text: str) -> list[TaskSpec]:
-    """Sources from `text`: a file's name if there is such a file or it ends in .toml, else names
-    separated by commas.
+    """Sources from `text`: the name of a file, if that file exists or the name ends in .toml, else
+    dataset names separated by commas.
 
     Raises:
-        CommandError: the file has no usable `[[tasks]]`, or a name cannot be a dataset's.
+        CommandError: the file has no usable `[[tasks]]`, or a name is not valid for a dataset.
     """
     path = Path(text)
     if path.is_file() or path.suffix == ".toml":

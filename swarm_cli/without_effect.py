@@ -1,6 +1,4 @@
-"""Settings that can do nothing beside the others: a key left over, or one of another objective.
-Pure.
-"""
+"""Settings that have no effect given the others: left over, or of another objective. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ _EXTERNAL_DRAW_SETTINGS = (
 )
 
 Reasons = Iterator[tuple[str, tuple[str, ...]]]
-"""Why, and which keys of the section."""
+"""A reason, and the section's keys that have no effect because of it."""
 
 
 def settings_without_effect(config: NodeConfig) -> list[str]:
@@ -75,7 +73,7 @@ def _sampler_reasons(sampler: SamplerSection) -> Reasons:
         yield f"sampler.strategy is {sampler.strategy}, not bandit", ("bandit_arms",)
     drawn_by = sampler.bandit_arms if sampler.strategy == "bandit" else [sampler.strategy]
     if not any(name.startswith("likelihood_") for name in drawn_by):
-        yield f"no strategy likelihood_* draws: it is {', '.join(drawn_by)}", ("oversample",)
+        yield f"no likelihood_* strategy is used: it is {', '.join(drawn_by)}", ("oversample",)
     if sampler.adapt == "off":
         yield "sampler.adapt is off", ("adapt_period", "adapt_informative")
     if sampler.shortage == "wait":
@@ -95,7 +93,7 @@ def _trainer_reasons(config: NodeConfig) -> Reasons:
     if not trainer.lora.rank:
         yield "trainer.lora.rank is 0", ("lora.alpha", "lora.dropout", "lora.target_modules", "lora.publish")
     elif trainer.lora.publish == "adapters":
-        yield "trainer.lora.publish is adapters, which travel in float32", ("publish_dtype",)
+        yield "trainer.lora.publish is adapters, which are published in float32", ("publish_dtype",)
 
 
 def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
@@ -112,7 +110,10 @@ def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons
         why = f"{chosen}, which has no importance weights"
         yield why, ("importance_cap", "unknown_behaviour_logprob", *_FOREIGN_WEIGHTS)
     if not objective.divides_by_deviation:
-        yield f"{chosen}, which divides by no deviation", ("advantage_scale", "advantage_std_ddof", "advantage_std_floor")
+        yield (
+            f"{chosen}, which does not divide by a deviation",
+            ("advantage_scale", "advantage_std_ddof", "advantage_std_floor"),
+        )
     elif trainer.advantage_scale == "none":
         yield "trainer.advantage_scale is none", ("advantage_std_ddof", "advantage_std_floor")
     if (trainer.aggregation or objective.aggregation) == "sequence_mean":
@@ -126,7 +127,7 @@ def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
     drops_by_likelihood = trainer.sequence_mask is not None or trainer.foreign_negative_divergence is not None
     if trainer.updates_per_batch > 1 or drops_by_likelihood or objective.keeps is not None:
         return
-    reason = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
+    reason = "trainer.updates_per_batch is 1, so the clipped ratio is 1"
     if not objective.moves_at_once:
         yield reason, ("clip_low", "clip_high", "dual_clip")
     if trainer.cispo_min <= 1.0 <= trainer.cispo_max:
@@ -156,8 +157,8 @@ def _foreign_text_reasons(trainer: TrainerSection) -> Reasons:
 
 
 def _is_free(trainer: TrainerSection, key: str) -> bool:
-    """Whether a key changes nothing by being set. A divergence asks for logprobs without adapters'
-    dropout, other ones than a single update has."""
+    """Whether setting a key changes nothing. A divergence needs logprobs without the adapters'
+    dropout, which differ from those of a single update."""
     dropout = trainer.lora.rank and trainer.lora.dropout and trainer.updates_per_batch == 1
     return key != "foreign_negative_divergence" or not dropout
 

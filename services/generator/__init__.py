@@ -1,6 +1,6 @@
-"""The generator: draws tasks, samples completions from the policy it follows and publishes rollout
-groups to its own node.
+"""The generator: draws tasks, samples completions from the current policy and publishes rollout
+groups to its node.
 
-Scoring, sharing and training live elsewhere; the models that answer live behind one interface in
+Scoring, sharing and training live elsewhere; the sampling engines are behind one interface in
 `engines`.
 """

@@ -1,5 +1,5 @@
-"""Held-out evaluation: one answer for each task of a fixed set that never enters training, as the
-policy changes.
+"""Held-out evaluation: as the policy changes, one answer to each task of a fixed set that never
+enters training.
 
 Results go to `eval.jsonl` in the run's folder, a few of the answers to `samples.jsonl` beside it,
 and results, under the key `eval`, to the node's bucket, from where the verifier hands them to the
@@ -219,7 +219,7 @@ class Evaluator:
                 "write_failed",
                 kind="evaluation",
                 reason=str(error),
-                remedy=f"free space at {self._file.parent}; the line is kept and written with the next",
+                remedy=f"free space at {self._file.parent}; the line is kept and will be written with the next one",
             )
 
     def _write_samples(self, answers: Sequence[Sample], rewards: Sequence[float], report: EvalReport) -> None:

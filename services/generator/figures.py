@@ -1,6 +1,4 @@
-"""What the generator reports: Prometheus metrics and the figures on its status board, in one place,
-so that both always agree.
-"""
+"""The generator's Prometheus metrics and status figures, in one place so that they always agree."""
 
 from __future__ import annotations
 
@@ -105,7 +103,7 @@ class Figures:
         self._load.observe(seconds)
 
     def policy_load_failed(self) -> None:
-        """A swap failed; the old policy goes on."""
+        """Count a failed swap; the old policy stays in use."""
         self._load_failures.inc()
         self._status.add(StatusFigure.POLICY_LOAD_FAILURES)
 

@@ -1,4 +1,4 @@
-"""Rollout groups from an engine's samples. Pure."""
+"""Builds rollout groups from an engine's samples. Pure."""
 
 from __future__ import annotations
 

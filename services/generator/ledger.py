@@ -1,23 +1,23 @@
-"""Who makes which task draw, and how far ahead of the trainer: pure functions over the shared
-ledger.
+"""Which replica makes which task draw, and how far ahead of the trainer: pure functions over the
+shared ledger.
 
-A node numbers its task draws 0, 1, 2, ...; a draw's number decides its task. Replicas of the
-generator take ranges of draws from one ledger by compare-and-set, so no draw is made twice. A range
-that was taken and never finished (its replica died) is handed out again, so none is missing either:
-that is what lets `next_draw` stand for *accepted + running* in the admission rule.
+A node numbers its task draws 0, 1, 2, ...; a draw's number determines its task. Replicas of the
+generator claim ranges of draws from one ledger by compare-and-set, so no draw is made twice. A
+range that was claimed but never finished (its replica died) is handed out again, so none is skipped
+either. Therefore `next_draw` equals *accepted + running* in the admission rule.
 
-Admission (after AReaL's staleness manager): with I local groups a step, bound S on staleness and
+Admission (after AReaL's staleness manager): with I local groups per step, staleness bound S and
 policy version v, `(S + v + 1) * I - accepted - running` more groups may be started. Here `v * I` is
-the number of local groups in all batches up to the trainer's (`consumed_local`, the same number
-when no batch was short or filled up), and groups that were given up on are added back
-(`dropped_local`), or they would be waited for for ever.
+the number of local groups in all batches up to the trainer's (`consumed_local`, which is the same
+number if no batch was short or filled up). Groups that were given up are added back
+(`dropped_local`); otherwise the trainer would wait for them for ever.
 
-Where I moves (`sampler.adapt`), what counts is what the batches there are did take:
+If I moves (`sampler.adapt`), the rule uses what the existing batches actually took:
 `consumed_with_moving_i`.
 
-Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0), and
-while it trains 4..7 wait for batch 2, which trains on version 1: staleness 1. After version 1 is
-published draws 8..11 may start.
+Example with I = 4, S = 1: at version 0 draws 0..7 may start. Batch 1 takes 0..3 (staleness 0).
+While it is trained on, 4..7 wait for batch 2, which trains on version 1: staleness 1. After version
+1 is published draws 8..11 may start.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: in
 
 
 def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
-    """The `consumed_local` of `draws_allowed` where I moves; `groups_per_step` is the I that the
+    """The `consumed_local` of `draws_allowed` when I moves; `groups_per_step` is the I that the
     sampler announced.
 
     With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m)
-    * I can be used in time: those batches have what they have, and every later one that policy
-    `version` is fresh enough for takes I. Nobody waits for ever: once all m are trained on,
-    (max_staleness + 1) * I >= I are allowed beyond what they consumed.
+    * I can be used in time: those batches are complete, and every later one for which policy
+    `version` is fresh enough takes I. Neither side waits for ever: once all m have been trained on,
+    (max_staleness + 1) * I >= I draws are allowed beyond what they consumed.
     """
     return position.consumed_local + (version - position.batch_number) * groups_per_step
 

@@ -35,7 +35,7 @@ class DrawLedger:
         """
 
     async def release_own(self) -> None:
-        """Give back what a former life of this replica had taken."""
+        """Return the draws that this replica claimed before its restart."""
         await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
 
     async def secret(self) -> bytes:
@@ -129,6 +129,6 @@ class DrawLedger:
         except MessageError as error:
             raise FatalError(
                 f"the ledger of task draws (key {LEDGER_KEY} of the bucket {self._bucket}) cannot be read ({error}): run all of "
-                "the node's generators in the version that wrote it; if they are, the bucket is damaged: restore the NATS server's "
-                "JetStream store, or start afresh with a new node.id"
+                "the node's generators in the version that wrote it; if they do, the bucket is damaged: restore the NATS server's "
+                "JetStream store, or start over with a new node.id"
             ) from None

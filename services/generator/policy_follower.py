@@ -1,8 +1,8 @@
-"""Keeps the engine on the newest policy: watches the pointer, fetches, checks, swaps, reads the
-version back.
+"""Keeps the engine on the newest policy: watches the pointer, fetches the weights, checks and swaps
+them, and reads the version back.
 
-A swap that fails or outlives its deadline leaves the old policy answering, is counted and is tried
-again.
+If a swap fails or exceeds its deadline, the old policy stays in use and the swap is counted and
+retried.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class PolicyFollower:
             await cancel_and_wait(watching)
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Return when a published policy answers, or after `timeout_s` when there is none yet (the
-        base policy answers).
+        """Return when a published policy is loaded, or after `timeout_s` if there is none yet (then
+        the base policy is used).
         """
         try:
             async with asyncio.timeout(timeout_s):

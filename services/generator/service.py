@@ -1,9 +1,9 @@
 """The generator: draws tasks, samples groups, publishes them to the node plane, and stays within
 the staleness bound.
 
-Admission first, dropping second: a range of draws is taken only when the rule of
-`services.generator.ledger` allows it, so a slow trainer stops the generator instead of filling a
-queue with stale groups. `calls` engine calls run side by side, which keeps a continuous-batching
+Admission first, dropping second: a range of draws is claimed only when the rule of
+`services.generator.ledger` allows it, so a slow trainer stops the generator instead of a queue
+filling with stale groups. `calls` engine calls run concurrently, which keeps a continuous-batching
 engine busy while some of its groups are long.
 """
 
@@ -82,7 +82,7 @@ class GeneratorService:
             await self._engine.close()
 
     async def _started(self) -> bool:
-        """Start the engine in this process's turn; False where the service is stopped before."""
+        """Start the engine in this process's turn; False if the service is stopped before that."""
         try:
             async with AsyncExitStack() as turn:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))

@@ -1,4 +1,4 @@
-"""From the number of a task draw to a prompt that fits the model."""
+"""Turns the number of a task draw into a prompt that fits the model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Prompter:
             )
 
     def key_draws(self, secret: bytes) -> None:
-        """Draw under a secret from now on; under b"" by the node's id and seed alone, which anybody
-        can do after it.
+        """Derive draws from `secret` from now on; with b"" only from the node's id and seed, so
+        that anyone can reproduce them.
         """
         self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
 
@@ -58,8 +58,8 @@ class Prompter:
             if len(prompt_ids) <= self._longest_prompt:
                 return PromptedTask(task, prompt_ids)
         raise FatalError(
-            f"no task of {MAX_ATTEMPTS} tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
-            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks where a dataset has few questions"
+            f"none of {MAX_ATTEMPTS} tasks tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
+            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks if a dataset has few questions"
         )
 
     def prompt(self, task: Task) -> list[int]:

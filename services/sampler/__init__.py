@@ -1,7 +1,6 @@
-"""The sampler: keeps the pools of local and external scored groups and builds each batch of I + J
-that the trainer asks for.
+"""The sampler: keeps the pools of local and foreign scored groups and builds each batch of I + J
+for the trainer.
 
-What to choose and when is decided in `pool`, `strategies`, `memory` and `assembly` over plain
-values; `service` wires them to the node plane. Nothing here scores, trains or looks at the swarm
-plane.
+`pool`, `strategies`, `memory` and `assembly` decide over plain values what to choose and when;
+`service` connects them to the node plane. Nothing here scores, trains or uses the swarm plane.
 """

@@ -1,33 +1,34 @@
-"""When to build the next batch and of what: a pure state machine over pools, trainer position and
-time.
+"""When to build the next batch, and from what: a pure state machine over pools, trainer position
+and time.
 
-A batch waits for three things in turn: the trainer to come near, I local groups, J external ones.
+A batch waits for three things in turn: for the trainer to be near the end of the log, for I local
+groups, and for J foreign ones.
 
-* **Trainer**: at most `prefetch` batches lie ahead of it.
-* **Local**: always I. They cannot fail to come while the generator lives: admission lets it claim
-  (max_staleness + version + 1) * I groups plus the dropped ones. The batches there are were filled
-  from what it could claim a version earlier, (max_staleness + version) * I, so I more are on their
-  way; each is consumed, or dropped and counted, which gives its place back.
-* **External**: after the pool has been short of J for `shortage_wait_s`, the shortage policy
-  decides. `wait` waits on; `short` goes on with those there are; `fill_local` adds local groups, as
-  many as there are up to the missing number. It does not wait for those: the generator is paced by
-  I, so they may never come. No policy makes an empty batch.
-* **Newcomers**: senders that have not earned a whole share yet have a part of the foreign groups
+* **Trainer**: at most `prefetch` batches are ahead of it.
+* **Local**: always I. They must arrive while the generator lives: admission lets it claim
+  (max_staleness + version + 1) * I groups plus the dropped ones. The existing batches were filled
+  from what it could claim one version earlier, (max_staleness + version) * I, so I more are on
+  their way; each is consumed, or dropped and counted, which frees its place.
+* **Foreign**: after the pool has been short of J for `shortage_wait_s`, the shortage policy
+  decides. `wait` keeps waiting; `short` continues with the available groups; `fill_local` adds
+  available local groups up to the missing number. It does not wait for those: the generator's pace
+  depends on I, so they may never come. No policy makes an empty batch.
+* **Newcomers**: all senders that have not earned a whole share yet get a part of the foreign groups
   together, or what the established ones leave (`newcomers`).
-* **Replay**: local groups of earlier batches come on top of I and J (`replay`). Nothing waits for
-  them, and they alone make no batch.
-* **Cap**: of one node's groups at most a share is taken (`draws.node_cap`) as soon as other nodes
-  have been heard of within `max_external_age_s`. What the cap alone holds back is not waited for,
-  or one node's flood would make the trainer wait for the slowest of the others: the batch has fewer
-  foreign groups, and local ones instead where the policy is `fill_local`.
+* **Replay**: local groups of earlier batches are added to I and J (`replay`). Nothing waits for
+  them, and they never make a batch alone.
+* **Cap**: one node's groups get at most a share (`draws.node_cap`) as soon as other nodes have been
+  heard within `max_external_age_s`. The batch does not wait for groups that only the cap excludes;
+  otherwise one node's flood would make the trainer wait for the slowest of the others. It has fewer
+  foreign groups, or local ones instead if the policy is `fill_local`.
 
-Where I and J move (`steering`), a batch takes local groups that no later batch may take before
-external ones, beyond I if it must: when I has just become smaller, the generator has groups out
-that the next batches would not have had room for in time.
+If I and J move (`steering`), a batch prefers local groups that no later batch may take to foreign
+ones, even beyond I: when I has just become smaller, the generator has started groups that the next
+batches could not use in time.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer
-trains. A node whose swarm has gone silent thus waits once, not at every step; as soon as the pool
-has held J again the clock starts anew.
+trains. So a node whose swarm has gone silent waits once, not at every step; the clock restarts as
+soon as the pool holds J again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A mixture of strategies, tuned by what is measured: discounted Thompson sampling over held-out
-gain per step. Pure.
+"""A mixture of strategies, tuned by measurement: discounted Thompson sampling over held-out gain
+per step. Pure.
 
-Between two held-out evaluations one strategy is in force (an arm). When a newer result is known,
-each arm that was in force for a share s of the batches between the two versions is credited with
-that share of a window and with s times the gain in pass rate per step, in units of the gains' own
-root mean square, so that nothing has to be tuned to a task or a learning rate. Everything counted
-before loses a part of its weight, because what helps a weak policy need not help a strong one. The
-next arm is the one with the largest draw from N(gain / (windows + 1), 1 / (windows + 1)): arms that
-were little used are tried, arms that did well are used.
+Between two held-out evaluations one strategy (arm) is in force. When a newer result arrives, each
+arm that was in force for a share s of the batches between the two versions is credited with that
+share of a window and with s times the gain in pass rate per step, in units of the gains' root mean
+square, so that nothing needs tuning to a task or a learning rate. All earlier counts are
+discounted, because what helps a weak policy need not help a strong one. The next arm is the one
+with the largest draw from N(gain / (windows + 1), 1 / (windows + 1)), so arms that were used little
+are explored, and arms that did well are exploited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan comes to: the `Batch` message, and what the controller of J is told of it."""
+"""Turns a plan into the `Batch` message, and into the input of the controller of J."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def taken_of(plan: BatchPlan, now: float) -> Taken:
 
 
 def _typical_wait_s(entries: Sequence[PoolEntry], now: float) -> float:
-    """The middle one among senders of how long their groups waited here on average: nobody moves it
-    alone, or by what it says.
+    """The median over senders of how long their groups waited here on average, which no sender can
+    move alone or by its claims.
     """
     by_sender: dict[str, list[float]] = {}
     for entry in entries:

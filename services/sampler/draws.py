@@ -1,4 +1,4 @@
-"""The arithmetic of a draw: how many groups may be one node's, and how entries are taken in an
+"""The arithmetic of a draw: how many groups one node may have, and how entries are taken in a given
 order. Pure.
 """
 
@@ -15,16 +15,16 @@ _TINY = 5e-324
 
 
 def part_of(wanted: int, part: float) -> int:
-    """`part` of `wanted`, rounded down, whatever binary fractions do: 0.3 of 10 is 3."""
+    """`part` of `wanted`, rounded down without binary rounding errors: 0.3 of 10 is 3."""
     return math.floor(wanted * part + 1e-9)
 
 
 def node_cap(wanted: int, max_share: float, nodes: int) -> int:
-    """How many of `wanted` foreign groups may be one node's, when `nodes` other nodes are there.
+    """How many of `wanted` foreign groups may come from one node, if there are `nodes` other nodes.
 
     A share of `max_share`, rounded down, but never less than an equal part (rounded up): the cap
-    shall keep one node from dominating, not leave places empty that nobody else may fill. With one
-    other node there is no cap.
+    prevents one node from dominating, and must not leave places empty that no other node may fill.
+    With one other node there is no cap.
     """
     if nodes <= 1:
         return wanted
@@ -37,10 +37,10 @@ def available(entries: Iterable[PoolEntry], wanted: int, cap: int) -> int:
 
 
 def candidates(pool: int, wanted: int, oversample: float) -> int:
-    """How many groups to draw where the trainer keeps `wanted` of them, from a pool of `pool`.
+    """How many groups to draw from a pool of `pool` if the trainer keeps `wanted` of them.
 
-    `oversample` times as many, but what is drawn and not kept is gone: a batch's worth is left for
-    the next one.
+    `oversample` times as many; but groups drawn and not kept are lost, so a batch's worth is left
+    for the next one.
     """
     return max(wanted, min(math.ceil(wanted * oversample), pool - wanted))
 

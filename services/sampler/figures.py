@@ -1,4 +1,4 @@
-"""What the sampler reports: Prometheus metrics and the figures on its status board."""
+"""The sampler's Prometheus metrics and status figures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _DROPS: dict[Origin, tuple[DropReason, ...]] = {
     "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
     "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large"),
 }
-"""What can happen to whom. What cannot be decoded, and what is gone from the stream unread, is
-counted as local.
+"""Which drop reasons apply to which origin. Groups that cannot be decoded, or that left the stream
+unread, count as local.
 """
 
 
@@ -133,7 +133,7 @@ class Figures:
         self._waiting.labels(reason.name.lower()).inc(seconds)
 
     def refresh(self, memory: SamplerMemory, waiting_for: WaitFor) -> None:
-        """Show the memory as it is now; counts its drops and clears them."""
+        """Export the current memory; counts its drops and clears them."""
         for (origin, reason), count in memory.drops.items():
             self._dropped.labels(origin, reason).inc(count)
             if origin == "external":

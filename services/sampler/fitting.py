@@ -1,5 +1,5 @@
-"""A batch that fits into its log: which groups wait for a later one, and which can be in none.
-Pure.
+"""Fits a batch into the size limit of its log: which groups wait for a later batch, and which fit
+into none. Pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from services.sampler.pool import PoolEntry
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`plan` without the groups that it has no room for; `too_large` lists the new ones that alone
-    are larger than that.
+    """`plan` without the groups that do not fit; `too_large` lists the new ones that would not fit
+    even alone.
     """
 
     plan: BatchPlan

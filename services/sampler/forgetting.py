@@ -1,15 +1,15 @@
-"""Whether a dataset that the policy could do is being forgotten: each one's held-out pass rate
-against its best of late. Pure.
+"""Detects that the policy is forgetting a dataset, by comparing each dataset's held-out pass rate
+with its recent best. Pure.
 
-The rate over everything hides it: while one dataset is lost, others rise. A dataset has fallen when
-the mean of its two newest results lies below the best such mean by more than noise explains and by
-more than `_LEAST_FALL`. Means of two follow a quick rise, where smoothing over more results would
-still be below what was reached when the fall begins.
+The overall rate hides this: while one dataset is lost, others rise. A dataset has fallen when the
+mean of its two newest results is below the best such mean by more than noise explains and by more
+than `_LEAST_FALL`. Means of two follow a quick rise; smoothing over more results would still be
+below the level reached when the fall begins.
 
-Noise is that of n independent questions whose pass rate is the middle of the two means, drawn
-towards a half by one pass and one failure, so that a few questions that all passed are not taken
-for certainty. The more datasets are looked at, the further one of them must fall (Bonferroni):
-among up to 30 that do not change, noise makes one fall less than once in a hundred evaluations
+The noise model is n independent questions whose pass rate is the middle of the two means, shrunk
+towards a half by one pass and one failure, so that a few questions that all passed do not count as
+certainty. The more datasets are compared, the further one of them must fall (Bonferroni): among up
+to 30 constant ones, noise causes a false alarm in less than one of a hundred evaluations
 (`tests/unit/test_sampler_forgetting.py`).
 """
 

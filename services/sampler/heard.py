@@ -1,4 +1,4 @@
-"""What the sampler hears of its node: how far the trainer is, and the newest held-out result."""
+"""What the sampler reads from its node: the trainer's position, and the newest held-out result."""
 
 from __future__ import annotations
 

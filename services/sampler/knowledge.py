@@ -1,8 +1,8 @@
-"""What the node knows of itself when a batch is drawn: how its own policy lately did on each source
-of tasks. Pure.
+"""What the node knows about its policy when a batch is drawn: its recent results on each task
+source. Pure.
 
-The record is a fold over the node's own scored groups in the order of the scored stream and travels
-in each batch, so a restarted sampler knows exactly what the one before it knew.
+The record is a fold over the node's local scored groups in the order of the scored stream. It is
+stored in each batch, so a restarted sampler has the same knowledge as its predecessor.
 """
 
 from __future__ import annotations

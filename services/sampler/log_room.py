@@ -1,4 +1,6 @@
-"""What the batch log takes in one message: learned from the first batch that it refuses."""
+"""The size limit of a message in the batch log, learned from the first batch that the
+log refuses.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class LogRoom:
             batch=batch.number,
             size_bytes=size_bytes,
             reason=str(error),
-            consequence=f"batches of at most {self._bytes} bytes of groups; the largest wait",
+            consequence=f"batches are limited to {self._bytes} bytes of groups; the largest groups wait",
             remedy="lower sampler.prefetch if it is above 1, sampler.local or sampler.external; "
-            f"or raise max_msg_size of {self._stream} and start the sampler again",
+            f"or raise max_msg_size of {self._stream} and restart the sampler",
         )

@@ -1,6 +1,4 @@
-"""The two streams the sampler lives between: the scored log it reads and the batch log it appends
-to.
-"""
+"""The sampler's two streams: it reads the scored log and appends to the batch log."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class ScoredLog:
         self._kept_bytes = 0
 
     def begin(self) -> None:
-        """Let go what was kept: the stream is read anew, and may have been made anew."""
+        """Discard what was kept: the stream is read again, and may have been created anew."""
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -59,7 +57,7 @@ class ScoredLog:
             problems += await self.read_into(memory)
             if memory.cursor == before:  # a copy of the stream that lags behind its leader answered
                 if time.monotonic() - started > timeout_s:
-                    raise TransportError(f"{self.stream} gives nothing after {before}, yet its last message is {last_seq}")
+                    raise TransportError(f"{self.stream} returns nothing after {before}, although its last message is {last_seq}")
                 await asyncio.sleep(_LAGGING_S)
         return problems
 
@@ -169,7 +167,7 @@ class BatchLog:
         payload = encode(batch)
         if len(payload) > self._max_bytes:
             raise TooLarge(
-                f"a batch of {len(payload)} bytes, of at most {self._max_bytes} with this sampler.prefetch: not published",
+                f"a batch of {len(payload)} bytes exceeds {self._max_bytes}, the limit with this sampler.prefetch: not published",
                 self._max_bytes,
             )
         ack = await self._transport.publish(

@@ -1,14 +1,14 @@
-"""What the sampler knows, as a pure replay of the scored stream.
+"""The sampler's memory, as a pure replay of the scored stream.
 
 Invariant: the memory is a function of the newest batch's `SamplerState`, of the stream up to
 `cursor` and of the next batch's number, and of nothing else. A sampler that is killed at any
-instant and reads the stream again therefore builds the batch that it would have built. This is why
-time plays no part here (ageing out is decided with each batch) and why a full pool gives up the
-entry that came first.
+instant and reads the stream again therefore builds the same batch. For this reason time plays no
+part here (expiry by age is decided with each batch), and a full pool drops the entry that arrived
+first.
 
-Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`: the
-generator's admission adds them up, and a group in neither would take a place from it for ever. A
-group that is replayed was consumed with its first batch and is not counted again.
+Every local group ends in exactly one of two counts, `consumed_local` or `dropped_local`. The
+generator's admission adds them up; a group in neither would block one of its places for ever. A
+replayed group was consumed with its first batch and is not counted again.
 """
 
 from __future__ import annotations

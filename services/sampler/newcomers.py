@@ -1,8 +1,8 @@
-"""At most a part of a batch's foreign groups is newcomers' while established nodes have enough:
-pure, chance is an argument.
+"""While established nodes have enough groups, newcomers get at most a part of a batch's foreign
+groups. Pure; the random generator is an argument.
 
-A newcomer is a share (`ScoredGroup.share`) of which no group in the pool was taken in as an
-established one's. What established nodes cannot fill is newcomers', so that a young swarm, in which
+A newcomer is a share (`ScoredGroup.share`) with no group in the pool that was accepted while it was
+established. Newcomers get whatever established nodes cannot fill, so that a young swarm, in which
 everybody is new, shares at full speed; a thousand new keys still get no more of a batch than one.
 """
 
@@ -18,13 +18,13 @@ from services.sampler.strategies import Strategy
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
-    """The shares of which no entry was taken in as an established node's."""
+    """The shares none of whose entries was accepted from an established node."""
     return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
 
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
-    """How many of `wanted` may be newcomers': `part` of them, rounded down, but one, and what the
-    established leave.
+    """How many of `wanted` may be newcomers': `part` of them, rounded down but at least one, plus
+    what established nodes leave.
     """
     return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 

@@ -1,8 +1,8 @@
-"""What the sampler remembers of a scored group, and the bounded pool that holds such entries.
+"""The sampler's record of a scored group, and the bounded pool of such records.
 
-An entry is a few hundred bytes whatever the group's size: payloads stay in the scored stream and
-are read again, by position, for the few groups that a batch takes. A pool of long-context groups
-would otherwise need tens of gigabytes.
+An entry has a few hundred bytes whatever the group's size: payloads stay in the scored stream and
+are read again, by position, for the few groups in a batch. Otherwise a pool of long-context groups
+would need tens of gigabytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PoolEntry:
     completions: int
     token_count: int
     established: bool = True
-    """Whether that sender had earned a whole share when the group was taken in."""
+    """Whether that sender had earned a whole share when the group was accepted."""
 
     def age_s(self, now: float) -> float:
         """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its
@@ -57,7 +57,7 @@ class PoolEntry:
         return max(0.0, now - min(self.created_at, self.received_at))
 
     def waited_s(self, now: float) -> float:
-        """Seconds since this node scored it, of which its author has no say."""
+        """Seconds since this node scored it, which its author cannot influence."""
         return max(0.0, now - self.received_at)
 
     def staleness(self, batch_number: int) -> int:
@@ -106,13 +106,13 @@ def _deviation(rewards: Sequence[float]) -> float:
 
 
 class Pool:
-    """At most `capacity` entries, each group once. When full, the oldest entry of whoever has most
-    of it gives way.
+    """At most `capacity` entries, each group once. When full, the sender with most entries loses
+    its oldest.
 
-    Newcomers and established senders each have a part of the room, by `newcomer_share`, and may use
-    what the other leaves: who sends much displaces itself, and newcomers, however many, take no
-    more than their part from who is established. Of senders with equally many, the oldest entry
-    goes.
+    Newcomers and established senders each own a part of the room, by `newcomer_share`, and may use
+    what the other class leaves. So a sender of many groups displaces its own, and newcomers,
+    however many, take no more than their part from established senders. Among senders with equally
+    many entries, the oldest entry is dropped.
     """
 
     def __init__(self, capacity: int, newcomer_share: float = 1.0) -> None:

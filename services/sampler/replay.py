@@ -1,13 +1,13 @@
-"""Own replay: which local groups of earlier batches a batch trains on once more (`sampler.replay`).
+"""Own replay: which local groups of earlier batches a batch trains on again (`sampler.replay`).
 Pure.
 
-A local group with an advantage stays replayable for `sampler.replay_batches` batches after the
-first that it was in. A batch has up to `sampler.replay` of them on top of I and J, drawn uniformly
-and without replacement; nothing waits for them, and a group may be replayed in several batches.
+An informative local group stays replayable for `sampler.replay_batches` batches after its first
+batch. A batch adds up to `sampler.replay` of them to I and J, drawn uniformly and without
+replacement. Nothing waits for them, and a group may be replayed in several batches.
 
-The newest batch's state names their positions by first batch (`SamplerState.replayable`); the
-entries come from the scored stream, which is therefore read again, and kept, from the oldest of
-them on. A group is counted as consumed with its first batch alone.
+The newest batch's state lists their positions by first batch (`SamplerState.replayable`). The
+entries come from the scored stream, which is therefore kept, and read again, from the oldest of
+them on. A group is counted as consumed only with its first batch.
 """
 
 from __future__ import annotations

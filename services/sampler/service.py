@@ -1,9 +1,9 @@
-"""The sampler as a process: follows the scored stream and the trainer, and appends each batch as
-soon as it may.
+"""The sampler's process: follows the scored stream and the trainer, and appends each batch as soon
+as it may.
 
-All decisions are `memory`'s and `assembly`'s. This file only reads, asks them, and appends.
-Whenever it is in doubt about the log's end (an append that timed out, another sampler's batch) it
-forgets everything and reads the logs again, which is also how it starts.
+`memory` and `assembly` make all decisions; this file reads, calls them, and appends. If it is not
+certain of the log's end (an append timed out, or another sampler wrote a batch), it discards its
+memory and reads the logs again, as when it starts.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class SamplerService:
             self._figures.waited(decision.reason, time.monotonic() - decided_at)
 
     async def _append(self, plan: BatchPlan, loaded: _Loaded) -> bool:
-        """Append the planned batch; False when a payload is gone and it must be planned anew."""
+        """Append the planned batch; False if a payload is gone and the batch must be planned
+        again."""
         started = time.monotonic()
         payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.replayed))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
@@ -224,7 +225,7 @@ class SamplerService:
         except StreamFull as error:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
-            raise Conflict(f"batch {plan.number} was in the log already")
+            raise Conflict(f"batch {plan.number} is already in the log")
         self._tell_of_moves(loaded.steering, state.steering)
         loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
         loaded.memory.advance()

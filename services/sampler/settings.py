@@ -1,4 +1,4 @@
-"""What the sampler's pure parts need of the configuration."""
+"""The part of the configuration that the sampler's pure modules need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def steering_rules_of(config: NodeConfig) -> SteeringRules:
 
 
 def limits_of(config: NodeConfig) -> Limits:
-    """What the memory needs. A pool holds a batch, and what the generator may have out, whatever
-    smaller size is configured: else local groups would be thrown away and made again for ever.
+    """The settings of the memory. A pool holds at least a batch plus what the generator may have in
+    progress, even if a smaller size is configured; otherwise local groups would be discarded and
+    regenerated for ever.
     """
     sampler = config.sampler
     most_local = sampler.local + (sampler.external if sampler.adapt == "adaptive" else 0)

@@ -1,28 +1,28 @@
-"""How many foreign groups a batch takes: at most the configured J, and I + J stays. A pure state
-machine, one step a batch.
+"""How many foreign groups a batch takes: at most the configured J, with I + J constant. A pure
+state machine, one step per batch.
 
-Once in `period_batches` batches it looks at what the period showed and sets J for the next one:
+Every `period_batches` batches it evaluates the period and sets J for the next one:
 
-* **Need.** f is the share of the local groups that have an advantage, smoothed over periods. At
-  `enough_informative` or more, local groups teach by themselves and sharing only makes the policy
-  follow others: J goes to 0. At `few_informative` or less J goes to its maximum; between the two it
-  is proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 a period, down by
-  half of itself at most.
-* **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not lie
-  below the best of late by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
-  forgotten while others rise (`forgetting`). While one does and foreign groups are trained on, in a
-  slow decline or in an oscillation, the ceiling of J is halved every period, for held-out results
-  every period with a new one, down to 0: ordinary RL. It rises again by 1 after `patience` calm
-  periods, and each cut doubles the patience, so that sharing that hurts is tried ever more seldom.
-  What this cannot see is sharing that makes a rise slower without ever making it a fall, and what
+* **Need.** f is the share of informative local groups, smoothed over periods. At
+  `enough_informative` or more, local groups suffice and sharing only makes the policy follow
+  others: J goes to 0. At `few_informative` or less J goes to its maximum; in between it is
+  proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 per period, down by
+  at most half of itself.
+* **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not be
+  below the recent best by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
+  forgotten while others rise (`forgetting`). While this is violated and foreign groups are trained
+  on, in a slow decline or in an oscillation, the ceiling of J is halved every period (for held-out
+  results every period with a new one), down to 0, which is ordinary RL. It rises again by 1 after
+  `patience` calm periods, and each cut doubles the patience, so that harmful sharing is tried ever
+  more rarely. It cannot detect sharing that slows a rise without ever causing a fall, nor what
   happens between two evaluations.
-* **Supply.** Groups that are not there cannot help, and old ones are of policies long gone: when
-  less than half of J came, or the mean age was above three quarters of the limit, the ceiling
-  falls below J, without a loss of patience.
+* **Supply.** Missing groups cannot help, and old ones come from outdated policies. When less than
+  half of J arrived, or the mean age was above three quarters of the limit, the ceiling falls below
+  J, without changing the patience.
 
-J = min(need, ceiling). More local groups are always safe, so I rises at once; fewer are announced
-by one a period, and what the generator has out by then is used before anything else (`assembly`),
-not thrown away.
+J = min(need, ceiling). More local groups are always safe, so I rises at once. Fewer are announced
+by one per period, and groups that the generator has already started are used before anything else
+(`assembly`) instead of being wasted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SMOOTHING = 0.5
 period's.
 """
 _STANDARD_ERRORS = 2.5
-"""Against the best of some ten smoothed values, noise alone falls that far about once in a hundred
-periods.
+"""Relative to the best of about ten smoothed values, noise alone falls that far about once in a
+hundred periods.
 """
 _FORGETTING = 0.1
 """Part of the way from the best to the present that a period forgets: a fall is held against

@@ -1,8 +1,8 @@
-"""What the next batch is made of, as far as that moves: I and J (`sharing`) and the strategy
-(`bandit`). Pure.
+"""The moving parts of the next batch: I and J (`share_controller`) and the strategy (`bandit`).
+Pure.
 
-Everything here is decided with a batch for the one after it and travels in that batch, so a
-restarted sampler goes on the same way.
+Each batch decides for the next one and stores the decision, so a restarted sampler continues in the
+same way.
 """
 
 from __future__ import annotations

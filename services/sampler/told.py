@@ -27,18 +27,19 @@ _REMEDIES = {
 
 
 def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
-    """Groups that were chosen to be replayed and are no longer in the stream."""
+    """Report groups that were chosen for replay but are no longer in the stream."""
     for entry in replayable:
         log.info(
             "replayable_group_gone",
             rollout_id=rollout_id_of(entry.group_id),
             stream_seq=entry.seq,
-            consequence="not replayed; it was trained on before",
+            consequence="it is not replayed; it has been trained on before",
         )
 
 
 def complain(log: Log, waiting: Wait, next_batch: int, waited_s: float) -> None:
-    """No batch could be built for `waited_s` seconds: what is missing, and what to look at."""
+    """Report that no batch could be built for `waited_s` seconds: what is missing and what to
+    check."""
     log.warning(
         "no_batch",
         next_batch=next_batch,

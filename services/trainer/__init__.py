@@ -1,6 +1,5 @@
 """The trainer turns batches of scored groups into policy versions: advantages, objectives,
 gradients, checkpoints.
 
-Sampling, scoring and the choice of a batch live in other services; how messages and policies travel
-is in `shared`.
+Other services sample, score and choose batches; `shared` transports messages and policies.
 """

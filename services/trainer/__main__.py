@@ -1,5 +1,5 @@
 """`python -m services.trainer`, or `torchrun --nproc-per-node N -m services.trainer` for a policy
-that one GPU does not hold.
+too large for one GPU.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A step in numbers for /metrics and for the node's status."""
+"""The figures of a step for /metrics and for the node's status."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""What the trainer found of others' text, for this node's verifiers: how many of a sender's answers
-in a batch were absurd.
+"""The trainer's findings about foreign text, for this node's verifiers: how many of a sender's
+answers in a batch were absurd.
 
-It tells, and decides nothing: what counts against whom is the verifiers' business
-(`services.verifier.shared_reputation`). Only text that the policy finds absurd is told. Whether a
-group's gradient opposes the trend of held-out results is not measured: that takes a gradient of the
-held-out set, as dear as a step; beside it one group's gradient is noise; and a group that is right
-where the policy is wrong, which is what foreign groups are for, opposes it too.
+It only reports; the verifiers decide what counts against whom
+(`services.verifier.shared_reputation`). Only text that is absurd under the policy is reported.
+Whether a group's gradient opposes the trend of held-out results is not measured: that takes a
+gradient of the held-out set, which costs as much as a step; one group's gradient is noise by
+comparison; and a group that is right where the policy is wrong, which is the purpose of foreign
+groups, opposes it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of the trainer's GPUs, asked of torch at each scrape."""
+"""Memory of the trainer's GPUs, read from torch at each scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GpuMemory(Collector):
         return [self._family()]
 
     def collect(self) -> Iterator[Metric]:
-        """What torch says now. Asking it does not start CUDA where it is not in use."""
+        """Torch's current figures. Reading them does not initialise CUDA if it is not in use."""
         family = self._family()
         used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         gpus = range(torch.cuda.device_count()) if used else range(0)

@@ -1,8 +1,8 @@
-"""The policy and its optimizer: one `step` per batch, and everything needed to go on as if nothing
-had happened.
+"""The policy and its optimizer: one `step` per batch, and all the state needed to resume as if
+nothing had happened.
 
-Knows torch and messages, neither server nor disk. On a CPU the same configuration and batches give
-the same weights bit for bit.
+Knows torch and messages, but neither server nor disk. On a CPU the same configuration and batches
+give the same weights bit for bit.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Learner:
 
     @property
     def policy_metadata(self) -> dict[str, str]:
-        """What a file of `policy()` says besides its tensors."""
+        """The metadata for a file of `policy()`."""
         return {} if self._adapters is None else self._adapters.metadata()
 
     def policy(self) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class Learner:
         return tensors
 
     def state(self) -> LearnerState:
-        """Everything that the next step depends on, besides the configuration."""
+        """Everything that the next step depends on, apart from the configuration."""
         random = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
@@ -342,8 +342,8 @@ def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> A
     odd = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.ndim != 2]
     if odd:
         raise ValueError(
-            f"trainer.lora adapts {plain_name(odd[0])}, whose factors are no matrices, and generators add only such to a layer: "
-            'set trainer.lora.publish = "merged", or leave the layer out of trainer.lora.target_modules'
+            f"trainer.lora adapts {plain_name(odd[0])}, whose factors are not matrices, and generators support only matrices: "
+            'set trainer.lora.publish = "merged", or omit the layer from trainer.lora.target_modules'
         )
     try:
         base = base_fingerprint(config.model.path, config.model.revision)

@@ -1,9 +1,9 @@
-"""What a training step will hold in memory, from a model's configuration alone: no weight is read
-and nothing is computed.
+"""Estimates the memory of a training step from a model's configuration alone: no weight is read and
+nothing is computed.
 
-The model is built without numbers, and torch says of one forward pass what it would keep for the
-backward pass. That is exact for the attention that torch takes on a CPU (flash attention), for
-which a GPU's is alike; `tests/integration/test_memory_need.py` holds it to a measured step.
+The model is built without data, and torch reports what one forward pass would keep for the backward
+pass. That is exact for torch's attention on a CPU (flash attention), which is similar on a GPU;
+`tests/integration/test_memory_need.py` compares it with a measured step.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         raise ValueError(f"{plan.tokens} tokens in rows of {plan.width}: both must be 1 or more")
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
     if longest and plan.width > longest:
-        raise ValueError(f"it reads texts of up to {longest} tokens, and rows of {plan.width} are asked for: ask for narrower ones")
+        raise ValueError(f"it reads texts of up to {longest} tokens, but rows of {plan.width} are requested: use narrower ones")
     model = _without_numbers(copy.deepcopy(config), plan)
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -118,7 +118,7 @@ def _without_numbers(config: Any, plan: TrainingPlan) -> Any:
             try:
                 model = with_adapters(model, LoraSection(rank=plan.lora_rank))
             except RuntimeError as error:
-                raise ValueError("whether its linear layers can be adapted is found out with numbers alone") from error
+                raise ValueError("only a model with data shows whether its linear layers can be adapted") from error
     return model
 
 
@@ -167,7 +167,9 @@ def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast, _unlogged():
             causal.get_decoder()(input_ids=ids, use_cache=False)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError("its pass cannot be followed without numbers, as where experts are chosen by the text") from error
+        raise ValueError(
+            "its forward pass cannot be traced without data, for example because the text chooses its experts"
+        ) from error
     return sum(storage.nbytes() for storage in kept.values())
 
 

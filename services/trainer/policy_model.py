@@ -1,6 +1,4 @@
-"""The model that a trainer trains, as its configuration wants it: master weights, adapters,
-dropout, activation memory.
-"""
+"""The trainer's model as configured: master weights, adapters, dropout, activation memory."""
 
 from __future__ import annotations
 
@@ -108,8 +106,8 @@ def _tell_of_idle_adapters(model: Any, parallel: Parallel) -> None:
         structlog.get_logger("trainer").warning(
             "adapters_without_gradient",
             modules=idle,
-            consequence="nothing that these adapters add reaches the logprobs of a short text, so that they learn nothing: leave "
-            "them out of trainer.lora.target_modules",
+            consequence="these adapters do not affect the logprobs of a short text, so they learn nothing: omit "
+            "them from trainer.lora.target_modules",
         )
 
 
@@ -122,16 +120,16 @@ def _check_mergeable(adapted: Any) -> None:
     for name, module in adapted.named_modules():
         if isinstance(module, ParamWrapper):
             raise ValueError(
-                f"trainer.lora.target_modules adapts {plain_name(name)}, which is no linear layer but holds bare weights, as fused "
-                'experts do, and these cannot be merged for publishing: name linear layers, e.g. ["q_proj", "k_proj", "v_proj", '
-                '"o_proj"]'
+                f"trainer.lora.target_modules adapts {plain_name(name)}, which is not a linear layer but holds bare weights, as "
+                'fused experts do, and these cannot be merged for publishing: name linear layers, e.g. ["q_proj", "k_proj", '
+                '"v_proj", "o_proj"]'
             )
     for name, layer in adapted_layers(adapted).items():
         if isinstance(layer.base_layer, nn.Linear) and not _is_linear(layer.base_layer):
             adapted_name = plain_name(name).removesuffix(".weight")
             raise ValueError(
                 f"trainer.lora.target_modules adapts {adapted_name}, a {type(layer.base_layer).__name__} that computes something "
-                "else than a linear layer does, as routers do, so that no adapter fits it: name linear layers, e.g. "
+                "other than a linear layer, as routers do, so no adapter fits it: name linear layers, e.g. "
                 '["q_proj", "k_proj", "v_proj", "o_proj"]'
             )
     ties = getattr(adapted.get_base_model(), "all_tied_weights_keys", None) or {}
@@ -139,14 +137,14 @@ def _check_mergeable(adapted: Any) -> None:
     if tied:
         raise ValueError(
             f"trainer.lora.target_modules adapts {tied[0]}, a weight that this model uses in two places (tied embeddings: "
-            "input and output): only one use would learn, and a published policy holds one weight for both; name other modules"
+            "input and output): only one use would learn, but a published policy has one weight for both; name other modules"
         )
 
 
 @torch.no_grad()
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether a layer that is called linear, and may compute in its own way, gives what a linear
-    layer gives.
+    """Whether a layer that is called linear, and may have its own implementation, computes what a
+    linear layer computes.
     """
     if type(layer).forward is nn.Linear.forward:
         return True

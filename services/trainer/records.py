@@ -1,5 +1,5 @@
-"""What is written down of every step: one line of `metrics.jsonl`, and TensorBoard events when
-tensorboard is installed.
+"""The records of every step: one line of `metrics.jsonl`, and TensorBoard events if tensorboard is
+installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The learning rate of a step, from its number alone: nothing has to be saved to go on with it."""
+"""The learning rate of a step, from its number alone, so that resuming needs no saved state."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The trainer: reads the batch log, trains a step per batch, publishes each policy, writes
+"""The trainer: reads the batch log, trains one step per batch, publishes each policy, writes
 checkpoints.
 
-This is the loop of steps; what is written beside them is `services.trainer.upkeep`. Nothing that
-fails outside the step (disk, policy store, server) changes what is trained: it is counted, said,
-and tried again.
+This file has the loop of steps; `services.trainer.upkeep` writes everything else. A failure outside
+the step (disk, policy store, server) does not change training: it is counted, logged and retried.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
 _GRACE_S = 1.0
-"""How long a stopping trainer tries to tell others of its last step; what they miss they learn when
-it is back.
+"""How long a stopping trainer tries to publish its last step; what it cannot publish, it publishes
+after its restart.
 """
 
 
@@ -91,7 +90,7 @@ class _Training:
     async def start(
         cls, config: NodeConfig, context: ServiceContext, worker: TorchThread, learn: Callable[[NodeConfig], Learner]
     ) -> _Training:
-        """Load the model, the newest whole checkpoint, and learn what is published."""
+        """Load the model and the newest complete checkpoint, and read what is published."""
         gauges = TrainerGauges(context.registry)
         gauges.checkpoint_interval.set(config.trainer.checkpoint_every)
         try:
@@ -221,8 +220,8 @@ class _Training:
         self._context.status.state("waiting for a checkpoint")
         self._log.error(
             "training_waits",
-            reason="no checkpoint can be written, and the batch log would forget batches that none holds",
-            remedy=f"free space at {self._checkpoints.store.folder}; training goes on by itself",
+            reason="no checkpoint can be written, and the batch log would drop batches that no checkpoint contains",
+            remedy=f"free space at {self._checkpoints.store.folder}; training then continues automatically",
         )
         while self._checkpoints.holds_up and not self._context.stopping.is_set():
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)

@@ -1,4 +1,4 @@
-"""What the trainer's pure parts need of the configuration."""
+"""The part of the configuration that the trainer's pure modules need."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _advantage_config(config: NodeConfig) -> AdvantageConfig:
 def intake_rules(
     config: NodeConfig, tokenizer: Any, *, end_token_id: int | None, end_token_ids: tuple[int, ...] = (), vocabulary_size: int
 ) -> IntakeRules:
-    """What a node's configuration and model take in."""
+    """The intake limits of the node's configuration and model."""
     trainer, generator = config.trainer, config.generator
     return IntakeRules(
         tokenizer=tokenizer,

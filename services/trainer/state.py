@@ -1,6 +1,4 @@
-"""What a trainer goes on from: the state of its learner, and how far in the log of batches that
-is.
-"""
+"""The state that a trainer resumes from: its learner's state, and its position in the batch log."""
 
 from __future__ import annotations
 

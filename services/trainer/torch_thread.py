@@ -1,5 +1,5 @@
-"""The one thread in which a trainer's torch works, so that health, status and NATS go on during a
-step.
+"""The single thread for the trainer's torch work, so that health checks, status and NATS keep
+working during a step.
 """
 
 from __future__ import annotations

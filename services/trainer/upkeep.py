@@ -1,5 +1,5 @@
-"""What a trainer tells others beside its steps: policies, how far it is, what it found out. What
-fails waits for the next time.
+"""What a trainer publishes alongside its steps: policies, its position, its findings. A failure is
+retried the next time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from shared.transport.base import TransportError
 
 
 class Upkeep:
-    """Everything that is written after a step, and tried again while the next batch is waited for.
+    """Everything that is written after a step, and retried while waiting for the next batch.
 
-    position: what was trained on. findings: what the steps found out about senders.
+    position: the last batch trained on. findings: what the steps found out about senders.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Upkeep:
         self._delta_report = DeltaReport(gauges.delta_lost, context.log)
 
     async def begin(self) -> None:
-        """Learn what is published, and say where training goes on."""
+        """Read what is published, and log where training resumes."""
         try:
             await self._publisher.read_pointer()
         except MessageError as error:
-            raise FatalError(f"the policy pointer cannot be read ({error}): run all services in the same version") from None
+            raise FatalError(f"the policy pointer cannot be read ({error}): run the same version of all services") from None
         await self._announce()
 
     async def checkpoint(self) -> None:
@@ -103,7 +103,7 @@ class Upkeep:
         try:
             await self._publisher.prune()
         except (PolicyStoreError, TransportError) as error:
-            self._log.warning("policies_not_pruned", reason=str(error), consequence="tried again after the next policy")
+            self._log.warning("policies_not_pruned", reason=str(error), consequence="retried after the next policy")
         if log_exhausted and self._checkpoints.failing:
             await self.checkpoint()
 
@@ -137,7 +137,7 @@ class Upkeep:
             self._log.warning(
                 "policy_steps_back",
                 reason=f"the batch log ends at {version}, but policy {old.version} was published: batches between them are lost",
-                consequence=f"generators go back to policy {version}",
+                consequence=f"generators return to policy {version}",
             )
         await self._publisher.publish(self._write_policy, self.position)
         self._confirmed = version
@@ -145,10 +145,10 @@ class Upkeep:
         published = self._publisher.pointer
         assert published is not None
         if decision == "confirm" and old is not None and old.sha256 != published.sha256:
-            self._log.warning("policy_published_again", version=version, reason="the replay did not give the same bytes")
+            self._log.warning("policy_published_again", version=version, reason="repeating the batches did not give the same bytes")
 
     async def _answer_refusal(self) -> None:
-        """Publish the newest policy as a full copy where a generator says that it cannot be
+        """Publish the newest policy as a full copy if a generator reports that it cannot be
         fetched.
         """
         refusal = await self._publisher.refused(self.position)

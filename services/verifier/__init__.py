@@ -1,6 +1,6 @@
-"""The border of the node: scores this node's groups, shares them signed, and lets foreign groups in
-after every check.
+"""The border of the node: scores local groups, shares them signed, and accepts foreign groups that
+pass every check.
 
-Deriving tasks and scoring happen in `shared.tasks.sandbox`. Nothing here imports torch or loads a
+`shared.tasks.sandbox` derives tasks and scores answers. Nothing here imports torch or loads a
 model.
 """

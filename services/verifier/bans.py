@@ -1,5 +1,5 @@
-"""Who is banned: by name and by key, so that neither comes back with another of the other. Pure;
-time is an argument.
+"""Who is banned: bans cover name and key, so that a banned node cannot return by changing either.
+Pure; time is an argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Bans:
         self._by_key: dict[str, Ban] = {}
         self._keys: dict[str, frozenset[str | None]] = {}
         self.unreadable = ""
-        """Why nobody knows who is banned: everybody is, until a list can be read."""
+        """Why the bans are unknown; until a list can be read, every sender counts as banned."""
 
     def count(self, now_s: float) -> int:
         """How many bans are in force."""

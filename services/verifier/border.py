@@ -1,13 +1,13 @@
-"""What a foreign group must pass before any other code sees it: ordered checks, each with a typed
-reason.
+"""The ordered checks that a foreign group must pass before any other code sees it, each with a
+typed reason.
 
 `services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in
-`Border.examination`: pure but for the memory of names and group ids, time is an argument, and
-nothing that a sender can put into a message makes it raise. What grows with the payload it only
-asks for: who drives it may have that done in a thread, while the memories belong to the caller's
-thread alone (`services.verifier.examiner`). The task is derived again and scored in the sandbox
-afterwards (`Border.conclude`). Rewards, truth and metadata from the wire are compared, never used.
-Only what a valid signature covers is blamed on anyone, and only on the key that made it
+`Border.examination`: pure except for the memory of names and group ids, with time as an argument,
+and never raising whatever a sender puts into a message. Work that grows with the payload is only
+requested: the caller may run it in a thread, while the memories belong to the caller's thread alone
+(`services.verifier.examiner`). Afterwards the task is derived again and its answers scored in the
+sandbox (`Border.conclude`). Rewards, reference answers and metadata from the wire are compared,
+never used. A refusal is blamed only on the key that made a valid signature over the offending bytes
 (`services.verifier.refusals`).
 """
 
@@ -60,8 +60,8 @@ class Candidate:
 
 
 Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
-"""Yields work that is pure, raises nothing and grows with the payload; wants its result sent. Its
-value is the verdict.
+"""A generator that yields pure work that never raises and grows with the payload, and expects its
+result to be sent back. Its return value is the verdict.
 """
 
 
@@ -112,7 +112,7 @@ class Border:
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
-        """`examination` in one go. Never raises, whatever the bytes."""
+        """Run `examination` to its end. Never raises, whatever the bytes."""
         examination, result = self.examination(subject, payload, now_s, seq), None
         while True:
             try:
@@ -228,7 +228,9 @@ class Border:
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse what `key` has signed, and blame it once, in `part`, where it is its fault."""
+        """Refuse a message that `key` has signed, and blame the key once, by `part`, if it is at
+        fault.
+        """
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
             return Refused(reason, sender, detail)
@@ -271,7 +273,7 @@ class _Opened:
 
 
 def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:
-    """Ask whoever drives the examination for the result of `work`."""
+    """Request the result of `work` from the caller that runs the examination."""
     result: T = yield work
     return result
 

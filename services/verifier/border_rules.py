@@ -1,5 +1,5 @@
-"""What a node takes in, as far as it depends on its configuration and the group alone: the border's
-checks that need no memory.
+"""The border's checks that need no memory: they depend only on the node's configuration and the
+group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Problem = tuple[Refusal, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderRules:
-    """The fixed part of what a node takes in; the names are those of `[verifier]`."""
+    """The fixed part of a node's acceptance rules; the names are those of `[verifier]`."""
 
     node: str
     accept: Accept

@@ -1,8 +1,8 @@
-"""The border's checks in their order, each with its reason: what `services.verifier.border` does,
-said once.
+"""The border's checks in order, each with its reason: the one description of what
+`services.verifier.border` does.
 
-`docs/trust.md` has this as a table, written by `python -m monitoring.border_doc`;
-`tests/unit/test_border_order.py` holds the border to it.
+`python -m monitoring.border_doc` writes them as a table to `docs/trust.md`;
+`tests/unit/test_border_order.py` checks that the border agrees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stage(Enum):
 
 
 class Check(NamedTuple):
-    """A message that fails is refused as `refusal`; nothing after it is looked at."""
+    """A message that fails this check is refused as `refusal`, and no later check runs."""
 
     stage: Stage
     refusal: Refusal
@@ -36,7 +36,7 @@ class Check(NamedTuple):
 
     @property
     def blamed(self) -> str:
-        """Who is blamed, as a page says it."""
+        """Who is blamed, in words for the documentation."""
         weight = BLAME.get(self.refusal, 0.0) if not self.blameless and self.stage not in _UNSIGNED else 0.0
         return f"the key, {weight:g}" if weight else "nobody"
 
@@ -58,29 +58,31 @@ CHECKS = (
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),
     Check(Stage.ENVELOPE, Refusal.SCHEMA_VERSION, "its schema version is another"),
     Check(Stage.ENVELOPE, Refusal.MALFORMED, "it is not an envelope"),
-    Check(Stage.ENVELOPE, Refusal.OTHER_SWARM, "it is signed for a swarm of another name (`nats.swarm_id`)"),
-    Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not by the key that it names"),
+    Check(Stage.ENVELOPE, Refusal.OTHER_SWARM, "it is signed for another swarm (`nats.swarm_id`)"),
+    Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not from the key that it names"),
     Check(Stage.KEY, Refusal.BANNED, "the key is banned here"),
     Check(Stage.KEY, Refusal.QUARANTINED, "the key is in quarantine"),
-    Check(Stage.BODY, Refusal.SCHEMA_VERSION, "the body's schema version is another"),
-    Check(Stage.BODY, Refusal.MALFORMED, "the body is no rollout group, or its parts contradict each other"),
+    Check(Stage.BODY, Refusal.SCHEMA_VERSION, "the body's schema version is not supported"),
+    Check(Stage.BODY, Refusal.MALFORMED, "the body is not a rollout group, or its parts contradict each other"),
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body do not name the same node, or name this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
-    Check(Stage.BODY, Refusal.FROM_FUTURE, "it is more than `verifier.max_clock_skew_s` from the future"),
-    Check(Stage.BODY, Refusal.REPLAYED, "it was taken in, or judged, before"),
-    Check(Stage.BODY, Refusal.TASK_NOT_ALLOWED, "its task is not one that `verifier.accept` takes in"),
+    Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than `verifier.max_clock_skew_s` in the future"),
+    Check(Stage.BODY, Refusal.REPLAYED, "it was accepted or judged before"),
+    Check(Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task"),
     Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
-    Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allow"),
-    Check(Stage.CONTENT, Refusal.MALFORMED, "tokens or logprobs of a completion are not what they claim to be"),
+    Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allows"),
+    Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
     Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice"),
-    Check(Stage.CONTENT, Refusal.COPIED, "it says what another's group said before"),
-    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key was banned or put in quarantine while it waited to be scored"),
-    Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they bring"),
+    Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node"),
+    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key was banned or quarantined while the group waited to be scored"),
+    Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
-    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task has another question or answer than it claims"),
+    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question or answer differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
-    Check(Stage.ACCEPTANCE, Refusal.COPIED, "another group that says the same came in while it was scored"),
-    Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "its name became another key's while it was scored", blameless=True),
+    Check(Stage.ACCEPTANCE, Refusal.COPIED, "another group with the same answers was accepted while it was being scored"),
+    Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "another key got its name while it was being scored", blameless=True),
 )
-"""Every check, in order. Rewards, truth and metadata from the wire are compared, never used."""
+"""Every check, in order. Rewards, reference answers and metadata from the wire are compared, never
+used.
+"""

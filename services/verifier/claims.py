@@ -1,10 +1,10 @@
-"""What large foreign payloads may cost: bytes in work at once, and chunks read once. Pure: no
-clock, no I/O.
+"""Limits on the cost of large foreign payloads: bytes in progress at once, and chunks read once.
+Pure: no clock, no I/O.
 
-A message of a few hundred bytes can claim a payload of megabytes. Two things keep that from
-becoming a lever: payloads in work are bounded for the node and for each sender, and a chunk belongs
-to the message that referred to it first, so that bytes stored once are read once and not for each
-of a thousand references to them.
+A message of a few hundred bytes can claim a payload of megabytes. Two rules prevent amplification:
+payloads in progress are limited for the node and for each sender, and a chunk belongs to the
+message that referred to it first, so that bytes stored once are read once and not for each of a
+thousand references.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Whether a foreign completion's lengths, token ids and logprobs can be those of its text. Pure."""
+"""Checks whether a foreign completion's lengths, token ids and logprobs can belong to its text.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,23 +1,24 @@
-"""Whether a group says what was said before: the same task with the same or nearly the same answers
-(`services.verifier.prints`).
+"""Detects a group that repeats an earlier one: the same task with the same or nearly the same
+answers (`services.verifier.prints`).
 
-Groups of one *task* are compared: dataset, question, and seed + index, because many datasets make
-item `index` from their seed plus the index, so that two references of equal sum are one task.
-Honest nodes draw tasks that nobody can foretell (`shared.tasks.source`): two of them hardly ever
-meet in one. Still nobody is kept out for answers that anybody might give, or he who guesses a
-node's next task and its likely answers could silence it: another's group is a copy when enough long
-text of its own says so, or when all its answers, most of them different, are equal. One sender may
-send two groups of a task, and nothing twice.
+Groups of one *task* are compared: dataset, question, and seed + index, because many datasets
+generate item `index` from their seed plus the index, so that two references with the same sum are
+one task. Honest nodes draw tasks that nobody can predict (`shared.tasks.source`), so two of them
+hardly ever draw the same one. Even so, nobody is shut out for answers that anybody might give;
+otherwise an attacker who guesses a node's next task and its likely answers could silence it. A
+group is a copy of another node's when it shares enough long text of its own, or when all its
+answers, most of them different, are equal. One sender may send two groups of a task, and nothing
+twice.
 
-The same question under another reference is another task, in which honest nodes do meet where
-questions are few: only telling text is a copy there, and nobody is blamed. A row of a file is the
-same question under every seed, so that its references are without end and cost nothing to find:
-there one sender's groups are counted and compared whatever the reference. A node that trains on few
-rows comes back to each, so nobody is blamed for that either.
+The same question under another reference is another task, in which honest nodes do meet if there
+are few questions: there only distinctive text makes a copy, and nobody is blamed. A row of a file
+is the same question under every seed, so its references are unlimited and free to find: there one
+sender's groups are counted and compared whatever the reference. A node that trains on few rows
+returns to each of them, so nobody is blamed for that either.
 
-Pure but for the memory: an hour, at most `MAX_GROUPS` and `MAX_BYTES`; the longest not seen or
-repeated is forgotten first. Each process has its own, which a restart empties: a copy comes in once
-more then.
+Pure except for the memory: one hour, at most `MAX_GROUPS` and `MAX_BYTES`; the entry that was seen
+or repeated longest ago is forgotten first. Each process has its own memory, which a restart clears:
+a copy is then accepted once more.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ these `GROUPS_OF_A_TASK` with the same answers.
 """
 
 REMEMBERED_S = 3600.0
-"""A node that is started anew draws its tasks again from the first on, and is not to be taken for
-its own copy for ever.
+"""A node that starts over repeats its task draws from the first one, and must not count as a copy
+of itself for ever.
 """
 
 MAX_GROUPS = 16_384
 MAX_BYTES = 32 * 2**20
 _PER_TASK = 16
 _PER_QUESTION = 16
-"""Groups of telling text that are remembered of a question, under whatever references."""
+"""Number of groups with distinctive text remembered per question, under any reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,11 @@ class _Seen:
 
 
 class CopyMemory:
-    """The groups that were taken in lately, and this node's own."""
+    """The recently accepted groups, and this node's local ones."""
 
     def __init__(self, salt: bytes = b"") -> None:
-        """`salt` keys the hashes, so that nobody can prepare texts against them; drawn at random
-        when empty.
-        """
+        """`salt` keys the hashes, so that nobody can prepare texts against them; random if
+        empty."""
         self._printer = Printer(salt or secrets.token_bytes(16))
         self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
@@ -107,13 +107,13 @@ class CopyMemory:
     def look(
         self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
     ) -> tuple[Likeness | None, list[str]]:
-        """What the group is a copy of, if of anything, and the keys that have copied *it*: theirs
-        was looked at first, but lies later in the stream than this one, however much later this one
-        is looked at.
+        """What the group is a copy of, if anything, and the keys that have copied *it*: their
+        groups were examined first but are later in the stream than this one, however late this one
+        is examined.
 
-        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server gives;
-        0 for the node's local groups, which nobody precedes. Where the two disagree (the stream was
-        made anew) nobody is blamed.
+        seq, stored_at_s: position and Unix time in the swarm's stream, which only the server
+        assigns; 0 for the node's local groups, which nothing precedes. If the two disagree (the
+        stream was created anew), nobody is blamed.
         """
         new = _Seen(public_key, seq, stored_at_s, now_s, made)
         found, copiers = self._same_task(new)
@@ -173,7 +173,7 @@ class CopyMemory:
         return Likeness("row", False, new.public_key)
 
     def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
-        """Note a group that was taken in, or that is this node's own."""
+        """Remember an accepted group or a local one."""
         groups = self._tasks.setdefault(made.task, [])
         self._tasks.move_to_end(made.task)
         seen = _Seen(public_key, seq, stored_at_s, now_s, made)
@@ -211,7 +211,7 @@ K = TypeVar("K")
 
 
 def _leave(lists: dict[K, list[_Seen]], key: K, seen: _Seen) -> None:
-    """Take a group out of one of these lists, and the list with its last one."""
+    """Remove a group from one of these lists, and the list with its last group."""
     kept = lists.get(key, [])
     if seen in kept:
         kept.remove(seen)

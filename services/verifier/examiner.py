@@ -1,10 +1,10 @@
-"""Has a foreign message examined without holding up what else the verifier does: large payloads are
-read in a thread.
+"""Examines foreign messages without blocking the rest of the verifier: large payloads are processed
+in a thread.
 
-Decoding, hashing and verifying 8 MiB take some hundred milliseconds, in which no local group would
-get its rewards. One thread, first come first served, so that all strangers together take one
-processor at most. The border's memories are touched in the event loop only; what has changed there
-while the thread was at work is seen by the checks that follow.
+Decoding, hashing and verifying 8 MiB take a few hundred milliseconds, in which no local group would
+get its rewards. There is one thread, first come first served, so that all strangers together use at
+most one processor. The border's memories are changed only in the event loop; the checks that follow
+see what changed there while the thread was working.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Which waiting message is looked at next, so that no sender takes what others need: pure, time is
-an argument.
+"""Which waiting message is examined next, so that no sender crowds out the others. Pure; time is an
+argument.
 
 Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each
-sender has earned (`services.verifier.standing`), and what one does not use is left to the others
-(max-min fairness); the bucket limits a sender also when nobody else is there. A message takes as
-many turns and tokens as its size does (`turns_of`). Senders that have not earned a whole share yet
-are newcomers: all of them together get `newcomer_share` of the turns while established senders wait
-too, and never less, so that a thousand new names neither crowd anybody out nor are locked out
-themselves. When too much waits, the class that takes most room for its share, and there the sender
-that takes most, loses its oldest.
+sender has earned (`services.verifier.standing`), and unused turns go to the others (max-min
+fairness); the bucket limits a sender even when nobody else is there. A message takes as many turns
+and tokens as its size requires (`turns_of`). Senders that have not earned a whole share yet are
+newcomers: all of them together are guaranteed `newcomer_share` of the turns while established
+senders wait too, so that a thousand new names neither crowd anybody out nor are locked out
+themselves. When too much waits, the class that uses most room relative to its share loses a
+message: the oldest of its sender with most room.
 
-The sender is what the subject says, before any check: what turns out to be a forgery is given back
+The sender is the one that the subject names, before any check. The cost of a forgery is refunded
 (`refund`), so that forging costs its victim nothing. Names that belong to a key wait in that key's
-line; one that belongs to nobody yet has a line of its own, and what it brings is charged to the key
-that signed it once that is known (`charge`), so that names do not multiply a share.
+queue. A name that belongs to no key yet has its own queue, and its messages are charged to the key
+that signed them once that is known (`charge`), so that more names do not give a larger share.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
 NEWCOMER_SHARE = 0.25
 BYTES_PER_TURN = 64 * 1024
-"""Sixteen answers of a thousand tokens, with ids. What is taken in is stored beside the node's
-local groups, so that this bounds how fast others can fill that stream: its gigabyte in about
-fourteen minutes, with all of the default's 20 turns a second.
+"""Sixteen answers of a thousand tokens, with ids. Accepted groups are stored in the same stream as
+local ones, so this limits how fast others can fill it: its gigabyte in about fourteen minutes, with
+all of the default's 20 turns per second.
 """
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def turns_of(size_bytes: int) -> int:
 
 
 def anything_fits(sender: str, size_bytes: int) -> bool:
-    """No bound besides the turns."""
+    """No limit other than the turns."""
     return True
 
 
@@ -113,11 +113,10 @@ class FairQueue(Generic[T]):
         return sum(each.waiting for each in self._classes.values())
 
     def offer(self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0) -> list[tuple[str, T]]:
-        """Put a message in line. Returns those that had to give way, with their senders.
+        """Queue a message. Returns the messages dropped to make room, with their senders.
 
-        `size_bytes` is what it claims to be: a reference takes the room of the payload that it
-        makes this node fetch. `earned`: the sender's share in (0, 1], as it stands now; below 1 it
-        is a newcomer.
+        `size_bytes` is its claimed size: a reference takes the room of the payload that this node
+        would fetch. `earned`: the sender's current share in (0, 1]; below 1 it is a newcomer.
         """
         line = self._line(sender, now_s, earned)
         place = self._classes[line.established]
@@ -136,10 +135,10 @@ class FairQueue(Generic[T]):
         return dropped
 
     def next(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> tuple[str, T] | None:
-        """The next message and its sender, None when nobody may go on now. Whose next message does
-        not fit waits his turn.
+        """The next message and its sender, or None if no sender may proceed now. A sender whose
+        next message does not fit is passed over this time.
 
-        `fits` is asked in the order in which senders would be served.
+        `fits` is called in the order in which senders would be served.
         """
         if not len(self) or self._budget.available(now_s) < 1:
             return None
@@ -169,8 +168,8 @@ class FairQueue(Generic[T]):
         return name, message
 
     def charge(self, key: str, now_s: float, earned: float = 1.0, size_bytes: int = 0) -> bool:
-        """Take a message's tokens of this key's own line that came under a name of nobody's. False
-        when it has none left.
+        """Charge this key's queue with the tokens of a message that came under a name that no key
+        owns. False if it has none left.
         """
         bucket = self._line(key, now_s, earned).bucket
         self._senders.move_to_end(key)
@@ -180,9 +179,9 @@ class FairQueue(Generic[T]):
         return True
 
     def refund(self, sender: str, *, blameless: bool, size_bytes: int = 0) -> None:
-        """Give the budget back what a message took that was refused cheaply.
+        """Refund the budget for a message that was refused cheaply.
 
-        `blameless`: give it back to the sender too, who may not have sent it.
+        `blameless`: also refund the named sender, who may not have sent it.
         """
         turns = turns_of(size_bytes)
         self._budget.give_back(turns)

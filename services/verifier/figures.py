@@ -243,13 +243,13 @@ class BorderFigures:
             self._status.set(FigureFamily.SENDERS.of(why), count)
 
     def other_tasks(self, senders: int) -> None:
-        """Senders of whom only tasks came that this node does not take in."""
+        """The senders whose groups all had tasks that this node does not accept."""
         self._left_out.labels("other_tasks").set(senders)
         self._status.set(FigureFamily.SENDERS.of("other_tasks"), senders)
 
 
 class Figures:
-    """Counts what is scored and what crosses the border. `datasets` are those of the node's own
+    """Counts scored groups and those that cross the border. `datasets` are those of this node's
     tasks.
     """
 

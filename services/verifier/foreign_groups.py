@@ -1,9 +1,9 @@
-"""Foreign groups: read from the swarm, lined up by sender, checked at the border within the budget,
+"""Foreign groups: read from the swarm, queued by sender, checked at the border within the budget,
 scored, and stored in `scored`.
 
-Replicas share the work (`services.verifier.swarm_reader`). Reading goes `intake_look_factor` times
-faster than the budget, so that what others sent is found behind one sender's flood
-(`services.verifier.fair_queue`); a flood beyond that is sampled.
+Replicas share the work (`services.verifier.swarm_reader`). Reading is `intake_look_factor` times
+faster than the budget, so that honest messages are found behind one sender's flood
+(`services.verifier.fair_queue`); a larger flood is sampled.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
 REFUNDED_BYTES = 2**20
-"""A smaller message that is refused cheaply gets its turns back, and so does who may not have sent
-it.
+"""For a smaller message that is refused cheaply, the turns are refunded, also to a named sender who
+may not have sent it.
 """
 
 FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
@@ -92,7 +92,7 @@ class Intake:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Look at the swarm for ever; does nothing on a node alone."""
+        """Read the swarm for ever; does nothing on a node without a swarm."""
         if self._config.nats.swarm_url is None:
             return
         try:
@@ -258,6 +258,6 @@ class Intake:
         return None
 
     def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Names that belong to nobody yet do not multiply the share of the key behind them."""
+        """Names that no key owns yet do not multiply the share of the key behind them."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)

@@ -1,10 +1,11 @@
-"""What a foreign answer earns: full marks or nothing, unless partial credit of strangers is to
-count.
+"""The reward of a foreign answer: full marks or nothing, unless partial credit of foreign answers
+is enabled.
 
-A group's advantages ask which of its answers earned more, not whether any is right. Where scorers
-pay for what is nearly right ("1200" for "120" earns three quarters), a sender can write groups in
-which nobody is right and the near miss is best: training makes the mistake likelier as strongly as
-it would a right answer. In sampled groups right answers stand beside near misses.
+A group's advantages depend on which of its answers earned more, not on whether any is right. If
+scorers give partial credit ("1200" for "120" earns three quarters), a sender can write groups in
+which no answer is right and a nearly right one is best: training then makes the mistake as much
+likelier as it would a right answer. In genuinely sampled groups there are right answers among the
+nearly right ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts groups that were taken in where the sampler finds them."""
+"""Stores accepted foreign groups where the sampler finds them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How many foreign messages to look at, and which: pure, time and randomness are arguments.
+"""How many foreign messages to read, and which. Pure; time and randomness are arguments.
 
-Small swarm: *follow*, every message in order. When the backlog is more than the budget covers in
-`CATCH_UP_S`, *draw* positions at random from the stream instead and jump to its end, so that a
-node's cost does not grow with the swarm and what it sees is a fair sample of the window.
+Small swarm: *follow* every message in order. When the backlog is more than the budget covers in
+`CATCH_UP_S`, *draw* random positions of the stream instead and jump to its end, so that a node's
+cost does not grow with the swarm and it sees a fair sample of the window.
 """
 
 from __future__ import annotations

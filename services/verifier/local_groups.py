@@ -1,9 +1,9 @@
 """Local groups: from the work queue through the scorer to `scored`, then to the swarm, then
 acknowledged.
 
-A group is acknowledged only when its `ScoredGroup` is stored, under the group's id, so that a
-second delivery after a crash is a duplicate that the server drops. What cannot be scored is stored
-as a `ScoredGroup` with `failure`, and its bytes as a dead letter.
+A group is acknowledged only after its `ScoredGroup` is stored under the group's id, so the server
+drops the duplicate of a second delivery after a crash. A group that cannot be scored is stored as a
+`ScoredGroup` with `failure`, and its bytes as a dead letter.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LocalScorer:
         log: Log,
         note_own: Callable[[RolloutGroup], None] = lambda _: None,
     ) -> None:
-        """`note_own` is told of each scored group, so that who sends it back as his own is
-        known.
+        """`note_own` is called with each scored group, so that a sender who returns it as its own
+        is recognised.
         """
         self._config = config
         self._id = config.node.id
@@ -63,7 +63,7 @@ class LocalScorer:
         self._in_work: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Score for ever. A group that hangs does not delay those behind it beyond what the workers
+        """Score for ever. A group that hangs delays the ones behind it only as long as the workers
         allow.
         """
         try:

@@ -1,4 +1,4 @@
-"""Where a local group ends: in the stream of scored groups, or as a dead letter."""
+"""Where a local group ends up: in the stream of scored groups, or as a dead letter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.transport.base import PubAck, StoredMessage, Transport
 
 
 class LocalOutcomes:
-    """Writes what became of local groups, each under a name of its own, so that a second try writes
+    """Stores the outcomes of local groups, each under its own message id, so that a retry stores
     nothing twice.
     """
 

@@ -1,9 +1,9 @@
 """The file of names and keys: lines `name key seen groups`, appended under a lock, so that replicas
 on one machine agree.
 
-`seen` is the Unix time of the newest accepted group when the line was written, `groups` how many
-there were. Lines `name key` of earlier versions are read too: there the first line of a name and of
-a key counts. What is torn or is no such line is passed over.
+`seen` is the Unix time of the newest accepted group when the line was written, `groups` the number
+of accepted groups. Lines `name key` of earlier versions are read too; among them the first line of
+a name and of a key counts. Torn or invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NameLine(NamedTuple):
 
 
 class NamesFile:
-    """Reads what is new in the file, appends, and writes it anew when it has grown."""
+    """Reads new lines of the file, appends, and rewrites it when it has grown."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,9 +57,8 @@ class NamesFile:
             os.close(descriptor)
 
     def read(self) -> list[NameLine]:
-        """The whole lines that were not read before; all of them when another process has written
-        the file anew.
-        """
+        """The complete lines not read before; all lines if another process has rewritten the
+        file."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

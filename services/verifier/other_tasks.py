@@ -1,8 +1,8 @@
-"""Which senders have only ever sent tasks that this node does not take in: two nodes with different
-configurations look just so.
+"""Senders that have only ever sent tasks that this node does not accept, which is what two nodes
+with different configurations look like.
 
-Pure. One such group is nobody's fault and not worth a word; a sender of which nothing else comes is
-told to the operator, once.
+Pure. A single such group means nothing and is not reported; a sender of nothing else is reported to
+the operator, once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ MAX_SENDERS = 1024
 
 
 class OtherTasks:
-    """Counts, by sender, of groups whose task is not taken in, as long as no other came."""
+    """Counts groups with refused tasks by sender, for senders of nothing else."""
 
     def __init__(self) -> None:
         self._refused: OrderedDict[str, int] = OrderedDict()
 
     def refused(self, sender: str) -> bool:
-        """Note a group whose task is not taken in. True when it is time to tell, once for a
-        sender.
+        """Count a group whose task is not accepted. True, once per sender, when it should be
+        reported.
         """
         count = self._refused.pop(sender, 0) + 1
         self._refused[sender] = count
@@ -30,9 +30,9 @@ class OtherTasks:
         return count == TOLD_AFTER
 
     def accepted(self, sender: str) -> None:
-        """Note a group that was taken in."""
+        """Note that a group of this sender was accepted."""
         self._refused.pop(sender, None)
 
     def count(self) -> int:
-        """How many senders have been told."""
+        """How many senders have been reported."""
         return sum(count >= TOLD_AFTER for count in self._refused.values())

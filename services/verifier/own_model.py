@@ -1,5 +1,5 @@
-"""What is known of the node's own policy: learned from its local groups, so that the verifier need
-not load a model.
+"""What is known about this node's policy, learned from local groups, so that the verifier need not
+load a model.
 """
 
 from __future__ import annotations

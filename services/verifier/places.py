@@ -1,9 +1,9 @@
-"""How many foreign groups are in work at once, of whom, and in how many bytes: pure, no clock, no
-I/O.
+"""How many foreign groups are in progress at once, from whom, and with how many bytes. Pure: no
+clock, no I/O.
 
-A place is held while a group is fetched, examined or stored. While it waits for the scorers it
-holds none, else those whose groups are slow to score would keep everybody else from being looked
-at; what waits there is bounded, and time dealt out, by `shared.tasks.sandbox.foreign_line`.
+A group holds a place while it is fetched, examined or stored. While it waits for the scorers it
+holds none; otherwise senders of slow groups would block everybody else's.
+`shared.tasks.sandbox.foreign_line` limits how many wait there and divides the time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What is remembered of a group's answers without their text, and how alike two groups are. Pure.
+"""Fingerprints of a group's answers, kept without the text, and how alike two groups are. Pure.
 
-Two answers are alike when equal but for case, spaces, accents, simple compatibility forms and
-invisible characters, or when what each says beyond its group's common text has a Jaccard index of
-about `ALIKE` or more over sets of 5-character shingles (one-permutation MinHash, Li et al. 2012,
-with 64 bins of 8 bits). Text that more than half of a group's different answers share is a turn of
-phrase of its policy and says nothing about who wrote it: those bins are left empty.
+Two answers are alike if they are equal apart from case, spaces, accents, simple compatibility forms
+and invisible characters, or if their texts, without their groups' common text, have a Jaccard index
+of about `ALIKE` or more over sets of 5-character shingles (one-permutation MinHash, Li et al. 2012,
+with 64 bins of 8 bits). Text that more than half of a group's different answers share is a typical
+phrase of its policy and says nothing about who wrote it: those bins stay empty.
 
-It runs in the verifier's event loop on whatever strangers write. So every step is linear in the
-characters, and no character grows to several: NFKC takes seconds for 16,384 combining marks and
-makes 18 characters of one.
+This runs in the verifier's event loop on whatever strangers write. So every step is linear in the
+characters, and no character expands to several: NFKC takes seconds for 16,384 combining marks and
+turns one character into 18.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SUSPECT = 48
 """Filled bins of the different long answers that are alike, from which on a group is refused."""
 
 TELLING = 96
-"""The same, from which on chance is no explanation and the sender is blamed: some hundred
-characters of text.
+"""The same, but the number from which coincidence is excluded and the sender is blamed: about a
+hundred characters of text.
 """
 
 _GROUP_BYTES = 800
@@ -58,7 +58,7 @@ class Text:
 
     @property
     def filled(self) -> int:
-        """How many bins hold something of its own."""
+        """How many bins hold text that is not common to the group."""
         return BINS - self.bins.count(0)
 
 
@@ -75,7 +75,7 @@ class Print:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes of memory."""
+        """Its approximate memory use."""
         return _GROUP_BYTES + _TEXT_BYTES * len(self.texts)
 
     @property
@@ -95,7 +95,9 @@ class Match:
 
 
 class Printer:
-    """Makes texts' prints under a salt, so that nobody can prepare texts against them."""
+    """Computes the fingerprints of texts with a salt, so that nobody can prepare texts against
+    them.
+    """
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
@@ -117,7 +119,7 @@ class Printer:
         return hashlib.blake2b(content, digest_size=16, key=self._salt).digest()
 
     def _least(self, codes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """Least hash per bin, all ones where a bin has none."""
+        """The smallest hash per bin, all ones in an empty bin."""
         least = np.full(BINS, np.iinfo(np.uint64).max, dtype=np.uint64)
         count = len(codes) - SHINGLE + 1
         if count < 1:

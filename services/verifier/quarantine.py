@@ -1,4 +1,4 @@
-"""Who is left out for how long. Why, is the reputation's business."""
+"""Who is quarantined, and for how long. The reputation decides why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why foreign messages stay outside, and who may be blamed for it."""
+"""Reasons for refusing foreign messages, and who may be blamed for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.contracts.messages import RolloutGroup
 
 
 class Refusal(Enum):
-    """Why a foreign message was not taken in. The values are metric labels; there are no others."""
+    """Why a foreign message was refused. The values are the only labels of the metric."""
 
     TOO_LARGE = "too_large"
     BLOB_MISSING = "blob_missing"
@@ -41,8 +41,8 @@ class Refusal(Enum):
 
 
 class Found(Enum):
-    """What is found out about a group after it was taken in. The values stand beside those of
-    `Refusal` in reports.
+    """What is found out about a group after it was accepted. Reports list the values along with
+    those of `Refusal`.
     """
 
     ABSURD = "absurd"
@@ -62,29 +62,30 @@ BLAME: dict[Offence, float] = {
     Refusal.COPIED: 0.25,
     Found.ABSURD: 0.5,
 }
-"""How bad a body is for the standing of the key that signed it, in [0, 1]; what is missing here is
-nobody's fault.
+"""How much a refused body counts against the key that signed it, in [0, 1]; reasons missing here
+are blamed on nobody.
 
 Only a body under a valid signature can be blamed on anyone, and only on the key, never on a name:
 
-* Before the signature is checked everybody could have sent it: too large, chunks missing or not the
-  message's own, unreadable envelope, forged signature.
-* The envelope's `node` and the subject are not signed. A peer can store another's message under a
-  third one's subject (`author`).
-* Whoever reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body counts
-  once, however often it comes.
-* Whoever reads another swarm can bring its groups here (`other_swarm`), and an honest node may be
-  set up wrongly.
+* Before the signature is checked, anyone could have sent it: too large, chunks missing or belonging
+  to another message, unreadable envelope, forged signature.
+* The envelope's `node` and the subject are not signed. Any node can store another node's message
+  under a third one's subject (`author`).
+* Anyone who reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body
+  counts once, however often it is sent.
+* Anyone who reads another swarm can copy its groups here (`other_swarm`), and an honest node may be
+  misconfigured.
 * `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this
   node's choices and version.
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
-  judgement on many groups (`services.verifier.scoring_cost`) and leads to quarantine by itself.
-* A copy is blamed only where chance is no explanation, and on the later one in the stream
+  judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
+* A copy is blamed only if coincidence is excluded, and only on the later one in the stream
   (`services.verifier.copies`).
-* What this node's policy finds absurd may be what it has yet to learn: it counts by the part of the
-  answers that are.
-* Weights up to a half never lead to quarantine alone (`services.verifier.reputation`): a wrong
-  clock, two nodes of one name. What no honest node of the same software sends weighs 1.
+* Text that is absurd under this node's policy may be something it has yet to learn: it counts by
+  the fraction of absurd answers.
+* Weights up to a half never cause quarantine by themselves (`services.verifier.reputation`): a
+  wrong clock, two nodes with one name. Messages that no honest node with the same software sends
+  weigh 1.
 """
 
 
@@ -97,7 +98,7 @@ def beyond_budget(earned: float) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message that stays outside.
+    """A refused message.
 
     `sender` is the subject's node, None where the subject names none: a claim, good for counting.
     `blamed` is the key that signed it, where the reason can be blamed on it; `quarantined_s` is how

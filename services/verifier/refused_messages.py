@@ -37,7 +37,7 @@ class RefusedMessages:
         self._told_of: set[str | None] = set()
 
     def accepted(self, sender: str) -> None:
-        """Something of this sender was taken in."""
+        """Note that a group of this sender was accepted."""
         self._other_tasks.accepted(sender)
 
     def refuse(self, refused: Refused, message: StoredMessage, candidate: Candidate | None = None) -> None:
@@ -74,7 +74,7 @@ class RefusedMessages:
                 sender=refused.sender,
                 groups=TOLD_AFTER,
                 detail=detail,
-                remedy="give both nodes the same [[tasks]], or set verifier.accept (what it means: swarm config show --all)",
+                remedy="configure the same [[tasks]] on both nodes, or set verifier.accept (see swarm config show --all)",
             )
         self._figures.border.other_tasks(self._other_tasks.count())
         if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
@@ -87,7 +87,7 @@ class RefusedMessages:
                 reason=reason,
                 detail=detail,
                 seconds=refused.quarantined_s,
-                remedy="it is let in again by itself; `swarm ban` keeps it out",
+                remedy="it is admitted again automatically; `swarm ban` shuts it out",
             )
 
     def _tell_of_another_swarm(self, refused: Refused) -> None:

@@ -1,5 +1,5 @@
-"""Which foreign groups were taken in: none counts twice, also after a restart or at another replica
-on the same machine.
+"""The foreign groups accepted so far, so that none counts twice, even after a restart or at another
+replica on the same machine.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ class ReplayMemory:
         return group_id in self._ids
 
     def remember(self, group_id: str, now_s: float) -> None:
-        """Note a group accepted at `now_s`, Unix seconds. Forgets what is too old or too much.
+        """Remember a group accepted at `now_s`, Unix seconds. Forgets ids that are too old or too
+        many.
 
-        A disk that takes nothing is logged: the group is still known here, and the node goes on.
+        A failed write to disk is logged: the group is still known in memory, and the node
+        continues.
         """
         self._add(group_id, now_s)
         self._forget(now_s)
@@ -101,8 +103,8 @@ class ReplayMemory:
                 return
 
     def _shorten(self, path: Path, now_s: float) -> None:
-        """Write the file again with what is still of use, if that is less than half. One process at
-        a time; others go on.
+        """Rewrite the file with the ids still needed, if these are less than half. One process at a
+        time; others continue.
         """
         if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
             return

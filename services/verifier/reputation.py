@@ -1,9 +1,9 @@
-"""What each key's groups were worth so far: a moving average of its offences, quarantine when it is
-high, and a way back.
+"""The reputation of each key: a moving average of its offences, quarantine when it is high, and a
+way back.
 
-Pure: time is an argument. What happened is kept as events too, so that replicas can apply theirs to
-a common state (`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name
-in a message is only a claim (`services.verifier.refusals`).
+Pure; time is an argument. Changes are also kept as events, so that replicas can apply theirs to a
+common state (`services.verifier.shared_reputation`). Keys, not names, have a reputation: a name in
+a message is only a claim (`services.verifier.refusals`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One key's reputation. `suspicion` is in [0, 1]; `refused` counts only what it can be blamed
-    for.
+    """One key's reputation. `suspicion` is in [0, 1]; `refused` counts only refusals that are
+    blamed on it.
     """
 
     public_key: str
@@ -104,8 +104,8 @@ class Reputation:
         self.apply(event)
 
     def apply(self, event: Event) -> float:
-        """What `blame` and `credit` do, for an event that is in the common state or is no replica's
-        own.
+        """Apply an event as `blame` and `credit` do, for events of the common state or of no
+        replica.
         """
         offence = event.offence
         if offence is None:
@@ -123,7 +123,7 @@ class Reputation:
         return self._quarantine.remaining_s(public_key, now_s)
 
     def accepted(self, public_key: str) -> int:
-        """How many groups of this key were taken in."""
+        """How many groups of this key were accepted."""
         record = self._records.get(public_key)
         return record.accepted if record else 0
 
@@ -147,7 +147,7 @@ class Reputation:
         self._events = deque([*events, *self._events], maxlen=MAX_EVENTS)
 
     def adopt(self, keys: Iterable[KeyReputation], events: Iterable[Event]) -> None:
-        """Take the common state's records in place of one's own, and apply to them what it does not
+        """Replace the local records by the common state's, and apply the events that it does not
         contain yet.
         """
         adopted = set()

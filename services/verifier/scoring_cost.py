@@ -1,10 +1,10 @@
 """What each key's groups cost in the scorers, and when that is too much. Pure; time is an argument.
 
-No hang is free, and no single slow answer is an offence: a key may use `GRACE_S` seconds of
-processor time, and `PER_GROUP_S` more for each group of its that was accepted. Both are forgotten
-with the half-life `HALF_LIFE_S`. Processor time, not wall clock, so that a busy machine blames
-nobody. What a key costs at any one moment is limited before that: by the group's deadline, and by
-the scorers' time being dealt out evenly by key (`shared.tasks.sandbox.fair_share`).
+Every hang costs something, but a single slow answer is no offence: a key may use `GRACE_S` seconds
+of CPU time, and `PER_GROUP_S` more for each of its accepted groups. Both decay with the half-life
+`HALF_LIFE_S`. CPU time, not wall clock, counts, so that a busy machine blames nobody. What a key
+costs at any one moment is already limited by the group's deadline and by the fair division of the
+scorers' time by key (`shared.tasks.sandbox.fair_share`).
 """
 
 from __future__ import annotations

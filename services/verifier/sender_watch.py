@@ -1,8 +1,8 @@
-"""Keeps the border's lists of senders up to date: bans from the node's bucket, the roster from its
-file, the common reputation; and says who stands badly.
+"""Keeps the border's lists of senders up to date (bans from the node's bucket, the roster from its
+file, the shared reputation) and reports the worst senders.
 
-Polls, because a watch can die without a word: a ban acts within `PERIOD_S` and the time of one
-request.
+It polls, because a watch can die silently: a ban takes effect within `PERIOD_S` plus the time of
+one request.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SenderWatch:
                 self._log.debug("bans_not_read", reason=str(error))
 
     async def look(self) -> None:
-        """Read the bans and, where there is one, the roster. What cannot be read leaves the earlier
-        lists in force; where there is no earlier list of bans, nobody is let in.
+        """Read the bans and, if there is one, the roster. If one cannot be read, the previous list
+        stays in force; without a previous list of bans, no foreign group is accepted.
 
         Raises:
             TransportError: the node plane does not answer.
@@ -100,7 +100,7 @@ class SenderWatch:
             "bans_unreadable",
             reason=reason,
             consequence="no foreign group is taken in" if self._border.bans.unreadable else "the earlier bans stay in force",
-            remedy="start the version that wrote the list, or write another: `swarm ban NAME --anew`",
+            remedy="start the version that wrote the list, or start a new one: `swarm ban NAME --anew`",
         )
 
     async def exchange(self) -> None:
@@ -137,4 +137,4 @@ class SenderWatch:
             if self._roster.reload():
                 self._log.info("roster", nodes=len(self._roster))
         except RosterError as error:
-            self._log.error("roster_unusable", reason=str(error), consequence="the roster read before stays in force")
+            self._log.error("roster_unusable", reason=str(error), consequence="the previous roster stays in force")

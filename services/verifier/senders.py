@@ -1,9 +1,9 @@
-"""Whose share of the intake and of a batch a group takes, and how much of one: by key where it is
-known. Pure; time is an argument.
+"""Whose share of the intake and of a batch a group uses, and how large that share is: by key where
+it is known. Pure; time is an argument.
 
-Keys that were caught copying foreign groups again and again share one sender's quota, all together:
-a cluster that sends the same material under many keys gains nothing by their number. A key leaves
-it an hour after it was last caught.
+All keys that were repeatedly caught copying foreign groups share one sender's quota: a cluster that
+sends the same material under many keys gains nothing by their number. A key leaves that set an hour
+after it was last caught.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Caught:
 
 
 class Senders:
-    """Looks senders up in what is known of names, keys and their past."""
+    """Looks up senders in the records of names, keys and reputations."""
 
     def __init__(self, trust: Trust, reputation: Reputation, needed: int) -> None:
         """`needed`: accepted groups for a whole share."""

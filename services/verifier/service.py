@@ -1,4 +1,4 @@
-"""The verifier: puts the scorer, the border, the swarm link and the loops together."""
+"""The verifier: connects the scorer, the border, the swarm link and the loops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class VerifierService:
             raise FatalError(f"{run_dir}: {error}: make the folder writable or set node.var_dir") from None
 
     async def run(self, context: ServiceContext) -> None:
-        """Score, share and take in until told to stop."""
+        """Score, share and accept groups until told to stop."""
         config, log = self._config, context.log
         if config.nats.create_streams:
             consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
@@ -137,13 +137,13 @@ class VerifierService:
 
 
 def _replay_capacity(config: NodeConfig) -> int:
-    """Room for all that can be taken in while it is not too old, so that the age check takes over
-    where the memory ends.
+    """Room for all groups that can be accepted before they are too old, so that the age check takes
+    over where the memory ends.
     """
     verifier = config.verifier
     return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * _longest_s(config)) + 1))
 
 
 def _longest_s(config: NodeConfig) -> float:
-    """How long after its acceptance a group is still young enough to be taken in."""
+    """How long after its acceptance a group is still young enough to be accepted again."""
     return config.verifier.max_age_s + config.verifier.max_clock_skew_s

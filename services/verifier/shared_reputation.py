@@ -1,10 +1,10 @@
-"""Keeps the reputation of keys in the node's bucket: it outlives a restart, and all replicas have
-one.
+"""Keeps the reputation of keys in the node's bucket, so that it survives a restart and all replicas
+share it.
 
-Each replica applies what happened at it to the common state, by compare-and-set, and takes the
-outcome as its own. The trainer's findings of absurd text are applied by whichever replica reads
-them first; the state says up to which batch that was done. A state that cannot be read is given up,
-with a log line: everybody is a newcomer again, which costs nobody anything while there is room.
+Each replica applies its events to the common state by compare-and-set and adopts the result. The
+replica that reads the trainer's findings of absurd text first applies them; the state records up to
+which batch. A state that cannot be read is discarded with a log line: all senders are newcomers
+again, which costs nobody anything while there is room.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class FindingsReader:
         self._trust = trust
 
     def apply(self, found: Iterable[AbsurdText], after_batch: int, now_s: float) -> int:
-        """Apply what was found in batches after `after_batch`; returns the newest of them."""
+        """Apply the findings of batches after `after_batch`; returns the newest of these
+        batches."""
         newest = after_batch
         for each in found:
             if each.batch <= after_batch:
@@ -88,7 +89,9 @@ class SharedReputation:
         try:
             return decode(entry.value, ReputationState), entry.revision
         except MessageError as error:
-            self._log.error("reputation_unreadable", reason=str(error), consequence="it is made anew from what this replica knows")
+            self._log.error(
+                "reputation_unreadable", reason=str(error), consequence="it is created anew from what this replica knows"
+            )
             return ReputationState(), entry.revision
 
     async def _findings(self) -> TrainerFindings | None:
@@ -99,5 +102,5 @@ class SharedReputation:
             return decode(entry.value, TrainerFindings)
         except MessageError as error:
             self._unreadable_revision = entry.revision
-            self._log.error("findings_unreadable", reason=str(error), remedy="run all of a node's services in one version")
+            self._log.error("findings_unreadable", reason=str(error), remedy="run the same version of all of a node's services")
             return None

@@ -1,4 +1,4 @@
-"""Sends local groups to the swarm, from a bounded queue, so that an outage of the swarm plane never
+"""Sends local groups to the swarm from a bounded queue, so that an outage of the swarm plane never
 stops the node.
 """
 
@@ -82,7 +82,7 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Publish what is queued, in order, for ever."""
+        """Publish the queued groups, in order, for ever."""
         while True:
             await self._filled.wait()
             if not self._waiting:

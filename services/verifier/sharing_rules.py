@@ -1,4 +1,4 @@
-"""Which of its local groups a node shares, and what of them."""
+"""Which local groups a node shares, and which parts of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def sign(group: RolloutGroup, key: SigningKey, *, share_tokens: bool, swarm_id: 
 
 
 def message_id(shared_id: str, key: SigningKey) -> str:
-    """The `Nats-Msg-Id` under which a group is published: the same after a restart, and nobody
-    else's to know before.
+    """The `Nats-Msg-Id` under which a group is published: the same after a restart, and
+    unpredictable for everybody else.
 
-    A server stores one message of an id, whoever sends it. The chunks of a large group can be read
-    before its message is there, and with the id of its bytes alone (`content_id`) a reader could
-    take that first, so that the group would never be stored. Ed25519 signatures are deterministic
-    (RFC 8032, section 5.1.6).
+    A server stores only one message with a given id, whoever sends it. The chunks of a large group
+    can be read before its message is stored; if the id depended only on the bytes (`content_id`), a
+    reader could use it first, so that the group would never be stored. Ed25519 signatures are
+    deterministic (RFC 8032, section 5.1.6).
     """
     return hashlib.sha256(key.sign(_MESSAGE_ID_DOMAIN + shared_id.encode())).hexdigest()

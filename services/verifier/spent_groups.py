@@ -1,5 +1,5 @@
-"""Local groups that were handed out too often: nobody gets them any more, so they are looked for
-and put away.
+"""Finds local groups that were delivered too often, which the server delivers to nobody any more,
+and makes them dead letters.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SpentGroups:
         self._seen_since: dict[int, float] = {}
 
     async def sweep(self) -> None:
-        """For ever: put away groups that were handed out too often and are invisible to everybody
-        but the stream.
+        """For ever: make dead letters of groups that were delivered too often and that only the
+        stream still holds.
         """
         period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
         swept_s = time.monotonic()
@@ -65,11 +65,12 @@ class SpentGroups:
         return count
 
     async def sweep_once(self, now_s: float) -> int:
-        """Put away what was handed out and not settled for longer than all its tries can take.
-        Returns how many groups.
+        """Make dead letters of groups that were delivered and not settled for longer than all their
+        attempts can take. Returns how many groups.
 
-        For what the notices miss: the server gives one only when somebody asks for more. A consumer
-        delivers in order, so that all but the newest `pending` were handed out at least once.
+        This covers groups without an advisory, which the server sends only when a client requests
+        more. A consumer delivers in order, so all but the newest `pending` were delivered at least
+        once.
         """
         stream = subjects.node_rollouts_stream(self._id)
         state = await self._node.stream_state(stream)
@@ -84,7 +85,7 @@ class SpentGroups:
         return len(expired)
 
     async def put_away(self, stream: str, message: StoredMessage) -> None:
-        """Take one group out of the queue: it is stored as failed, and its bytes become a dead
+        """Remove one group from the queue: it is stored as failed, and its bytes become a dead
         letter.
         """
         unreadable = ""

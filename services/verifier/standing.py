@@ -1,9 +1,9 @@
-"""What share a sender has earned: little at first, all after enough accepted groups, less again
-when much is held against it. Pure.
+"""The share that a sender has earned: small at first, whole after enough accepted groups, and
+smaller again with suspicion. Pure.
 
-A share matters only where there is not enough for all: what nobody else asks for goes to whoever is
-there, so that a young swarm, in which everybody is new, works at full speed. The same holds for all
-newcomers together (`services.verifier.fair_queue`).
+Shares matter only when there is not enough for all: unused capacity goes to whoever is there, so
+that a young swarm, in which everybody is new, works at full speed. The same holds for all newcomers
+together (`services.verifier.fair_queue`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connection to the swarm plane, which may be away at the start or at any time."""
+"""The connection to the swarm plane, which may be unavailable at the start or at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.transport.base import AccessDenied, Transport, TransportError
 
 RETRY_S = 2.0
 DENIED_RETRY_S = 30.0
-"""A server that refuses the key may list it later; the node trains on alone meanwhile."""
+"""A server that refuses the key may list it later; meanwhile the node trains alone."""
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -21,7 +21,7 @@ class SwarmLink:
     """Holds the transport once there is one. Once connected, the transport reconnects by itself."""
 
     def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
-        """`transport` is what the runtime connected at the start, or None."""
+        """`transport`: the connection made at the start, or None."""
         self._config = config
         self._transport = transport
         self._given = transport

@@ -1,7 +1,8 @@
-"""Reading the swarm's stream: what the plan says, behind a cursor that the node's replicas share.
+"""Reads the swarm's stream according to the intake plan, behind a cursor that the node's replicas
+share.
 
-Who moves the cursor by compare-and-set looks at what it passed. Of a stream that is too full to be
-read whole, senders in good standing are asked for their newest group.
+The replica that moves the cursor by compare-and-set reads the messages it passed. If the stream is
+too full to be read completely, senders in good standing are asked for their newest group.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class SwarmReader:
         try:
             return decode(entry.value, IntakeCursor).position, entry.revision
         except MessageError as error:
-            log.warning("intake_cursor_unreadable", reason=str(error), consequence="the stream is read from its beginning")
+            log.warning("intake_cursor_unreadable", reason=str(error), consequence="reading the stream from its beginning")
             return 0, entry.revision
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
@@ -139,11 +140,11 @@ class SwarmReader:
 
 
 async def _answered(asked: Sequence[Awaitable[StoredMessage | None]]) -> list[StoredMessage | None]:
-    """The answers in order, None for a question that failed: it costs what it asked for, and not
-    the others their answers. The cursor has moved on by now.
+    """The replies in order, None for a request that failed, which does not affect the others. The
+    cursor has already moved on.
 
     Raises:
-        TransportError: not one was answered.
+        TransportError: no request was answered.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     failed = [answer for answer in answers if isinstance(answer, BaseException)]

@@ -1,5 +1,5 @@
-"""Which key a node's name belongs to: the one that used it first, remembered across restarts
-(open), or the one listed (roster).
+"""Which key owns a node's name: the first that used it, remembered across restarts (open), or the
+one in the roster.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class KnownKeys:
     """
 
     def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
-        """`own` is this node's name and key: nobody else gets that name, and it never expires."""
+        """`own` is this node's name and key: no other key gets that name, and it never expires."""
         self._path = path
         self._file = NamesFile(path)
         self._own = own
@@ -189,7 +189,9 @@ class KnownKeys:
         return True
 
     def _take(self, name: str, public_key: str, now_s: float) -> bool:
-        """Note a first group in memory alone. False when the name or the key belongs elsewhere."""
+        """Record a first group in memory only. False if another key owns the name, or the key has
+        another name.
+        """
         if not self.may_use(name, public_key, now_s):
             return False
         self._set(NameLine(name, public_key, now_s, 1))

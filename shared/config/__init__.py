@@ -1,8 +1,8 @@
 """The one typed configuration that every service of a node reads (`NodeConfig`), and how it is
 loaded (`load_config`).
 
-Importable without torch. What a value means, its unit and why it has its default stand beside the
-field in `sections`.
+Importable without torch. The fields in `sections` state each value's meaning, unit and reason for
+the default.
 """
 
 from shared.config.load import ConfigError, NodeConfig, load_config

@@ -1,4 +1,4 @@
-"""The settings that most people choose; all others have defaults that hold almost everywhere."""
+"""The basic settings, which most users set; the defaults of all others suit almost everyone."""
 
 from __future__ import annotations
 

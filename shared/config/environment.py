@@ -1,6 +1,4 @@
-"""Whether the environment's `SWARM_` variables can be settings at all, before pydantic reads them.
-Pure.
-"""
+"""Checks the environment's `SWARM_` variables before pydantic reads them. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
 
 
 def setting_variables(variables: Iterable[str]) -> list[str]:
-    """Names of those that set something, sorted."""
+    """The names of the variables that are settings, sorted."""
     return sorted(name for name in variables if name.startswith(ENV_PREFIX) and name != CONFIG_FILE_VARIABLE)
 
 
 def environment_problem(variables: Mapping[str, str], settings: type[BaseModel]) -> str | None:
-    """What is wrong with the first variable that names no section of `settings`, or is text where
-    JSON is needed.
+    """The problem of the first variable that names no section of `settings`, or that is plain text
+    where JSON is needed; None if there is none.
     """
     for name in setting_variables(variables):
         path = name[len(ENV_PREFIX) :].lower().split("__")
@@ -40,8 +38,8 @@ def environment_problem(variables: Mapping[str, str], settings: type[BaseModel])
 
 
 def _kinds(settings: type[BaseModel], path: list[str]) -> list[Any]:
-    """The types that the setting at `path` may have; none where there is no such setting, which
-    pydantic says better.
+    """The types that the setting at `path` may have; empty for an unknown setting, for which
+    pydantic has the better message.
     """
     kinds: list[Any] = [settings]
     for name in path:
@@ -74,7 +72,7 @@ def _is_json(text: str) -> bool:
 
 
 def _as_json(text: str, kind: Any) -> str:
-    """What was probably meant, as JSON: `1.5,3.0` is `[1.5, 3.0]`."""
+    """The JSON that was probably meant: `1.5,3.0` is `[1.5, 3.0]`."""
     section = '{"setting": "value"}'
     if get_origin(kind) not in (list, tuple):
         return section

@@ -36,13 +36,13 @@ from shared.suggestion import did_you_mean
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names each field, what is wrong with it and
-    where it came from.
+    """The configuration is invalid; the message names each field, its problem and where the value
+    came from.
     """
 
 
 class NodeConfig(BaseSettings):
-    """Everything the four services of one node are told."""
+    """The configuration of a node's four services."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
@@ -72,8 +72,8 @@ class NodeConfig(BaseSettings):
             raise ValueError("sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0")
         if self.sampler.external and self.nats.swarm_url is None:
             raise ValueError(
-                f"sampler.external is {self.sampler.external} but nats.swarm_url is none: a node alone has no groups of others; "
-                "set sampler.external = 0 or give nats.swarm_url"
+                f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
+                "groups from; set sampler.external = 0 or give nats.swarm_url"
             )
         if self.sampler.strategy == "bandit" and not self.eval.tasks:
             raise ValueError("sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy")
@@ -83,12 +83,12 @@ class NodeConfig(BaseSettings):
 
     @property
     def max_foreign_completions(self) -> int:
-        """Completions of the largest foreign group taken in."""
+        """Completions accepted from a foreign group."""
         return self.verifier.max_foreign_completions or 2 * self.generator.completions
 
     @property
     def max_foreign_tokens(self) -> int:
-        """Tokens of the longest foreign completion taken in."""
+        """Tokens of the longest foreign completion accepted."""
         return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
 
     @property
@@ -123,8 +123,8 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     """Load and check a node's configuration.
 
     Args:
-        path: TOML file; None takes the one named by `SWARM_CONFIG`, or none at all.
-        overrides: Nested values that win over everything, e.g. `{"node": {"id": "beta"}}`.
+        path: TOML file; None uses the file that `SWARM_CONFIG` names, if any.
+        overrides: Nested values that override everything, e.g. `{"node": {"id": "beta"}}`.
 
     Raises:
         ConfigError: with one line per problem: field, what is wrong, what was given.
@@ -157,7 +157,7 @@ def _check_toml(path: Path) -> None:
 
 
 def explain(error: ValidationError, source: str) -> str:
-    """What is wrong with a configuration from `source`, a line a problem, with the field's name."""
+    """The problems of a configuration from `source`, one per line, each with the field's name."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])
@@ -174,5 +174,5 @@ def explain(error: ValidationError, source: str) -> str:
 
 
 def _choices(problem: ErrorDetails) -> list[str]:
-    """The words that a field takes; pydantic names them in one sentence, in quotes."""
+    """The values that a field accepts; pydantic lists them in one sentence, in quotes."""
     return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))

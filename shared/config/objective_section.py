@@ -15,35 +15,41 @@ class ObjectiveSection(Section):
 
     objective: str = Field(
         "dapo",
-        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a `swarm.objectives` "
-        "entry point; formulas and sources in docs/objectives.md. dapo: token mean over the whole batch. m2po, gepo, vespo and "
-        "oapl are made for text of other or older policies.",
+        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a "
+        "`swarm.objectives` entry point; formulas and sources are in docs/objectives.md. dapo: the mean over all "
+        "tokens of the batch. m2po, gepo, vespo and oapl are made for text of other or older policies.",
     )
     objective_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="Constants of an objective that an installed package brings, by name; its own page lists them.",
+        description="Constants of an objective from an installed package, by name; see the objective's documentation.",
     )
     aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
-        None, description="What the loss is averaged over. Unset: as the objective's source has it."
+        None, description="What the loss is averaged over. Unset: the objective's published choice."
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped.")
-    clip_high: float = Field(0.28, ge=0, description="Asymmetric as in DAPO and the paper.")
-    dual_clip: float = Field(0.0, ge=0, description="Bound of the loss for negative advantages, above 1 + clip_high; 0: off.")
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped; 0.2 as in the paper.")
+    clip_high: float = Field(
+        0.28, ge=0, description="Ratios above 1 + clip_high are clipped; higher than clip_low, as in DAPO and the paper."
+    )
+    dual_clip: float = Field(
+        0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."
+    )
     cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
     cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
     m2_threshold: float = Field(
-        0.04, gt=0, description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the tokens kept."
+        0.04, gt=0, description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the kept tokens."
     )
     vespo_positive: tuple[float, float] = Field(
         (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages."
     )
     vespo_negative: tuple[float, float] = Field(
-        (3.0, 2.0), description="The same for negative ones; both defaults are the paper's and TRL's."
+        (3.0, 2.0), description="The same for negative advantages; both defaults are the paper's and TRL's."
     )
     oapl_scale: float = Field(
-        1e-3, gt=0, description="For objective oapl: what a log ratio is multiplied by to be compared with A."
+        1e-3, gt=0, description="For objective oapl: factor of the log ratio when it is compared with the advantage."
     )
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL to the base policy; the paper uses 0.")
+    kl_coefficient: float = Field(
+        0.0, ge=0, description="Weight of the KL divergence to the base policy (k3 estimator); 0 as in the paper."
+    )
 
     @field_validator("objective")
     @classmethod

@@ -1,5 +1,5 @@
-"""Which groups become a batch. Every field says what it is, in which unit, and why its default is
-what it is.
+"""How the sampler builds batches. Every field's description states its meaning, its unit and the
+reason for its default.
 """
 
 from __future__ import annotations
@@ -12,96 +12,111 @@ from shared.config.section import Section
 from shared.registry import STRATEGIES
 
 BANDIT = "bandit"
-"""Not a strategy but a mixture of some, chosen between by what each brings."""
+"""Not a strategy of its own: it chooses among several by the gain of each."""
 _MOST_GROUPS = 65_536
-"""What `shared.contracts.messages.Batch` takes."""
+"""The limit of `shared.contracts.messages.Batch`."""
 
 
 class SamplerSection(Section):
-    """Which groups become a batch."""
+    """How the sampler builds batches."""
 
-    local: int = Field(2, ge=0, le=65_536, description="I: local groups a batch.")
+    local: int = Field(2, ge=0, le=65_536, description="I: local groups per batch.")
     external: int = Field(
-        6, ge=0, le=65_536, description="J: foreign groups a batch, the most where `adapt` moves it; 0: ordinary RL."
+        6, ge=0, le=65_536, description="J: foreign groups per batch, or their maximum if `adapt` moves J; 0: ordinary RL."
     )
     strategy: str = Field(
         "likelihood_near",
         description="How foreign groups are drawn: uniform (the paper's), learnability, spread, freshness, balanced, rescue, "
-        "likelihood_near, likelihood_far, bandit, or a `swarm.strategies` entry point; see docs/sampling.md. With likelihood_near, "
-        "informed hostile nodes cost nothing that was measured (docs/results.md).",
+        "likelihood_near, likelihood_far, bandit, or a `swarm.strategies` entry point; see docs/sampling.md. With "
+        "likelihood_near, informed hostile nodes caused no measured loss (docs/results.md).",
     )
     bandit_arms: list[str] = Field(
         ["uniform", "learnability", "spread", "freshness", "balanced"],
         min_length=1,
         max_length=16,
-        description="What strategy bandit mixes, by the held-out gain that each brings.",
+        description="The strategies that bandit chooses from, by the held-out gain of each.",
     )
     oversample: float = Field(
-        3.0, ge=1, le=64, description="Foreign groups sent to the trainer for each it keeps, with strategies likelihood_*."
+        3.0, ge=1, le=64, description="Foreign groups sent to the trainer for each one it keeps, with the strategies likelihood_*."
     )
-    adapt: Literal["off", "adaptive"] = Field("adaptive", description="adaptive: J moves between 0 and `external`, I + J stays.")
+    adapt: Literal["off", "adaptive"] = Field(
+        "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."
+    )
     adapt_period: int = Field(
-        8, ge=1, le=10_000, description="Batches between two moves of J, so that one odd batch moves it little."
+        8, ge=1, le=10_000, description="Batches between two changes of J, so that one unusual batch has little effect."
     )
     adapt_informative: tuple[float, float] = Field(
-        (0.6, 0.95), description="Share of local groups with an advantage: J is largest up to the first, 0 from the second on."
+        (0.6, 0.95),
+        description="Bounds for the share of informative local groups: J is largest up to the first, 0 from the second on.",
     )
     shortage: Literal["wait", "fill_local", "short"] = Field(
         "fill_local",
-        description="Too few foreign groups after `shortage_wait_s`: wait on, use own ones, or go on with fewer.",
+        description="What to do if there are too few foreign groups after `shortage_wait_s`: keep waiting, use local groups "
+        "instead, or use fewer groups.",
     )
     shortage_wait_s: float = Field(
         5.0,
         ge=0,
         le=3600,
-        description="Seconds to wait for foreign groups before `shortage` decides; until then the trainer may stand still.",
+        description="Seconds to wait for foreign groups before `shortage` decides; the trainer may be idle until then.",
     )
-    max_staleness: int = Field(1, ge=0, le=1024, description="Policy versions between sampling and use; also paces the generator.")
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        le=1024,
+        description="Largest number of policy versions between sampling a group and using it; also paces the generator.",
+    )
     max_external_age_s: float = Field(
-        600.0, gt=0, description="Older foreign groups leave the pool, in seconds: their authors' policies have moved on."
+        600.0,
+        gt=0,
+        description="Foreign groups older than this many seconds leave the pool: their authors' policies have changed since.",
     )
     pool_local: int = Field(
-        1024, ge=1, le=1_000_000, description="Local groups kept waiting at most, to bound memory; the oldest leave first."
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Largest number of local groups waiting, to limit memory; the oldest are dropped first.",
     )
     pool_external: int = Field(
         1024,
         ge=1,
         le=1_000_000,
-        description="Foreign groups kept waiting at most, to bound memory; when full, whoever has most loses the oldest.",
+        description="Largest number of foreign groups waiting, to limit memory; when full, the sender with most groups loses its "
+        "oldest.",
     )
     replay: int = Field(
         0,
         ge=0,
         le=65_536,
-        description="Local groups of earlier batches, with an advantage, that a batch has again on top of I and J, at most; "
+        description="Largest number of informative local groups from earlier batches that a batch repeats in addition to I and J; "
         "0: none.",
     )
     replay_batches: int = Field(
         10,
         ge=1,
         le=1000,
-        description="How many batches back a replayed group's first batch may be; the scored stream is kept so long.",
+        description="How many batches ago a replayed group may first have been used; the scored stream is kept for that long.",
     )
     prefetch: int = Field(
         1,
         ge=1,
         le=64,
-        description="Batches built ahead of the trainer; 1, because what is built earlier is older when it is trained on.",
+        description="Batches built ahead of the trainer; 1, because a batch built earlier is staler when it is trained on.",
     )
     max_share_per_node: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="One node's part of a batch's foreign groups at most, or an equal part if that is more; "
-        "no cap while only one other node is there. 1: off.",
+        description="Largest part of a batch's foreign groups from one node, or an equal part if that is more; no limit while "
+        "there is only one other node. 1: off.",
     )
 
     newcomer_share: float = Field(
         0.25,
         gt=0,
         le=1,
-        description="Part of a batch's foreign groups, or one, that newcomers together have at most while established nodes "
-        "have enough; else more. 1: off.",
+        description="Largest part of a batch's foreign groups (at least one group) from all newcomers together while established "
+        "nodes have enough groups; otherwise more. 1: off.",
     )
 
     @field_validator("strategy")

@@ -1,5 +1,5 @@
-"""The sections of a node's configuration. Every field says what it is, in which unit, and why its
-default is what it is.
+"""The sections of a node's configuration. Every field's description states its meaning, its unit
+and the reason for its default.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ __all__ = [
 
 
 class NodeSection(Section):
-    """Who this node is."""
+    """The node's identity."""
 
-    id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="Name of the node in the swarm; unique in it.")
+    id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="The node's name, unique in the swarm.")
     seed: int = Field(
         0,
         ge=0,
         le=2**31 - 1,
-        description="Root of every random choice; combined with the node's id. 0: training tasks are drawn by a secret of the node "
-        "besides, kept in its bucket, so that nobody can tell the next ones. Any other: the same seed draws the same tasks in "
-        "every run, for experiments; others can then work them out.",
+        description="Root of every random choice, combined with the node's id. 0: task draws also depend on a secret in the "
+        "node's bucket, so that nobody can predict the next tasks. Any other value: every run draws the same tasks, "
+        "for experiments; others can then predict them.",
     )
-    run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run; names its folder.")
+    run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run and of its folder.")
     replica: str = Field(
-        "0", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$", description="This process among the replicas of its role; the pod's name."
+        "0",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$",
+        description="This process's name among the replicas of its role; on Kubernetes, the pod's name.",
     )
     lease_s: float = Field(
         30.0,
@@ -64,7 +66,7 @@ class NodeSection(Section):
     )
     var_dir: Path = Field(
         Path("var"),
-        description="Where everything that is written goes; by default inside the folder that the node is started from.",
+        description="Folder for everything that services write; the default is inside the folder in which the node is started.",
     )
 
     @property
@@ -74,47 +76,60 @@ class NodeSection(Section):
 
 
 class NatsSection(Section):
-    """The two planes. They may be the same server."""
+    """The connections to the node plane and the swarm plane, which may be the same server."""
 
     node_url: str = Field(
         "nats://127.0.0.1:4222",
-        description="Server of this node's own streams; by default one on this machine, at the port that NATS listens on.",
+        description="Server of this node's streams; the default is a server on this machine at NATS' standard port.",
     )
-    swarm_url: str | None = Field("nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node alone.")
+    swarm_url: str | None = Field(
+        "nats://127.0.0.1:4222", description="Server of the swarm's streams; 'none' for a node without a swarm."
+    )
     swarm_id: str = Field(
         DEFAULT_SWARM_ID,
         pattern=SWARM_ID_PATTERN,
-        description="Name of the swarm that this node's groups are signed for; those of another one are refused (other_swarm), so "
-        "that nothing of one run can be brought into the next. One default for all: nodes that share a server need no setting. "
-        "`swarm up` uses the run's name with the server that it starts.",
+        description="Name of the swarm, which is part of the signature of this node's groups. Groups signed for another name are "
+        "refused (other_swarm), so groups of one run cannot enter the next. All nodes have the same default, so nodes "
+        "that share a server need no setting. `swarm up` uses the run's name when it starts the server.",
     )
     swarm_domain: str = Field(
         "",
         pattern=r"^[A-Za-z0-9_-]*$",
-        description="JetStream domain of the swarm's streams, where swarm_url is the node's own leaf server; empty: none.",
+        description="JetStream domain of the swarm's streams, if swarm_url is the node's own leaf server; empty: none.",
     )
-    connect_timeout_s: float = Field(20.0, gt=0, le=600, description="How long a starting process waits for the server.")
-    replicas: Literal[1, 3, 5] = Field(1, description="Copies of each of the node's streams; 3 in a cluster.")
-    swarm_replicas: Literal[1, 3, 5] = Field(1, description="Copies of the swarm's streams, if this node creates them.")
+    connect_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        le=600,
+        description="How long a starting process waits for the server, in seconds; 20 covers a server that starts at the same "
+        "time.",
+    )
+    replicas: Literal[1, 3, 5] = Field(
+        1, description="Replicas of each of the node's streams; use 3 in a cluster. 1, because a single server can hold only one."
+    )
+    swarm_replicas: Literal[1, 3, 5] = Field(1, description="Replicas of each of the swarm's streams, if this node creates them.")
     node_key_file: str = Field(
-        "", description="Nkey seed or .creds for the node plane; {role} and {node} stand for this process's. Empty: no key."
+        "",
+        description="Nkey seed or .creds file for the node plane; {role} and {node} are replaced by this process's. Empty: no key.",
     )
     swarm_key_file: str = Field("", description="The same for the swarm plane. Only the verifier reads it.")
-    node_ca_file: str = Field("", description="PEM file of the authority behind the node plane's certificate; empty: the system's.")
+    node_ca_file: str = Field(
+        "", description="PEM file of the authority that signed the node plane's certificate; empty: the system's authorities."
+    )
     swarm_ca_file: str = Field("", description="The same for the swarm plane.")
     inbox_prefix: str = Field(
         "_INBOX_{node}.{role}",
         pattern=r"^[A-Za-z0-9_{}-]+(\.[A-Za-z0-9_{}-]+)*$",
-        description="Where replies arrive, with {role} and {node}; a secured server allows each user its own only.",
+        description="Subject prefix for replies, with {role} and {node}; a secured server allows each user only its own.",
     )
     create_streams: bool = Field(
-        True, description="False: services only look whether streams are there; `swarm nats init` makes them, as the operator."
+        True, description="False: services only check that the streams exist, and the operator creates them with `swarm nats init`."
     )
 
     @field_validator("replicas", "swarm_replicas", mode="before")
     @classmethod
     def _number_from_the_environment(cls, value: Any) -> Any:
-        # The environment holds text, which pydantic takes for no member of a Literal of numbers.
+        # Environment variables are text, which pydantic does not accept for a Literal of numbers.
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @field_validator("swarm_url", mode="before")
@@ -124,32 +139,38 @@ class NatsSection(Section):
 
 
 class ModelSection(Section):
-    """The policy."""
+    """The policy's model."""
 
-    path: str = Field("models/base", description="Folder or hub name of any causal LM that `transformers` loads.")
+    path: str = Field(
+        "models/base",
+        description="Folder or hub name of any causal LM that `transformers` loads; the default is the toy policy of the demo.",
+    )
     revision: str = Field(
         "",
-        description="Commit of a hub name, all 40 digits, and then required: a name's files can change. A folder needs none.",
+        description="Commit of a hub name, all 40 digits; required for a hub name, because the files behind it can change. A "
+        "folder needs none.",
     )
-    name: str = Field("", max_length=512, description="Public name in the swarm, plain text; empty: the path.")
+    name: str = Field("", max_length=512, description="The model's public name in the swarm, plain text; empty: the path.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of trainer and generator; auto: bfloat16 on a GPU, else float32."
+        "auto", description="Dtype of the weights in trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
     device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:1, mps. auto: the GPU if there is one, because a model is slow on a CPU."
+        "auto", description="auto, cpu, cuda, cuda:1 or mps. auto: the GPU if there is one, because a model is slow on a CPU."
     )
     device_turns: bool = Field(
         False,
-        description="Generators and trainers on one machine that name the same device use it in turns, one trainer's step or one "
-        "generator's calls at a time, and give back what memory they can in between (vLLM on a GPU sleeps): for models of which "
-        "only one of the two fits at work. They meet at a file in node.var_dir; not with torchrun.",
+        description="Generators and trainers on one machine that name the same device take turns (one trainer's step, or one "
+        "generator's calls) and free what memory they can in between (vLLM on a GPU sleeps): for models of which only "
+        "one of the two fits while working. They coordinate through a file in node.var_dir; does not work with "
+        "torchrun.",
     )
     max_length: int = Field(
         0,
         ge=0,
-        description="Longest prompt + completion in tokens; 0: what the model's config says, up to where its positions hold.",
+        description="Longest prompt + completion in tokens; 0: the limit in the model's configuration, as far as its position "
+        "encoding is unchanged.",
     )
-    system_prompt: str = Field("", description="Put before each question when not empty.")
+    system_prompt: str = Field("", description="System prompt put before each question; empty: none.")
 
     @field_validator("revision")
     @classmethod
@@ -181,12 +202,12 @@ class GeneratorSection(Section):
 
     engine: str = Field(
         "auto",
-        description="vllm, transformers, openai, or a `swarm.engines` entry point. auto: vllm on a GPU when installed, else "
+        description="vllm, transformers, openai, or a `swarm.engines` entry point. auto: vllm on a GPU if it is installed, else "
         "transformers.",
     )
     engine_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="Settings of an engine that an installed package brings, by name; its own page lists them.",
+        description="Settings of an engine from an installed package, by name; see the engine's documentation.",
     )
     openai_url: str = Field(
         "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then names its tokenizer."
@@ -204,33 +225,35 @@ class GeneratorSection(Section):
     openai_model: str = Field(
         "", description="The model's name on such a server; empty: model.name, or the only one that the server lists."
     )
-    completions: int = Field(8, ge=2, le=1024, description="L: completions per group; the paper's 8. At least 2.")
-    groups_per_call: int = Field(8, ge=1, le=4096, description="Tasks sampled together; more is faster and staler.")
-    calls: int = Field(0, ge=0, le=256, description="Calls in flight; 0: 8 for vllm (continuous batching), else 1.")
-    temperature: float = Field(1.0, gt=0, le=10, description="Of sampling; the trainer scores under the same.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Below 1, tokens outside the nucleus get no gradient from being avoided.")
     top_k: int = Field(
         0,
         ge=0,
-        description="Sample among this many likeliest tokens; 0: off, because the trainer scores over the whole vocabulary.",
+        description="Sample among this many likeliest tokens; 0: off, because the trainer computes logprobs over the whole "
+        "vocabulary.",
     )
-    max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, end token included.")
-    lease_s: float = Field(120.0, gt=0, description="A replica that is silent this long loses its task draws to another.")
+    max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, including the end token.")
+    lease_s: float = Field(120.0, gt=0, description="After this many seconds of silence a replica loses its task draws to another.")
     groups_per_minute: float = Field(
-        0.0, ge=0, description="Most groups a minute with engine openai, which no trainer paces; 0: as fast as the server answers."
+        0.0,
+        ge=0,
+        description="Limit of groups per minute with engine openai, which no trainer paces; 0: as fast as the server answers.",
     )
-    call_timeout_s: float = Field(1800.0, gt=0, description="Deadline of one engine call; an engine that hangs is restarted.")
-    policy_load_timeout_s: float = Field(120.0, gt=0, description="Deadline of one weight swap; afterwards the old policy stays.")
+    call_timeout_s: float = Field(
+        1800.0, gt=0, description="Deadline of one engine call in seconds; a process whose engine hangs is restarted."
+    )
+    policy_load_timeout_s: float = Field(
+        120.0, gt=0, description="Deadline of one weight swap in seconds; after it the old policy stays."
+    )
     gpu_memory_fraction: float = Field(
-        0.5, gt=0, le=1, description="vLLM's share of the GPU; 0.5 leaves the other half to a trainer on the same GPU."
+        0.5, gt=0, le=1, description="vLLM's share of the GPU's memory; 0.5 leaves the other half to a trainer on the same GPU."
     )
     kv_cache_mb: int = Field(
-        0, ge=0, description="vLLM's memory for keys and values, in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
+        0, ge=0, description="vLLM's memory for keys and values in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=64, description="GPUs that vLLM spreads one copy of the model over, where one does not hold it."
+        1, ge=1, le=64, description="Number of GPUs that vLLM spreads one copy of the model over, if one GPU cannot hold it."
     )
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
 
     @field_validator("engine")
     @classmethod
@@ -239,15 +262,18 @@ class GeneratorSection(Section):
 
 
 class EvalSection(Section):
-    """Held-out evaluation, done by the generator on tasks that never enter training."""
+    """Held-out evaluation by the generator, on tasks that never enter training."""
 
-    tasks: int = Field(200, ge=0, le=100_000, description="Size of the fixed held-out set over all sources; 0: off.")
+    tasks: int = Field(200, ge=0, le=100_000, description="Size of the fixed held-out set over all task sources; 0: no evaluation.")
     draw: int = Field(
-        0, ge=0, le=300, description="Which held-out set; nodes that are compared need the same one, and none trains on its own."
+        0,
+        ge=0,
+        le=300,
+        description="Number of the held-out set. Nodes that you compare need the same one; no node trains on its own set.",
     )
-    every_versions: int = Field(25, ge=1, description="Evaluate when the policy is this many versions on.")
+    every_versions: int = Field(25, ge=1, description="Evaluate again after this many policy versions.")
     temperature: float = Field(
-        0.0, ge=0, le=10, description="Of held-out answers; 0: greedy, so that no draw of tokens changes a result."
+        0.0, ge=0, le=10, description="Temperature of held-out answers; 0: greedy, so that sampling does not add noise to results."
     )
 
 
@@ -255,130 +281,157 @@ class VerifierSection(Section):
     """The border of the node."""
 
     share: Literal["all", "informative", "none"] = Field(
-        "all", description="Which local groups the swarm gets; informative: those whose rewards differ. The paper shares all."
+        "all",
+        description="Which local groups to share with the swarm; informative: those whose rewards differ. all, as in the paper.",
     )
-    share_tokens: bool = Field(True, description="Send token ids and behaviour logprobs too; of use under the same tokenizer.")
+    share_tokens: bool = Field(
+        True, description="Also share token ids and behaviour logprobs; nodes with the same tokenizer can use them."
+    )
     workers: int = Field(
         2,
         ge=1,
         le=256,
-        description="Scorer processes for this node's local groups; with one, an answer that hangs delays all others until it is "
-        "killed. Foreign groups have processes of their own.",
+        description="Scorer processes for local groups. With only one, an answer that hangs delays all others until it is killed. "
+        "Foreign groups have separate processes.",
     )
     foreign_workers: int = Field(
         1,
         ge=1,
         le=64,
-        description="Scorer processes for foreign groups, besides `workers`: what strangers can take of this machine's processors "
-        "at most. A group costs 10 ms of CPU time.",
+        description="Scorer processes for foreign groups, in addition to `workers`: a limit on how much of this machine's "
+        "processors strangers can use. A group costs about 10 ms of CPU time.",
     )
     foreign_group_s: float = Field(
         5.0,
         gt=0,
         le=600,
-        description="Wall clock in seconds for a foreign group, its derivation included; past it the group is refused. Ordinary "
-        "ones take milliseconds; one second of CPU time for the derivation and for each answer holds besides.",
+        description="Wall-clock limit in seconds for a foreign group, including its derivation; beyond it the group is refused. "
+        "Ordinary groups take milliseconds. In addition, the derivation and each answer may use one second of CPU "
+        "time.",
     )
-    answer_timeout_s: float = Field(5.0, gt=0, le=600, description="Wall clock for one own answer; after it the worker is killed.")
+    answer_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="Wall-clock limit in seconds for scoring one local answer; beyond it the worker is killed."
+    )
     worker_memory_mb: int = Field(
         2048, ge=256, description="Address space of a scorer process in MiB, so that an answer cannot use up the machine's memory."
     )
     max_deliver: int = Field(
-        VERIFIER_MAX_DELIVER, ge=1, le=100, description="Tries to score a group before it goes to the dead letters."
+        VERIFIER_MAX_DELIVER, ge=1, le=100, description="Attempts to score a group before it becomes a dead letter."
     )
-    ack_wait_s: float = Field(VERIFIER_ACK_WAIT_S, ge=5, description="A group in work this long goes to another replica.")
+    ack_wait_s: float = Field(
+        VERIFIER_ACK_WAIT_S, ge=5, description="Seconds after which an unfinished group is redelivered to another replica."
+    )
     intake_groups_per_s: float = Field(
-        20.0, gt=0, le=1_000_000, description="Foreign groups looked at per second, whatever the swarm's size."
+        20.0,
+        gt=0,
+        le=1_000_000,
+        description="Foreign groups examined per second; keeps a node's cost independent of the swarm's size.",
     )
-    intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between looks at the swarm's stream.")
+    intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between reads of the swarm's stream.")
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
-        description="Foreign tasks taken in. same: dataset and config of one of this node's [[tasks]]; dataset: its dataset, in "
-        "any config; any: every known dataset; auto: same with trust = open, dataset with trust = roster.",
+        description="Foreign tasks accepted. same: dataset and config of one of this node's [[tasks]]; dataset: one of their "
+        "datasets, in any config; any: every known dataset; auto: same with trust = open, dataset with trust = "
+        "roster.",
     )
     max_age_s: float = Field(
         1800.0,
         gt=0,
         le=30 * 86_400,
-        description="Oldest foreign group taken in, in seconds; ids are remembered so long, so that none is taken in twice.",
+        description="Maximum age of a foreign group in seconds; ids are remembered for as long, so that no group is accepted "
+        "twice.",
     )
-    max_clock_skew_s: float = Field(60.0, ge=0, description="How far in the future a foreign group may claim to be made.")
+    max_clock_skew_s: float = Field(
+        60.0, ge=0, description="How many seconds in the future a foreign group's creation time may be."
+    )
     max_foreign_bytes: int = Field(
         8 * 2**20,
         ge=1024,
-        description="Largest foreign message looked at, in bytes: what a stranger can make this node decode at once.",
+        description="Largest foreign message accepted, in bytes: limits what a stranger can make this node decode at once.",
     )
     max_foreign_completions: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Completions taken in of a foreign group, the first ones where it has more; 0: twice generator.completions.",
+        description="Completions accepted per foreign group, the first ones if it has more; 0: twice generator.completions.",
     )
     max_foreign_length: float = Field(
         2.0,
         ge=1,
         le=1024,
-        description="Longest foreign completion, as a multiple of generator.max_new_tokens; 2 leaves room for another tokenizer.",
+        description="Longest foreign completion, as a multiple of generator.max_new_tokens; 2 allows for another tokenizer.",
     )
     max_answer_chars: int = Field(
-        16_384, ge=1, description="Longest foreign completion text taken in, in characters: a bound on what a scorer has to read."
+        16_384, ge=1, description="Longest foreign completion text accepted, in characters: limits what a scorer has to read."
     )
     foreign_partial_credit: bool = Field(
         False,
-        description="Count what a foreign answer that does not pass (reward below 0.99) earned. Off: it counts 0, because paid "
-        "near misses can be written on purpose. On: where a dataset hardly ever gives full marks.",
+        description="Keep the reward of a foreign answer that does not pass (below 0.99). Off: it counts 0, because a sender can "
+        "write nearly right answers on purpose. Turn it on if a dataset hardly ever gives full marks.",
     )
-    replay_memory: int = Field(200_000, ge=1000, description="Foreign group ids remembered so that none counts twice.")
+    replay_memory: int = Field(
+        200_000, ge=1000, description="Number of foreign group ids remembered so that no group counts twice."
+    )
     trust: Literal["open", "roster"] = Field(
-        "open", description="open: a name belongs to the first key seen with it; roster: only what `roster_file` lists."
+        "open",
+        description="open: a name belongs to the first key that used it; roster: only the keys in `roster_file` are admitted.",
     )
     roster_file: Path = Field(
-        Path("var/roster.txt"), description="Lines `name key [note]`, see `swarm roster`; read again when it changes."
+        Path("var/roster.txt"), description="Lines of `name key [note]`, see `swarm roster`; reloaded when it changes."
     )
     signing_key_file: str = Field(
         "",
-        description="Nkey seed that signs what is shared, for all replicas; empty: node.nk in the run's folder, made there.",
+        description="Nkey seed that all replicas sign shared groups with; empty: node.nk in the run's folder, created there.",
     )
     forget_names_after_s: float = Field(
-        2_592_000.0, ge=3600, description="Trust open: a name that brought no group for this long is free again; 30 days."
+        2_592_000.0,
+        ge=3600,
+        description="With trust open, a name without a new group for this many seconds becomes free; the default is 30 days.",
     )
-    max_sender_share: float = Field(0.5, gt=0, le=1, description="One sender's part of intake_groups_per_s at most.")
+    max_sender_share: float = Field(0.5, gt=0, le=1, description="Largest part of intake_groups_per_s that one sender can get.")
     newcomer_groups: int = Field(
-        32, ge=0, le=1_000_000, description="Accepted groups until a key has earned a whole share (some minutes' work); 0: at once."
+        32,
+        ge=0,
+        le=1_000_000,
+        description="Accepted groups until a key has earned a whole share; 32 take some minutes. 0: at once.",
     )
     newcomer_share: float = Field(
         0.25,
         gt=0,
         lt=1,
-        description="Part of intake and scorers that newcomers together have while established senders want it all; else more.",
+        description="Part of intake and scorers that all newcomers together get while established senders want it all; otherwise "
+        "they get more.",
     )
     intake_look_factor: float = Field(
-        8.0, ge=1, le=1000, description="Messages read per one of intake_groups_per_s, to find the others' behind a flood."
+        8.0,
+        ge=1,
+        le=1000,
+        description="Messages read for each one in intake_groups_per_s, to find honest senders' messages behind a flood.",
     )
 
     @property
     def accepted_tasks(self) -> Literal["same", "dataset", "any"]:
-        """What `accept` means with this `trust`."""
+        """The value of `accept`, with `auto` resolved by `trust`."""
         if self.accept == "auto":
             return "dataset" if self.trust == "roster" else "same"
         return self.accept
 
 
 class PolicyStoreSection(Section):
-    """How policies get from the trainer to the generators."""
+    """How policies are transferred from the trainer to the generators."""
 
     uri: str = Field(
         "",
-        description="file:///shared/folder, nats:// (JetStream object storage), or the scheme of a `swarm.policy_stores` entry "
+        description="file:///shared/folder, nats:// (JetStream object store), or the scheme of a `swarm.policy_stores` entry "
         "point; empty: the run's folder.",
     )
-    keep: int = Field(3, ge=2, description="Newest policies kept, with the full copies that they need.")
+    keep: int = Field(3, ge=2, description="Number of newest policies kept, with the full copies that they need.")
     anchor_every: int = Field(
         0,
         ge=0,
         le=256,
-        description="Policies from one full copy to the next; in between travels what changed. 1: full copies alone; "
-        "0: 16 with nats://, 1 with file://, where a full copy is a rename.",
+        description="Policies from one full copy to the next; those in between are sent as deltas. 1: only full copies; 0: 16 "
+        "with nats://, 1 with file://, where a full copy is just a rename.",
     )
 
     @field_validator("uri")
@@ -396,16 +449,22 @@ class HttpSection(Section):
     """Each process serves /metrics, /livez and /readyz."""
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; by default this machine alone can reach it. 0.0.0.0 in a container."
+        "127.0.0.1",
+        description="Address to listen on; the default is reachable only from this machine. Use 0.0.0.0 in a container.",
     )
-    base_port: int = Field(9400, ge=0, le=65_500, description="generator +0, verifier +1, sampler +2, trainer +3; 0: any free.")
-    port: int | None = Field(None, ge=0, le=65_535, description="Exact port, where each role has its own machine.")
+    base_port: int = Field(
+        9400,
+        ge=0,
+        le=65_500,
+        description="Port of the generator; verifier, sampler and trainer use the next three. 0: any free port.",
+    )
+    port: int | None = Field(None, ge=0, le=65_535, description="Exact port, if each role has its own machine.")
 
 
 class LogSection(Section):
     """Logging to standard output."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Of standard output; the run's log files always hold info and above."
+        "info", description="Level on standard output; the run's log files always contain info and above."
     )
     format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON otherwise.")

@@ -11,29 +11,29 @@ from shared.config.section import Section
 
 
 class TaskSpec(Section):
-    """A source of tasks: one reasoning-gym dataset under one configuration, or a file of the user's
-    own.
-    """
+    """A task source: one reasoning-gym dataset with one configuration, or the user's own file."""
 
-    source: Literal["reasoning_gym", "file"] = Field("reasoning_gym", description="Where its questions come from.")
+    source: Literal["reasoning_gym", "file"] = Field(
+        "reasoning_gym", description="Where the questions come from: a reasoning-gym dataset or a file."
+    )
     dataset: str = Field(
         "",
         pattern=r"^([a-z0-9][a-z0-9_]{0,62})?$",
-        description="Dataset name, see `swarm task list`. Of a file, its rows name it (file_...): leave it empty, or give the name "
-        "that you expect, and another file is refused.",
+        description="Dataset name, see `swarm task list`. A file's dataset is named by its rows (file_...): leave this empty, or "
+        "give the name you expect to have any other file refused.",
     )
-    path: str = Field("", description="Of source file: a .jsonl or .parquet file, or a folder that `datasets` saved.")
-    question: str = Field("question", min_length=1, description="Of source file: the column with the questions.")
-    answer: str = Field("answer", min_length=1, description="Of source file: the column with the reference answers.")
-    weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other sources.")
+    path: str = Field("", description="For source file: a .jsonl or .parquet file, or a folder saved by `datasets`.")
+    question: str = Field("question", min_length=1, description="For source file: the column with the questions.")
+    answer: str = Field("answer", min_length=1, description="For source file: the column with the reference answers.")
+    weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other task sources.")
     config: dict[str, Any] = Field(
-        default_factory=dict, description="The dataset's own settings; not `seed`, which is chosen for each draw."
+        default_factory=dict, description="The dataset's own settings, without `seed`, which each draw chooses."
     )
     verifier: str = Field(
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="Who judges answers: reasoning_gym, exact, final_number, math (with the extra `math`), or a `swarm.verifiers` "
-        "entry point. Of a file, exact by default.",
+        description="How answers are scored: reasoning_gym, exact, final_number, math (needs the extra `math`), or a "
+        "`swarm.verifiers` entry point. For a file the default is exact.",
     )
 
     @property

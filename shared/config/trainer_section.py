@@ -1,5 +1,5 @@
-"""How a node's trainer learns. Every field says what it is, in which unit, and why its default is
-what it is.
+"""How a node's trainer learns. Every field's description states its meaning, its unit and the
+reason for its default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shared.config.objective_section import ObjectiveSection
 from shared.config.section import Section
 
 MOST_RANK = 4096
-"""Of adapters, whatever the model."""
+"""Largest rank of adapters, for any model."""
 
 
 class LoraSection(Section):
@@ -23,25 +23,26 @@ class LoraSection(Section):
         0,
         ge=0,
         le=MOST_RANK,
-        description="Rank of the adapters. 0: full fine-tuning, the default, as it limits no change of the weights.",
+        description="Rank of the adapters. 0: full fine-tuning, the default, because it does not limit how the weights change.",
     )
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
     dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="On the adapter's input; 0, because with dropout what is trained is not the policy that sampled.",
+        description="Dropout on the adapter's input; 0, because with dropout the policy being trained is not the one that sampled.",
     )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
-        description='all-linear: every linear layer but the output head. Or names of those to adapt, e.g. ["q_proj", "v_proj"]; '
-        "a name fits all layers that end in it.",
+        description='all-linear: every linear layer except the output head. Or the names of layers to adapt, e.g. ["q_proj", '
+        '"v_proj"]; a name matches all layers that end in it.',
     )
     publish: Literal["adapters", "merged"] = Field(
         "adapters",
-        description="What generators get. adapters: their factors alone, in float32, beside the base that a generator has; small, "
-        "and nothing is rounded into weights. merged: whole weights with the adapters in them, for an architecture that vLLM has "
-        "no adapters for. A generator with vLLM needs the same trainer.lora settings as the trainer.",
+        description="What generators get. adapters: only the adapters' factors, in float32, which each generator adds to its "
+        "base; small, and no rounding into weights. merged: full weights with the adapters merged in, for an "
+        "architecture whose adapters vLLM does not support. A generator with vLLM needs the same trainer.lora "
+        "settings as the trainer.",
     )
 
 
@@ -50,168 +51,179 @@ class TrainerSection(ObjectiveSection):
 
     count_uninformative: bool | None = Field(
         None,
-        description="Whether groups without spread in their rewards count in the loss's mean, which makes the step smaller. Unset: "
+        description="Whether groups whose rewards are all equal count in the loss's mean, which makes the step smaller. Unset: "
         "true for grpo, false for all others (DAPO's dynamic sampling).",
     )
     drop_truncated: bool = Field(
         False,
         description="Leave answers that were cut at the length limit out of the loss (DAPO's overlong filtering); their rewards "
-        "stay in their group's baseline.",
+        "stay in the group's baseline.",
     )
     advantage_scale: Literal["group", "batch", "none"] = Field(
-        "group", description="What a group-centred reward is divided by: its group's deviation (GRPO), the batch's, or nothing."
+        "group",
+        description="What a group-centred reward is divided by: the group's standard deviation (GRPO), the batch's, or nothing.",
     )
-    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample's standard deviation, 0: the population's.")
+    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
     advantage_std_floor: float = Field(
         0.0,
         ge=0,
-        description="The least standard deviation that is divided by, in units of the reward; 0: none. Partial rewards of 0.01 and "
-        "0.05 otherwise become advantages as large as those of 0 and 1.",
+        description="Smallest standard deviation to divide by, in units of the reward; 0: no floor. Without one, partial rewards "
+        "of 0.01 and 0.05 become advantages as large as those of 0 and 1.",
     )
     oapl_value_beta: float = Field(1.0, gt=0, description="For objective oapl: temperature of the group's soft value.")
-    importance_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight between sampler and trainer.")
+    importance_cap: float = Field(
+        2.0, gt=0, description="Upper limit of the truncated importance weight between sampler and trainer."
+    )
     unknown_behaviour_logprob: float | None = Field(
         None,
         le=0,
-        description="Text without behaviour logprobs: a token weighs min(1, own probability / exp(this)), e.g. -3.0; unset: 1. For "
-        "negative advantages alone where foreign_weight_positive is one.",
+        description="For text without behaviour logprobs: a token's weight is min(1, this node's probability / exp(this)), e.g. "
+        "-3.0; unset: 1. Only for negative advantages if foreign_weight_positive is one.",
     )
     foreign_weight_level: Literal["token", "geometric_mean", "sequence"] = Field(
         "token",
-        description="Importance weight of foreign text: per token, or one for the answer, the geometric mean or the product of its "
-        "tokens' ratios. The last two also weigh text of another tokenizer whose author shares logprobs.",
+        description="Importance weight of foreign text: one per token, or one per answer, the geometric mean or the product of "
+        "its tokens' ratios. The last two also apply to text of another tokenizer whose author shares logprobs.",
     )
     foreign_weight_positive: Literal["capped", "at_most_one", "one"] = Field(
         "one",
-        description="What becomes of that weight for positive advantages: min(w, importance_cap), min(w, 1), or 1. A weight below "
-        "1 takes away what a better author has to teach.",
+        description="How that weight w is used for positive advantages: min(w, importance_cap), min(w, 1), or 1. A weight below 1 "
+        "loses what a better author could teach.",
     )
     foreign_weight_negative: Literal["capped", "at_most_one", "one"] = Field(
         "at_most_one",
-        description="The same for negative advantages: what this node's policy would hardly say need not be pushed down.",
+        description="The same for negative advantages: text that this node's policy would hardly produce need not be made less "
+        "likely.",
     )
     foreign_negative_divergence: float | None = Field(
         None,
         ge=0,
-        description="Drop foreign answers with a negative advantage whose author gave their tokens on average this much more "
-        "log-probability than this node's policy, e.g. 0.5. Unset: none.",
+        description="Drop foreign answers with a negative advantage if their author's mean log-probability per token exceeds this "
+        "node's by this much, e.g. 0.5. Unset: none.",
     )
     foreign_capability_window: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="Multiply foreign advantages by how often their author's groups passed here next to this node's own, over this "
-        "many earlier batches (HACPO: 5, of 128 questions each); 0: off.",
+        description="Multiply foreign advantages by the pass rate of their author's groups here divided by that of local groups, "
+        "over this many earlier batches (HACPO: 5, of 128 questions each); 0: off.",
     )
     foreign_capability_bounds: tuple[float, float] = Field(
-        (0.1, 10.0), description="Least and largest such factor. max_foreign_advantage bounds what it makes of an advantage."
+        (0.1, 10.0), description="Smallest and largest such factor. max_foreign_advantage limits the resulting advantage."
     )
     drop_foreign_negatives: bool = Field(
         True,
-        description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. What is learned of "
-        "others is then right by this node's verifier.",
+        description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. Everything learned "
+        "from foreign groups is then right by this node's verifier.",
     )
     drop_local_negatives: bool = Field(
         False,
-        description="The same with the node's own answers, replayed ones included: what is trained on is right. A control for "
-        "studies: how much of what sharing brings is learning from right answers alone (docs/results.md).",
+        description="The same for local answers, including replayed ones, so that only right answers are trained on. A control "
+        "for studies: how much of the benefit of sharing comes from learning only from right answers "
+        "(docs/results.md).",
     )
     policy_check_fraction: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Part of the foreign groups whose answers must not be absurd to this node's policy, at the cost of a "
-        "forward pass; 0: off.",
+        description="Fraction of the foreign groups whose answers are checked for their likelihood under this node's policy, at "
+        "the cost of a forward pass; 0: off.",
     )
     foreign_logprob_slack: float | None = Field(
         2.0,
         gt=0,
-        description="A checked answer whose mean logprob per token is more than this, in nats, below the mean of the batch's local "
-        "answers is not trained on. Unset: only min_foreign_logprob counts.",
+        description="A checked answer is left out if its mean logprob per token is more than this, in nats, below the mean of the "
+        "batch's local answers. Unset: only min_foreign_logprob applies.",
     )
     min_foreign_logprob: float = Field(
-        -8.0, le=0, description="The same, whatever the local answers are like: the least mean logprob per token, in nats."
+        -8.0, le=0, description="The same, independent of the local answers: smallest mean logprob per token, in nats."
     )
     sequence_mask: tuple[float, float] | None = Field(
-        None, description="Drop sequences whose geometric-mean importance ratio leaves these bounds, e.g. [0.5, 2.0]."
+        None, description="Drop sequences whose geometric-mean importance ratio is outside these bounds, e.g. [0.5, 2.0]."
     )
-    external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss.")
+    external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss; 1: the same as local ones.")
     max_foreign_advantage: float = Field(
         0.0,
         ge=0,
-        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the most that a group of L can have, "
-        "with L generator.completions, at least 8.",
+        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the largest possible in a group of "
+        "L, where L is generator.completions, at least 8.",
     )
     foreign_cost_factor: float = Field(
         4.0,
         ge=0,
-        description="A foreign group may cost this many times what is usual in its batch, in tokens computed; 0: anything. A "
-        "group of twice the completions of twice the length costs 4.",
+        description="A foreign group may cost this many times the usual group of its batch, in tokens computed; 0: no limit. A "
+        "group with twice the completions of twice the length costs 4.",
     )
     foreign_share_factor: float = Field(
         4.0,
         ge=0,
-        description="A foreign group counts for this many times a usual one's tokens at most, in losses that divide by tokens; "
-        "0: for all it has. The demo's tasks differ by 4.",
+        description="A foreign group counts for at most this many times a usual one's tokens, in losses that divide by tokens; 0: "
+        "no limit. The demo's tasks differ by a factor of 4.",
     )
     foreign_norm_factor: float = Field(
         2.0,
         ge=0,
-        description="A foreign group whose gradient is more than this many times the typical group's is scaled down to typical; "
-        "only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups of models/base are "
-        "within 1.8 in nine batches of ten.",
+        description="A foreign group whose gradient norm is more than this many times the typical group's is scaled down to the "
+        "typical norm, but only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. "
+        "Honest groups of models/base stay within 1.8 in nine batches of ten.",
     )
     foreign_norm_proportion: float = Field(
         1.5,
         ge=0,
-        description="Foreign groups are measured one by one where their gradient's norm is this many times that of as many local "
-        "groups. Lower is stricter, and costs two more passes over them in more steps.",
+        description="Foreign groups are measured one by one if the norm of their gradient is this many times that of as many "
+        "local groups. Lower is stricter, and costs two more passes over them in more steps.",
     )
-    learning_rate: float = Field(1e-6, gt=0, le=1, description="Of AdamW; 1e-6 suits full fine-tuning of a real model.")
+    learning_rate: float = Field(
+        1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a real model."
+    )
     betas: tuple[float, float] = Field(
         (0.9, 0.95),
-        description="Of AdamW; 0.95 forgets old gradient sizes sooner than torch's 0.999, as is usual for language models.",
+        description="AdamW's betas; 0.95 forgets old gradient sizes sooner than torch's 0.999, as is usual for language models.",
     )
-    adam_eps: float = Field(1e-8, gt=0, description="Of AdamW, against division by 0; torch's default.")
+    adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon, against division by 0; torch's default.")
     weight_decay: float = Field(
-        0.0, ge=0, description="Of AdamW, decoupled; 0: nothing pulls weights toward 0, away from the model that is post-trained."
+        0.0,
+        ge=0,
+        description="AdamW's decoupled weight decay; 0, so that nothing pulls weights toward 0, away from the pretrained model.",
     )
     grad_clip: float = Field(
-        1.0, ge=0, description="Largest gradient norm, so that one odd batch cannot move the policy far; 0: off."
+        1.0, ge=0, description="Largest gradient norm, so that one unusual batch cannot move the policy far; 0: off."
     )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Of the learning rate after warm-up; constant, as it alone needs no end."
+        "constant", description="Schedule of the learning rate after warm-up; constant, because it needs no end."
     )
-    schedule_steps: int = Field(0, ge=0, description="Where linear and cosine end; 0: max_steps.")
-    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates on each batch; clipping acts above 1.")
-    token_budget: int = Field(16_384, ge=64, description="Padded tokens of one forward pass; changes memory, not the result.")
+    schedule_steps: int = Field(0, ge=0, description="Step at which linear and cosine end; 0: max_steps.")
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
+    token_budget: int = Field(16_384, ge=64, description="Padded tokens in one forward pass; changes memory use, not the result.")
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
     gradient_checkpointing: bool = Field(
-        False, description="Recompute activations: less memory. Off, because it takes longer: layers are computed twice."
+        False, description="Recompute activations to save memory. Off, because it takes longer: layers are computed twice."
     )
     max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
     checkpoint_every: int = Field(
         10,
         ge=1,
         le=1000,
-        description="Steps between checkpoints: one that dies repeats those since the last. More often writes more to disk. "
-        "Earlier after 256 MiB of batches, of which the log keeps a gigabyte.",
+        description="Steps between checkpoints: a trainer that dies repeats the steps since the last one; more frequent "
+        "checkpoints write more to disk. A checkpoint is written early after 256 MiB of batches, because the log "
+        "keeps a gigabyte.",
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Newest checkpoints kept; with 2 there is one to go on from when the newest is broken."
+        2, ge=1, description="Number of newest checkpoints kept; with 2, training can resume even if the newest is damaged."
     )
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's own choice.")
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
     collective_timeout_s: float = Field(
-        600.0, ge=1, description="With torchrun: how long a process waits for the others before all end."
+        600.0, ge=1, description="With torchrun: how many seconds a process waits for the others before all exit."
     )
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Of published whole weights; auto: model.dtype. bfloat16 drops changes of less than 0.2 to 0.4 % of a weight, "
-        "also of adapters that are merged in (lora.publish, swarm_trainer_delta_lost_ratio), float16 an eighth of that. Helps only "
-        "generators with the same model.dtype or float32: others round again. See docs/models.md.",
+        description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes of less than 0.2 to 0.4 % "
+        "of a weight, also of merged adapters (lora.publish, swarm_trainer_delta_lost_ratio), float16 an eighth of "
+        "that. A higher precision helps only generators with the same model.dtype or float32: others round again. See "
+        "docs/models.md.",
     )
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
 """What services say to each other and where: messages, their wire format, subjects, streams, and
 keys of the buckets.
 
-Nothing here knows torch, and nothing but `streams` knows a transport.
+Nothing here imports torch, and only `streams` uses a transport.
 """

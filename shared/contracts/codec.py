@@ -1,12 +1,12 @@
-"""Messages to bytes and back, and the arrays of token ids and logprobs in them.
+"""Encodes messages to bytes and back, including their arrays of token ids and logprobs.
 
-Packed with `msgpack` and unpacked straight into structs by msgspec's typed decoder: unknown fields,
-missing fields, values out of range, over-long lengths, NaN and an unknown schema version are
-refused before any other code sees them, in time that does not depend on what a hostile sender put
-in.
+Messages are packed with `msgpack` and unpacked directly into structs by msgspec's typed decoder.
+Unknown fields, missing fields, values out of range, over-long lengths, NaN and an unknown schema
+version are refused before any other code sees them, in time that does not depend on what a hostile
+sender put in.
 
-Token arrays travel as raw little-endian bytes (`int32` ids, `float32` logprobs) because a list of a
-million Python integers costs far more to decode than to use.
+Token arrays are raw little-endian bytes (`int32` ids, `float32` logprobs) because decoding a list
+of a million Python integers costs far more than using it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, OverflowError) as error:
         detail = str(error)[:200]
         if detail.endswith("$.schema`"):
-            raise MessageError("schema_version", f"{kind.__name__}: {detail}: update the older side") from None
+            raise MessageError("schema_version", f"{kind.__name__}: {detail}: update the older node") from None
         raise MessageError("malformed", f"{kind.__name__}: {detail}") from None
     return message
 

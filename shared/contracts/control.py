@@ -1,7 +1,7 @@
-"""What a node's services tell each other besides rollouts: policies, positions, evaluations,
-leases, how they are.
+"""What a node's services tell each other apart from rollouts: policies, positions, evaluations,
+leases, status.
 
-Most of it lies under a key of the node's bucket (`shared.contracts.subjects`).
+Most of it is stored under keys of the node's bucket (`shared.contracts.subjects`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""How large streams, messages and queues may become. The one place for these numbers: streams are
-made from them (`streams`), and the verifier's settings begin with those of its consumer."""
+"""Limits of streams, messages and queues. The one place for these numbers: `streams` uses them to
+create streams, and the verifier's settings take their defaults from those of its consumer.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The path of a rollout as typed and bounded structs: task, group, scored group, batch, and what
-the swarm shares of them.
+"""The messages on a rollout's path as typed and bounded structs: task, group, scored group, batch,
+and what the swarm shares of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The name of a rollout group in logs and message headers: the first 16 digits of its id, the same
-from generator to trainer.
+"""The id of a rollout group in logs and message headers: the first 16 digits of its content id, the
+same from generator to trainer.
 
-It is a name for people who follow a group, not a key: what decides (duplicates, replays) uses the
-whole id. A header of a foreign message is a claim; the border takes the id from the bytes.
+It is for people who follow a group through the logs, not a key: decisions about duplicates and
+replays use the whole id. The header of a foreign message is only a claim; the border computes the
+id from the bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a sampler must know to go on. It travels in every batch, so that the newest batch in the log
+"""The state that a sampler needs to resume. Every batch contains it, so the newest batch in the log
 is the sampler's memory.
 
-Every field has a default: a batch of an older version is a memory that lacks the newer knowledge.
+Every field has a default: a batch of an older version is a memory without the newer fields.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is known of senders, in the node's key-value bucket: bans, standings, reputations, and what
-the trainer found.
+"""What is known about senders, in the node's key-value bucket: bans, standings, reputations, and
+the trainer's findings.
 
-`swarm ban` writes the bans by compare-and-set; verifiers read them every second. Verifiers write
-how they think of senders (standings, for people) and what they must know again after a restart
-(reputation, one entry for all replicas). The trainer writes findings, which verifiers read.
+`swarm ban` writes the bans by compare-and-set, and verifiers read them every second. Verifiers
+write standings, for people, and the reputation that they need after a restart (one entry for all
+replicas). The trainer writes findings, which verifiers read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The figures of a process's status (`ServiceStatus.figures`): what `swarm status`, `swarm top` and
-the progress view read. Prometheus has more, under names of its own (docs/metrics.md).
+"""The figures of a process's status (`ServiceStatus.figures`), which `swarm status`, `swarm top`
+and the progress view read. Prometheus has more, under other names (docs/metrics.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which streams, consumers and buckets a node and a swarm have. Every process makes sure of them as
-it starts.
+"""The streams, consumers and buckets of a node and of a swarm. Every process ensures that they
+exist when it starts.
 
-All streams are windows: what falls out of a node's own was trained on or given up on long before.
-Each stream that may carry large payloads has a companion for their chunks with the same byte limit
-(`shared.transport.blobs`), and a server reserves both.
+All streams are windows: what drops out of a node's streams was trained on or given up long before.
+Each stream with possibly large payloads has a companion for their chunks with the same byte limit
+(`shared.transport.blobs`), and a server reserves space for both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Names of subjects, streams, buckets and consumers. Nothing else in the code spells one out.
+"""Names of subjects, streams, buckets and consumers. No other code spells one out.
 
-Tokens are bounded on purpose: node ids only, never a dataset, a step or a uuid, because the server
+The tokens are deliberately bounded: only node ids, never a dataset, a step or a uuid. The server
 keeps an index entry per distinct subject in memory, and a permission with a wildcard lets its
-holder make up as many subjects as it likes.
+holder create as many subjects as it likes.
 """
 
 from __future__ import annotations

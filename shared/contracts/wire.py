@@ -1,5 +1,5 @@
-"""What every message is built on: its base struct, the bounds of its fields, and the error of a
-message that cannot be used.
+"""The foundation of all messages: the base struct, the bounds of fields, and the error for an
+unusable message.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Who a node is and what it may do: keys and signatures, the roster, and the permissions of each
+"""A node's identity and permissions: keys and signatures, the roster, and the permissions of each
 role on the server.
 """

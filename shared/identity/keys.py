@@ -66,10 +66,10 @@ def load(path: Path) -> SigningKey:
         # As ssh has it: a file that belongs to somebody else, as a mounted secret does, was given
         # to this user on purpose.
         if state.st_uid == os.geteuid() and state.st_mode & 0o077:
-            raise KeyFileError(f"key file {path} is readable for others: run `chmod 600 {path}`")
+            raise KeyFileError(f"key file {path} is readable by other users: run `chmod 600 {path}`")
         seed = path.read_bytes().strip()
     except FileNotFoundError:
-        raise KeyFileError(f"key file {path} does not exist: make one with `swarm keys new --out {path}`") from None
+        raise KeyFileError(f"key file {path} does not exist: create one with `swarm keys new --out {path}`") from None
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
     try:

@@ -1,10 +1,10 @@
-"""Who may publish and subscribe to what on a secured server: the one place that knows. Rendered by
-`swarm nats config`.
+"""Who may publish and subscribe to what on a secured server: the only definition.
+`swarm nats config` renders it.
 
-A node's user on the swarm plane publishes only under the node's own name and reads only by direct
-get; each role of a node has a user of its own on the node plane. Permissions alone would not hold
-them to that: the server does not check the reply subject of a request. So every user but an
-operator has an account of its own, whose imports are these permissions (`swarm_cli.nats.accounts`).
+A node's user on the swarm plane publishes only under the node's name and reads only by direct get;
+each role of a node has its own user on the node plane. Permissions alone would not confine them,
+because the server does not check the reply subject of a request. So every user except an operator
+has its own account, whose imports are these permissions (`swarm_cli.nats.accounts`).
 """
 
 from __future__ import annotations

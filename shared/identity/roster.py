@@ -1,5 +1,5 @@
-"""The roster: which names a node admits and their keys, as lines `name key [note]`; `#` starts a
-comment.
+"""The roster: the names that a node admits, with their keys, as lines `name key [note]`; `#` starts
+a comment.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
             raise RosterError(f"roster {path} is larger than {MAX_BYTES} bytes: is it the right file?")
         return parse_roster(text.decode())
     except FileNotFoundError:
-        raise RosterError(f"roster {path} does not exist: make it with `swarm roster add NAME KEY`") from None
+        raise RosterError(f"roster {path} does not exist: create it with `swarm roster add NAME KEY`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RosterError(f"roster {path} cannot be read: {error}") from None
     except RosterError as error:

@@ -1,5 +1,5 @@
-"""What trainer, engines and commands know of a language model: reading it, its weights, its
-tokenizer, its prompts.
+"""The code for language models that trainer, engines and commands share: reading them, their
+weights, tokenizers and prompts.
 
 The only part of `shared` that may import torch and transformers.
 """

@@ -1,8 +1,8 @@
-"""LoRA adapters as a policy file: their factors alone, in float32 under peft's names, what they
-are, and which base they are for.
+"""LoRA adapters as a policy file: only their factors, in float32 under peft's names, with a
+description and the base model they are for.
 
-A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds all
-weights. Whoever has the base model adds scaling x B x A to each adapted layer's output, so that
+A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds full
+weights. A reader with the base model adds scaling x B x A to each adapted layer's output, so
 nothing is rounded into the base's weights.
 """
 
@@ -88,7 +88,7 @@ def adapted_module(tensor_name: str) -> tuple[str, str]:
             factor, _, attribute = part.removeprefix(".").partition(".")
             below = f"{factor}{_ADAPTER}" + (f".{attribute}" if attribute else "")
             return tensor_name.removeprefix(_PREFIX).removesuffix(part), below
-    raise WeightsError(f"{tensor_name[:200]!r} is no LoRA factor's name")
+    raise WeightsError(f"{tensor_name[:200]!r} is not the name of a LoRA factor")
 
 
 def read_adapters(file: Path) -> Adapters | None:
@@ -108,10 +108,11 @@ def read_adapters(file: Path) -> Adapters | None:
         found = msgspec.json.decode(text, type=Adapters)
     except msgspec.MsgspecError as error:
         raise WeightsError(
-            f"policy file {file}: what it says of its adapters cannot be read ({error}): run trainer and generator at one version"
+            f"policy file {file}: the description of its adapters cannot be read ({error}): run the same version of trainer "
+            "and generator"
         ) from None
     if found.rank < 1 or not found.alpha > 0:
-        raise WeightsError(f"policy file {file}: adapters of rank {found.rank} and alpha {found.alpha} are none")
+        raise WeightsError(f"policy file {file}: adapters of rank {found.rank} and alpha {found.alpha} are invalid")
     return found
 
 
@@ -131,7 +132,7 @@ def base_fingerprint(model_path: str, revision: str = "") -> str:
     try:
         files = _weight_files(_folder(model_path, revision))
         if not files:
-            raise WeightsError(f"model {model_path}: holds no weights (*.safetensors, *.bin) that it could be told by")
+            raise WeightsError(f"model {model_path}: holds no weights (*.safetensors, *.bin) to identify it by")
         for file in files:
             _add(digest, file)
     except (OSError, ValueError, KeyError, TypeError) as error:

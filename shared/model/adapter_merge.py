@@ -1,5 +1,5 @@
-"""LoRA adapters added into the weights they adapt: in float32, rounded once at the end, and how
-much that rounding loses.
+"""Merges LoRA adapters into the weights they adapt, in float32 and rounded once at the end, and
+measures how much that rounding loses.
 """
 
 from __future__ import annotations

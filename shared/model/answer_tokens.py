@@ -1,8 +1,8 @@
-"""Whether a stranger's token ids say exactly the text that was scored, under one tokenizer.
+"""Whether a stranger's token ids represent exactly the text that was scored, under one tokenizer.
 
-Decoding forgets: control tokens vanish, bytes that are no UTF-8 all become U+FFFD, ids above the
-vocabulary become nothing. What decoding forgets a sender could teach unseen, so ids pass only where
-every one of them shows in the text, but for one end token.
+Decoding loses information: control tokens vanish, bytes that are not UTF-8 all become U+FFFD, ids
+above the vocabulary become nothing. A sender could teach unseen whatever decoding loses, so ids
+pass only if every one of them contributes to the text, except for one end token.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a model's configuration says of its attention: local windows, and which implementation
-computes what the model means.
+"""What a model's configuration says about its attention: local windows, and which implementation
+computes it correctly.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Build the toy base policy: a small Qwen3 that can do each demo task some of the time.
+"""Builds the toy base policy: a small Qwen3 that can do each demo task some of the time.
 
-RL amplifies what a policy can already sometimes do. A policy that has seen only right answers for a
-minute is sure of what it knows and never tries the rest; what pre-training leaves in a real model
-is skill under noise. So the supervised start mixes right answers with a habitual slip and with
+RL amplifies what a policy can already sometimes do. A policy trained for a minute on right answers
+only is certain of what it knows and never tries anything else; pre-training leaves a real model
+with skill under noise. So the supervised start mixes right answers with a habitual mistake and with
 other tasks' answers: the policy must learn the task to predict the mixture, answers rightly now and
-then, and RL has something to amplify.
+then, and gives RL something to amplify.
 """
 
 from __future__ import annotations

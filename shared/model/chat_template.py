@@ -1,8 +1,8 @@
-"""Whether a tokenizer's chat template can ask what this project asks: one user turn, with a system
-turn before it where one is set.
+"""Whether a tokenizer's chat template can render this project's prompts: one user turn, preceded by
+a system turn if one is set.
 
-A template is a program of the model's maker. Some refuse a system turn, some drop it without a
-word; either is found out here, on one probe, before anything is sampled.
+A template is a program by the model's author. Some refuse a system turn, some drop it silently; a
+probe detects either before anything is sampled.
 """
 
 from __future__ import annotations

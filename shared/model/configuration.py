@@ -1,5 +1,5 @@
-"""A model's configuration, as transformers reads it, with bounds: what states no model that can be
-computed is refused at once.
+"""A model's configuration, as transformers reads it, with bounds: one that cannot describe a
+computable model is refused at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_computable(config: Any) -> None:
 def check_layers(layers: float) -> None:
     """Raise ValueError unless a model can have so many layers: 1 to `MOST_LAYERS`."""
     if not 1 <= layers <= MOST_LAYERS:
-        raise ValueError(f"it states {layers:,} layers, and a model has 1 to {MOST_LAYERS:,}")
+        raise ValueError(f"it has {layers:,} layers; 1 to {MOST_LAYERS:,} are supported")
 
 
 def check_rope_base(base: float | None) -> None:
@@ -73,7 +73,7 @@ def check_rope_base(base: float | None) -> None:
     model has none.
     """
     if base is not None and not 0 < base < math.inf:
-        raise ValueError(f"it states rotary positions of base {base}, which must be above 0 and finite")
+        raise ValueError(f"the base of its rotary positions is {base}; it must be above 0 and finite")
 
 
 def _stated_layers(stated: Mapping[str, Any]) -> Iterator[float]:

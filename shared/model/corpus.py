@@ -1,7 +1,7 @@
 """Questions, answers and plausible wrong answers for the supervised start of the toy base policy.
 
-Three splits never meet: the held-out set is fixed, and whoever draws tasks for training skips every
-question whose text is in it, because small configurations repeat questions under different seeds.
+The three splits never overlap: the held-out set is fixed, and training skips every question whose
+text is in it, because small configurations repeat questions under different seeds.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def training_examples(
     pools = [list(draw_examples(task, seed + position * SEED_STRIDE, attempts, held_out)) for position, task in enumerate(tasks)]
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
-            raise ValueError(f"{task.dataset}: no questions are left beside the held-out set: widen its config")
+            raise ValueError(f"{task.dataset}: all questions are in the held-out set: widen its config")
     return pools
 
 

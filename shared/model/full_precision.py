@@ -1,9 +1,9 @@
-"""A model in half precision, computed in float32 for a while: what is wrong shows at once, where
-half precision's noise hides it.
+"""Computes a half-precision model in float32 temporarily, so that errors are visible that half
+precision's noise would hide.
 
-The weights are the model's own, only the arithmetic is finer. A layer's weights are copied to
-float32 when it is called and let go when it returns, so that no second model has to fit: what is
-needed on top is one layer, the embeddings and the output layer.
+The weights are the model's; only the arithmetic is more precise. A layer's weights are copied to
+float32 when it is called and released when it returns, so that no second model must fit in memory:
+it needs room for one layer, the embeddings and the output layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a GGUF file says of itself before its weights: metadata, and where each tensor lies. Nothing
+"""The part of a GGUF file before its weights: metadata, and the position of each tensor. Nothing
 else of the file is read.
 
 The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and
-3). Read here with bounds, since libraries answer a file that ends too soon with an error of their
+3). It is read here with bounds, because libraries respond to a truncated file with errors of their
 own, or with zeros.
 """
 
@@ -88,12 +88,13 @@ def read_gguf_header(path: Path) -> GgufHeader:
         reader = _Reader(path, file)
         if file.read(4) != MAGIC:
             raise ImportRefused(
-                f"{path} is no GGUF file (it does not begin with the letters GGUF): give a file that llama.cpp reads"
+                f"{path} is not a GGUF file (it does not begin with the letters GGUF): give a file that llama.cpp reads"
             )
         version = reader.number("<I")
         if version not in _VERSIONS:
             raise ImportRefused(
-                f"{path} is a GGUF file of version {version}, or of a machine with another byte order; versions 2 and 3 are read: "
+                f"{path} is a GGUF file of version {version}, or from a machine with another byte order; versions 2 and 3 are "
+                "supported: "
                 "convert it with a current llama.cpp"
             )
         tensor_count, entries = reader.count(), reader.count()

@@ -1,7 +1,8 @@
-"""Whether `transformers` makes the model that a GGUF file means, judged by the file's header alone.
+"""Whether `transformers` builds the model that a GGUF file describes, judged by the file's header
+alone.
 
-What `transformers` does not know it leaves out without a word: tensors, scaled rotary positions,
-parts of a split file. Each would give a folder that loads and computes something else.
+`transformers` silently omits what it does not know: tensors, scaled rotary positions, parts of a
+split file. Each would give a folder that loads and computes something else.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _check_is_one_model(header: GgufHeader) -> None:
         )
     if header.metadata.get("general.type", "model") != "model" or not header.tensors:
         kind = header.metadata.get("general.type", "file without tensors")
-        raise ImportRefused(f"{header.path} holds no model of its own ({kind}): give the model's file")
+        raise ImportRefused(f"{header.path} does not contain a model ({kind}): give the model's file")
 
 
 def _check_architecture(header: GgufHeader) -> None:
@@ -71,8 +72,8 @@ def _check_architecture(header: GgufHeader) -> None:
     scaling = header.metadata.get(f"{name}.rope.scaling.type", "none")
     if name not in _READS_ROPE_SCALING and scaling != "none":
         raise ImportRefused(
-            f"{header.path} scales its rotary positions ({scaling}), which transformers leaves out when it reads GGUF, so that "
-            "another model would come of it: give the model's Hugging Face folder instead"
+            f"{header.path} scales its rotary positions ({scaling}), which transformers ignores when it reads GGUF, so the "
+            "result would be another model: give the model's Hugging Face folder instead"
         )
 
 
@@ -83,7 +84,9 @@ def _check_layers(header: GgufHeader) -> None:
         try:
             check_layers(layers)
         except ValueError as error:
-            raise ImportRefused(f"{header.path} is damaged, or no language model ({error}): download or convert it again") from None
+            raise ImportRefused(
+                f"{header.path} is damaged or not a language model ({error}): download or convert it again"
+            ) from None
 
 
 def supported_architectures() -> set[str]:
@@ -130,7 +133,8 @@ def _check_whole(header: GgufHeader, gguf: Any) -> None:
         needed = max(needed, end)
     if needed > header.size_bytes:
         raise ImportRefused(
-            f"{header.path} is cut off: its header announces {needed} bytes and it has {header.size_bytes}: download or convert it "
+            f"{header.path} is truncated: its header announces {needed} bytes and it has {header.size_bytes}: download or "
+            "convert it "
             "again"
         )
 

@@ -1,10 +1,9 @@
-"""The tokenizer that a GGUF file describes, with what `transformers` leaves out of it or adds to
-it.
+"""The tokenizer described by a GGUF file, correcting what `transformers` omits or adds.
 
-A GGUF names how text is split before merges (`tokenizer.ggml.pre`) and whether a text begins with
-the BOS token (`tokenizer.ggml.add_bos_token`). Left out, both give tokens that the model has rarely
-seen, and nothing says so. And the class that `transformers` builds on adds GPT-2's own
-`<|endoftext|>` where a vocabulary has none: a token without weights.
+A GGUF says how text is split before merges (`tokenizer.ggml.pre`) and whether a text begins with
+the BOS token (`tokenizer.ggml.add_bos_token`). If either is ignored, texts become tokens that the
+model has rarely seen, without any error. In addition, the class that `transformers` uses adds
+GPT-2's `<|endoftext|>` if a vocabulary has none: a token without weights.
 """
 
 from __future__ import annotations

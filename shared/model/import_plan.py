@@ -1,6 +1,4 @@
-"""What an import will read and write, judged before weights are read: headers, configuration,
-sizes, room.
-"""
+"""Plans an import and checks it before weights are read: headers, configuration, sizes, room."""
 
 from __future__ import annotations
 
@@ -126,7 +124,7 @@ def _check_not_quantised(source: ImportSource, config: Any) -> None:
     if quantised is not None:
         method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
         raise ImportRefused(
-            f"{source.path} holds quantised weights ({method}), which cannot be trained: give the model that they were made from, "
+            f"{source.path} holds quantised weights ({method}), which cannot be trained: give the unquantised model "
             "or its GGUF file"
         )
 

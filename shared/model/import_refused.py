@@ -1,4 +1,4 @@
-"""How an import says that a model cannot be taken."""
+"""The error for a model that cannot be imported."""
 
 from __future__ import annotations
 

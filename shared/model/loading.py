@@ -1,5 +1,5 @@
-"""Load any causal language model and its tokenizer by folder or hub name, and say clearly why when
-that cannot be done.
+"""Loads any causal language model and its tokenizer by folder or hub name, with a clear error if
+that fails.
 """
 
 from __future__ import annotations
@@ -181,15 +181,15 @@ def _check_source(model: ModelSection) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelLoadError(
-                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or bring a "
-                f"model in with `swarm model import SOURCE {model_path}`"
+                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or import a "
+                f"model with `swarm model import SOURCE {model_path}`"
             )
         return
     # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for
     # one.
     if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
         raise ModelLoadError(
-            f"model.path {model_path!r} is not a folder: check the spelling, bring a model in with "
+            f"model.path {model_path!r} is not a folder: check the spelling, import a model with "
             f"`swarm model import SOURCE {model_path}`, or build the toy policy in models/base with `swarm model init`"
         )
     problem = pin_problem(model_path, model.revision)

@@ -1,4 +1,4 @@
-"""How large a model is and what it takes, from its configuration alone: nothing is loaded."""
+"""A model's size and memory needs, from its configuration alone: nothing is loaded."""
 
 from __future__ import annotations
 

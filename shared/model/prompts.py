@@ -1,5 +1,5 @@
-"""Text to token ids and back, the same way for every service: how a question is asked, how an
-answer is written and read.
+"""Text to token ids and back, the same for every service: how a question becomes a prompt, and how
+an answer is encoded and decoded.
 """
 
 from __future__ import annotations

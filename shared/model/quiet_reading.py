@@ -1,4 +1,4 @@
-"""Reading with other people's libraries: quietly, and with one kind of error."""
+"""Reads with third-party libraries: without their output, and with one kind of error."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def reading(origin: str, part: str) -> Iterator[None]:
     except ImportRefused:
         raise
     except MemoryError:
-        raise ImportRefused(f"{origin}: memory is exhausted while its {part} is read: use a larger machine") from None
+        raise ImportRefused(f"{origin}: not enough memory to read its {part}: use a larger machine") from None
     # A file of somebody else's, of any content: its readers answer with what each of their layers
     # raises, plain Exception included.
     except Exception as error:  # noqa: BLE001
         raise ImportRefused(
-            f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is a causal language model's and "
-            "whole, or give its Hugging Face folder"
+            f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is complete and of a causal "
+            "language "
+            "model, or give its Hugging Face folder"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Up to which length a text's logprobs do not depend on how long the text is, or may become."""
+"""The length up to which a text's logprobs do not depend on how long the text is or may become."""
 
 from __future__ import annotations
 

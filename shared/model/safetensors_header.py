@@ -1,5 +1,5 @@
-"""Whether a folder's weights are there as a whole, from the headers of its safetensors files: no
-weight is read.
+"""Whether a folder's weights are complete, from the headers of its safetensors files; no weight is
+read.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _check_whole(file: Path) -> None:
         start = opened.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < length <= size - 8:
-            raise ImportRefused(f"{file} is no safetensors file, or cut off in its header: copy it again")
+            raise ImportRefused(f"{file} is not a safetensors file, or its header is truncated: copy it again")
         try:
             header = json.loads(opened.read(length))
             end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ImportRefused(f"{file} has a header that cannot be read: copy it again") from None
     if 8 + length + end > size:
-        raise ImportRefused(f"{file} is cut off: its header announces {8 + length + end} bytes and it has {size}: copy it again")
+        raise ImportRefused(f"{file} is truncated: its header announces {8 + length + end} bytes and it has {size}: copy it again")

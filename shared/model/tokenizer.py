@@ -1,8 +1,8 @@
-"""The toy base policy's tokenizer: byte-level BPE that keeps digits apart and swallows template
-phrases whole.
+"""The toy base policy's tokenizer: byte-level BPE that separates digits and merges whole template
+phrases.
 
 Every byte has a token, so any text round-trips. Reasoning-gym questions are long fixed phrases
-around a few numbers; without a word split, merges grow over spaces and a phrase costs a handful of
+around a few numbers; without a split into words, merges span spaces and a phrase costs a handful of
 tokens.
 """
 

@@ -1,4 +1,6 @@
-"""Whether two nodes mean the same text by the same token ids: one hash over all that decides it."""
+"""Whether two nodes mean the same text by the same token ids: one hash over everything that
+determines it.
+"""
 
 from __future__ import annotations
 

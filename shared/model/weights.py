@@ -159,7 +159,7 @@ def _on_cpu(value: Tensor, dtype: torch.dtype | None, whole: Callable[[Tensor], 
 def _copy(name: str, into: Tensor, value: Tensor, part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:
     if into.shape != value.shape:
         raise WeightsError(
-            f"tensor {name} has shape {tuple(value.shape)}, the model's is {tuple(into.shape)}: these weights are of another "
+            f"tensor {name} has shape {tuple(value.shape)}, the model's is {tuple(into.shape)}: these weights belong to another "
             "model; set model.path to the one they were trained from"
         )
     into.copy_(part(value, into))

@@ -1,4 +1,4 @@
-"""The interface of a policy store, and what goes wrong with one."""
+"""The interface of a policy store, and its errors."""
 
 from __future__ import annotations
 

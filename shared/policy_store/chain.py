@@ -1,9 +1,9 @@
-"""Policies as a full copy now and then (an anchor) and what changed from one to the next in
-between, over any policy store.
+"""Policies as an occasional full copy (an anchor) and the deltas from one to the next in between,
+over any policy store.
 
-A pointer names its anchor and all deltas since, so that a reader needs nothing else: it begins with
-the newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses
-the result only if its sha256 is what the pointer says.
+A pointer names its anchor and all deltas since, so a reader needs nothing else: it starts with the
+newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses the
+result only if its sha256 is the pointer's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ChainStore:
             base = await self._store.fetch(pointer.anchor, into)
             return await self._make(label, pointer, base, pointer.anchor.sha256, pointer.deltas, target)
         except OSError as error:
-            raise PolicyStoreError(f"{label}: not made: {cause_of(error, into)}") from error
+            raise PolicyStoreError(f"{label}: not built: {cause_of(error, into)}") from error
         finally:
             await asyncio.to_thread(_tidy, into, target)
 
@@ -193,8 +193,8 @@ class ChainStore:
             await asyncio.to_thread(_apply, base, base_sha256, files, pointer.sha256, target)
         except DeltaError as error:
             raise _WrongResult(
-                f"{label}: not made from {base.name} and {len(deltas)} deltas: {error}: not loaded; the trainer "
-                "is asked for a full copy"
+                f"{label}: cannot be built from {base.name} and {len(deltas)} deltas: {error}: not loaded; a full copy "
+                "is requested from the trainer"
             ) from None
         return target
 

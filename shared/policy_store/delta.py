@@ -1,20 +1,20 @@
-"""What changed between two weight files, small: XOR of their bytes, of changed elements alone or in
-planes of bytes, under zstd.
+"""A compact delta between two weight files: the XOR of their bytes, of only the changed elements or
+in planes of bytes, compressed with zstd.
 
     magic, length of the header (4 bytes, little-endian), header (MessagePack), payloads of the
     blocks in order
 
-Both files are safetensors of the same names, shapes and dtypes, so that their own headers are the
-same bytes and every element lies at the same place. A tensor is cut into blocks of at most `_BLOCK`
-elements; a block without a change is left out. Applying is exact and composes: all deltas of a
-chain, applied to its first file, make the last one. Applied twice, a delta takes itself back; so
-whoever applies one checks the sha256 of what came out, and `damaged` then says which tensors are
-wrong.
+Both files are safetensors with the same names, shapes and dtypes, so their headers are identical
+and every element is at the same position. A tensor is cut into blocks of at most `_BLOCK` elements;
+a block without a change is omitted. Applying is exact and composes: all deltas of a chain, applied
+to its first file, give the last one. Applied twice, a delta cancels itself; so whoever applies one
+checks the sha256 of the result, and `damaged` then says which tensors are wrong.
 
 One step at learning rate 1e-6 in bfloat16 changes one or two weights of a hundred. A block then
-says how far it is from one changed element to the next (a byte each, 255 for "none within 255") and
-what these are XORed with. A block with more changes says the XOR of every element, all lowest bytes
-first, then all next ones, which is smaller than element by element: the highest hardly change.
+stores the distance from one changed element to the next (a byte each, 255 for "none within 255")
+and the XOR of each. A block with more changes stores the XOR of every element, all lowest bytes
+first, then all next ones, which is smaller than element by element, because the highest bytes
+hardly change.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
     old, new = _mapped(base), _mapped(target)
     start, tensors = _layout(new)
     if old.size != new.size or not np.array_equal(old[:start], new[:start]):
-        raise DeltaError(f"{target.name} has other tensors than {base.name}: there is no delta between them")
+        raise DeltaError(f"{target.name} has different tensors from {base.name}: no delta is possible")
     with ThreadPoolExecutor() as pool:
         digest = pool.submit(lambda: hashlib.sha256(new.data).hexdigest())
         sums = [pool.submit(zlib.crc32, new[offset : offset + size].data) for _, offset, size, _ in tensors]

@@ -1,4 +1,4 @@
-"""Reading, hashing and writing weight files, in constant memory. These block: call them in a
+"""Reads, hashes and writes weight files in constant memory. These functions block: call them in a
 thread.
 """
 

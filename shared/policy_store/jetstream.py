@@ -1,12 +1,12 @@
-"""`nats://`: policies as chunks in a stream of the node plane, where trainer and generators share
-no volume.
+"""`nats://`: policies as chunks in a stream of the node plane, for trainers and generators without
+a shared volume.
 
-Each chunk is one message whose headers say which publication it belongs to and its place in it.
-After the chunks, a catalogue of all stored policies is published on a second subject of the stream;
-its newest message is all a restarted trainer needs to prune. The pointer's uri names the first and
-last position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. Reading is batched
-direct get of positions, in parallel with hashing and writing (nats-py's own object store took 40
-times as long).
+Each chunk is one message whose headers name its publication and its position in it. After the
+chunks, a catalogue of all stored policies is published on a second subject of the stream; a
+restarted trainer needs only its newest message to prune. The pointer's uri names the first and last
+position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. They are read by batched
+direct get of positions, in parallel with hashing and writing (nats-py's object store took 40 times
+as long).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JetStreamStore:
             raise PolicyStoreError(f"{label}: not published: {error}: was {weights_file} deleted while being published?") from error
         except TransportError as error:
             raise PolicyStoreError(
-                f"{label}: not published: {error}: the old policy stays until the server takes this one"
+                f"{label}: not published: {error}: the old policy stays until the server accepts this one"
             ) from error
         return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
 
@@ -108,7 +108,7 @@ class JetStreamStore:
         match = _URI.fullmatch(pointer.uri)
         if match is None or match[1] != self._stream:
             raise PolicyStoreError(
-                f"{label}: its uri {pointer.uri} is not in {self._stream}: set policy_store.uri alike for trainer and generator"
+                f"{label}: its uri {pointer.uri} is not in {self._stream}: use the same policy_store.uri for trainer and generator"
             )
         target = into / f"{pointer.sha256}.safetensors"
         try:
@@ -119,7 +119,7 @@ class JetStreamStore:
         except OSError as error:
             raise PolicyStoreError(f"{label}: not downloaded: {cause_of(error, into)}") from error
         except TransportError as error:
-            raise PolicyStoreError(f"{label}: not downloaded: {error}: the old policy stays; trying again will do") from error
+            raise PolicyStoreError(f"{label}: not downloaded: {error}: the old policy stays; a retry is enough") from error
         return target
 
     async def prune(self, keep: Collection[int]) -> None:
@@ -185,7 +185,7 @@ class JetStreamStore:
             return decode(await self._transport.payload(newest), PolicyCatalogue).policies
         except MessageError as error:
             raise PolicyStoreError(
-                f"catalogue in {self._stream} is unreadable ({error}): delete the stream, it is made anew"
+                f"catalogue in {self._stream} is unreadable ({error}): delete the stream; it is created again"
             ) from None
 
     async def _write_catalogue(self, entries: list[PolicyChunks]) -> int:
@@ -272,7 +272,7 @@ def open_store(place: StorePlace) -> ChainStore:
     remedy = "set policy_store.uri to file:///folder or nats://"
     parts = urlsplit(place.uri)
     if parts.netloc or parts.path.strip("/"):
-        raise PolicyStoreError(f"policy store {place.uri}: policies go through nats.node_url, no server is named here: {remedy}")
+        raise PolicyStoreError(f"policy store {place.uri}: policies use nats.node_url, so the URI must not name a server: {remedy}")
     if place.transport is None:
         raise PolicyStoreError(f"policy store {place.uri}: not connected to the node plane: {remedy}")
     store = JetStreamStore(place.transport, place.node, place.replicas, create=place.create)

@@ -1,4 +1,4 @@
-"""From a URI to a policy store."""
+"""Opens a policy store from a URI."""
 
 from __future__ import annotations
 

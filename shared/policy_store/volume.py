@@ -3,9 +3,9 @@
     <sha256>.safetensors          the weights
     v<version>.<sha256>.version   empty; says that this version consists of that file
 
-Both appear by rename or creation, so a reader sees a whole file or none. The version's mark is made
-first: a writer that is killed between the two leaves a mark without weights, which the next `prune`
-removes, never weights that nothing remembers.
+Both appear by rename or creation, so a reader sees a whole file or none. The version's marker is
+created first: if a writer is killed between the two, it leaves a marker without weights, which the
+next `prune` removes, and never weights without a marker.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ class VolumeStore:
             found = sha256_of(file)
         except FileNotFoundError:
             raise PolicyDamagedError(
-                f"{label}: {file} does not exist (published as {pointer.uri}): pruned since, or this process does not see the "
-                "trainer's folder; the trainer is asked to publish it again; else set policy_store.uri to the folder that both see"
+                f"{label}: {file} does not exist (published as {pointer.uri}): it was pruned, and the trainer is asked to "
+                "publish it "
+                "again; or this process does not see the trainer's folder: set policy_store.uri to a folder that both see"
             ) from None
         except OSError as error:
             raise PolicyStoreError(f"{label}: {file} cannot be read: {error}: check the volume") from error
@@ -144,6 +145,6 @@ def open_store(place: StorePlace) -> ChainStore:
     parts = urlsplit(place.uri)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise PolicyStoreError(
-            f"policy store {place.uri}: a file uri has three slashes and an absolute path: set policy_store.uri to file:///folder"
+            f"policy store {place.uri}: a file URI needs three slashes and an absolute path: set policy_store.uri to file:///folder"
         )
     return ChainStore(VolumeStore(Path(unquote(parts.path)), place.node), place.node, place.scratch, place.anchor_every or 1)

@@ -1,5 +1,5 @@
-"""What makes a program a service: start-up, logs, health, metrics, status, orderly end (`main`),
-and restart (`supervise`).
+"""What turns a program into a service: start-up, logs, health, metrics, status, orderly shutdown
+(`main`), and restart (`supervise`).
 
 What a service does is in its own folder under `services/`. The names below are imported when they
 are asked for: a command that only wants the exit codes or the logs needs no NATS client.

@@ -1,4 +1,4 @@
-"""How a process ends when it cannot go on."""
+"""How a process exits when it cannot continue."""
 
 from __future__ import annotations
 

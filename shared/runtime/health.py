@@ -1,8 +1,8 @@
-"""`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a busy event loop
-can be seen as busy.
+"""`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a blocked event
+loop can be detected.
 
-Liveness means that the event loop has turned lately and says nothing about NATS: a server that is
-away must not restart a process that holds a model. Readiness means connected and set up.
+Liveness means that the event loop has run recently and says nothing about NATS: an unreachable
+server must not restart a process that holds a model. Readiness means connected and set up.
 """
 
 from __future__ import annotations

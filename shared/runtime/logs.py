@@ -1,13 +1,12 @@
-"""structlog for our own lines and for those of libraries: console on a terminal, JSON otherwise,
-and always a file per process.
+"""structlog for this project's lines and for those of libraries: console on a terminal, JSON
+otherwise, and always a file per process.
 
 The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets
-everything from info on, so that a quiet terminal loses nothing. Completions are never logged at
-info.
+everything from info on, so a quiet terminal loses nothing. Completions are never logged at info.
 
-What a line quotes may be another node's words. On a terminal all of it is escaped (`shared.text`),
-libraries' lines and tracebacks included; JSON escapes what is not ASCII by itself, and DEL is added
-to that, so a log file is safe to look at too.
+A line may quote another node's text. On a terminal everything is escaped (`shared.text`), including
+libraries' lines and tracebacks. JSON itself escapes what is not ASCII, and DEL is escaped too, so a
+log file is also safe to view.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Metrics that every service has, and two kinds of metric that prometheus_client lacks: of the
-planes, and not known yet.
+"""Metrics that every service has, and two kinds that prometheus_client lacks: metrics of the
+planes, and metrics without a value yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Connecting to a node's two planes as its configuration says: url, key, authority, private
-inbox.
-"""
+"""Connects to a node's two planes as configured: url, key, certificate authority, private inbox."""
 
 from __future__ import annotations
 

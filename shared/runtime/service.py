@@ -1,8 +1,8 @@
-"""The life of a service process: configuration, logs, health port, NATS, work, orderly end.
+"""The life of a service process: configuration, logs, health port, NATS, work, orderly shutdown.
 
-Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) cannot go on and a restart
-would not help; 1 crashed. Streams are set up by every process as it starts (idempotent), because
-nothing guarantees who starts first.
+Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) it cannot continue and a
+restart would not help; 1 crashed. Every process sets up the streams when it starts (idempotently),
+because nothing guarantees which starts first.
 """
 
 from __future__ import annotations

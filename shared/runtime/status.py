@@ -1,6 +1,4 @@
-"""What a process says of itself in the node's key-value bucket, for `swarm status` and the progress
-view.
-"""
+"""A process's status in the node's key-value bucket, for `swarm status` and the progress view."""
 
 from __future__ import annotations
 

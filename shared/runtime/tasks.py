@@ -1,4 +1,4 @@
-"""Running a service's loops together and stopping them together."""
+"""Runs a service's loops together and stops them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `swarm nats watch` exports: who made the requests of JetStream's API."""
+"""The metrics of `swarm nats watch`: who made the requests of JetStream's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the answer in a completion."""
+"""Finds the answer in a completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Value of an arithmetic expression, exactly, without any evaluator that could run code."""
+"""The exact value of an arithmetic expression, without any evaluator that could run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical JSON: the same value gives the same text in every process, whatever container it came
+"""Canonical JSON: the same value gives the same text in every process, whatever container it was
 in.
 """
 

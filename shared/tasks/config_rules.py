@@ -1,9 +1,9 @@
-"""Which dataset configurations are used at all.
+"""Which dataset configurations are allowed.
 
-A foreign node chooses the configuration of its tasks, and reasoning-gym puts some of its texts into
+A foreign node chooses the configuration of its tasks, and reasoning-gym passes some of its texts to
 `eval` or sympy's parser (`basic_arithmetic` evaluates expressions built from `operators`; the
-integration scorers parse expressions built from `symbols`). So a text in a configuration is a word
-or an operator sign, never anything that can be called.
+integration scorers parse expressions built from `symbols`). So a text in a configuration must be a
+word or an operator sign, never anything that can be called.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
         if not key.isidentifier() or key.startswith("_") or len(key) > 64:
             raise ValueError(f"{key[:64]!r} is not the name of a setting")
         if key in refused:
-            raise ValueError(f"{key} may not be set: {refused[key]}; leave it out")
+            raise ValueError(f"{key} may not be set: {refused[key]}; omit it")
         _check(key, value, 0)
     return values
 

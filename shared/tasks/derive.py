@@ -1,9 +1,9 @@
-"""From a task reference to the task: question, ground truth and metadata, derived by reasoning-gym
-in this process or by an installed package (`swarm.task_sources`), or looked up in the rows of a
-file that this process's own configuration brought (`file_rows`).
+"""Derives a task (question, reference answer and metadata) from its reference, by reasoning-gym in
+this process, by an installed package (`swarm.task_sources`), or from the rows of a file in this
+process's own configuration (`file_rows`).
 
 The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over
-sets of strings, so that their items depend on Python's hash seed; they are derived only where
+sets of strings, so their items depend on Python's hash seed; they are derived only if
 `PYTHONHASHSEED=0` (`HASH_ORDERED`).
 """
 
@@ -134,7 +134,7 @@ def _derived(ref: TaskRef) -> Item:
     dataset = _dataset(ref.dataset, ref.config, ref.seed)
     size = _size(dataset, ref.dataset)
     if ref.index >= size:
-        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the dataset's {size} items; take one below")
+        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the dataset's {size} items; use a lower one")
     try:
         entry = _seeded_item(dataset, ref) if ref.dataset in UNSEEDED else dataset[ref.index]
         task = Task(
@@ -146,7 +146,7 @@ def _derived(ref: TaskRef) -> Item:
     except Exception as error:
         raise TaskError(
             "task_underivable",
-            f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be made: {_brief(error)}; "
+            f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be generated: {_brief(error)}; "
             "change the dataset's config",
         ) from error
     return Item(task, dataset, entry)
@@ -155,7 +155,7 @@ def _derived(ref: TaskRef) -> Item:
 def _row_item(ref: TaskRef) -> Item:
     rows = _rows(ref.dataset, ref.config)
     if ref.index >= len(rows):
-        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; take one below")
+        raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; use a lower one")
     # Any seed: a row is the same under all of them.
     question, answer = rows.row(ref.index)
     return Item(Task(ref=ref, question=question, answer=answer), None, {"question": question, "answer": answer, "metadata": {}})
@@ -164,9 +164,9 @@ def _row_item(ref: TaskRef) -> Item:
 def _rows(dataset: str, config: str) -> FileRows:
     rows = held(dataset)
     if rows is None:
-        raise TaskError("task_dataset", f"{dataset}: this node has no file with these rows; give it one in a [[tasks]] entry")
+        raise TaskError("task_dataset", f"{dataset}: this node has no file with these rows; add it as a [[tasks]] entry")
     if config != "{}":
-        raise TaskError("task_config", f"{dataset}: config {config[:200]}: the rows of a file have no settings; leave it {{}}")
+        raise TaskError("task_config", f"{dataset}: config {config[:200]}: a file has no settings; use {{}}")
     return rows
 
 
@@ -189,11 +189,11 @@ def _dataset(name: str, config: str, seed: int) -> Any:
         return _installed(name, config, seed)
     if name not in registry:
         hint = did_you_mean(name, dataset_names()) or "`swarm task list` shows all names"
-        raise TaskError("task_dataset", f"{name}: reasoning-gym has no such dataset, and no package brings it; {hint}")
+        raise TaskError("task_dataset", f"{name}: neither reasoning-gym nor an installed package has this dataset; {hint}")
     if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED") != "0":
         raise TaskError(
             "task_underivable",
-            f"{name}: its items depend on Python's hash seed, and other nodes could not check them; "
+            f"{name}: its items depend on Python's hash seed, so other nodes could not check them; "
             "start every process with PYTHONHASHSEED=0 or use another dataset",
         )
     try:

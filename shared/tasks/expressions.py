@@ -1,8 +1,8 @@
 """Which texts may reach sympy's parser, which evaluates Python.
 
-A text passes only if Python's own grammar reads it as arithmetic over numbers, known names and
-known functions of one argument, with powers small enough that no intermediate result explodes. What
-passes holds no attribute, subscript, string or other call.
+A text passes only if Python's grammar reads it as arithmetic over numbers, known names and known
+functions of one argument, with powers small enough that no intermediate result explodes. Such a
+text contains no attribute, subscript, string or other call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which files a task source names, and their rows one by one: JSON lines, Parquet, and the folders
-of Hugging Face `datasets`.
+"""Lists the files of a task source and reads their rows one by one: JSON lines, Parquet, and the
+folders of Hugging Face `datasets`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def data_files(path: Path) -> list[Path]:
     try:
         return _found(path)
     except OSError as error:
-        raise FileSourceError(f"{path}: cannot be looked at ({error.strerror}): correct `path`, or let this user read it") from None
+        raise FileSourceError(f"{path}: cannot be accessed ({error.strerror}): correct `path`, or let this user read it") from None
 
 
 def _found(path: Path) -> list[Path]:
@@ -95,7 +95,7 @@ def _in_folder(folder: Path) -> list[Path]:
         found = sorted({word for path in files for word in _SPLIT.findall(path.stem)})
         if len(found) > 1:
             raise FileSourceError(
-                f"{folder}: it holds files of several splits ({', '.join(found)}): leave one, or name a single file"
+                f"{folder}: it holds files of several splits ({', '.join(found)}): keep only one, or name a single file"
             )
         if files:
             return files
@@ -113,7 +113,7 @@ def _saved_files(folder: Path) -> list[Path]:
         raise FileSourceError(f"{state}: cannot be read ({type(error).__name__}): save the dataset again") from None
     for file in files:
         if not file.is_file():
-            raise FileSourceError(f"{file}: the folder's state.json names it, and it is missing: copy the whole folder")
+            raise FileSourceError(f"{file}: the folder's state.json names it, but it is missing: copy the whole folder")
     return files
 
 
@@ -132,7 +132,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
             except UnicodeDecodeError:
                 raise FileSourceError(f"{place}: not UTF-8: save the file in UTF-8") from None
             except (ValueError, RecursionError) as error:
-                raise FileSourceError(f"{place}: not JSON ({str(error)[:100]}): each line is one object, in one line") from None
+                raise FileSourceError(f"{place}: not JSON ({str(error)[:100]}): write one object per line") from None
             if not isinstance(values, dict):
                 raise FileSourceError(f'{place}: not a JSON object: write {{"question": "...", "answer": "..."}}')
             yield Row(values, place)

@@ -1,10 +1,10 @@
-"""The rows of task files as every process of a node holds them: packed in one unnamed file, mapped,
+"""The rows of task files in every process of a node: packed in one unnamed file, memory-mapped,
 never read again.
 
 A process holds the rows of its own configuration's files (`shared.tasks.file_source` reads them)
-and hands them to its scorer processes as open files, before these give up all files. So a file that
-changes on disk changes nothing that runs, all processes share one copy in memory, and no name that
-comes from outside ever makes a process open a file.
+and passes them to its scorer processes as open files, before these give up access to all files. So
+a file that changes on disk does not affect a running process, all processes share one copy in
+memory, and no name from outside ever makes a process open a file.
 """
 
 from __future__ import annotations

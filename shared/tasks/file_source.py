@@ -1,9 +1,9 @@
-"""Tasks from a file of the user's own: `[[tasks]]` with `source = "file"`.
+"""Tasks from the user's own file: `[[tasks]]` with `source = "file"`.
 
-The file is read once, at the start, into question and answer as text. Its rows name themselves: the
-dataset is called `file_` and the first 40 digits of a hash over all of them in order, so that nodes
-with the same rows, in whatever format, have the same tasks, and a reference to rows that a node
-does not have can never be mistaken for one to those that it has.
+The file is read once, at the start, into question and answer as text. The rows name the dataset:
+`file_` and the first 40 digits of a hash over all of them in order. So nodes with the same rows, in
+whatever format, have the same tasks, and a reference to rows that a node does not have can never be
+mistaken for one to its own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _named(spec: TaskSpec) -> TaskSpec:
     name = load_rows(spec).name
     if spec.dataset not in {"", name}:
         raise FileSourceError(
-            f"{spec.path}: its rows are not {spec.dataset}'s, but {name}'s: bring the file that was meant, or leave `dataset` out"
+            f"{spec.path}: its rows are those of {name}, not of {spec.dataset}: use the file that was meant, or omit `dataset`"
         )
     return spec.model_copy(update={"dataset": name})
 
@@ -109,7 +109,7 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
                     raise FileSourceError(f"{spec.path}: {_too_large()}")
             if not len(writer):
-                raise FileSourceError(f"{spec.path}: it holds no row: write at least one with a question and an answer")
+                raise FileSourceError(f"{spec.path}: it has no rows: write at least one with a question and an answer")
             rows = writer.finish(spec.path)
     except OSError as error:
         raise FileSourceError(f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()}: {error}") from None
@@ -117,7 +117,8 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     if found is not None:
         question = rows.row(found[0])[0]
         raise FileSourceError(
-            f"{spec.path}: rows {found[0] + 1} and {found[1] + 1} ask the same, {question[:80]!r}, and have different answers, "
+            f"{spec.path}: rows {found[0] + 1} and {found[1] + 1} have the same question, {question[:80]!r}, and different "
+            "answers, "
             f"{rows.row(found[0])[1][:40]!r} and {rows.row(found[1])[1][:40]!r}: keep one of them"
         )
     return rows
@@ -146,10 +147,10 @@ def _text(row: Row, column: str) -> str:
     except UnicodeEncodeError:
         raise FileSourceError(f"{row.place}: {column!r} holds half a character (a lone surrogate): write it as UTF-8") from None
     if not text.strip():
-        raise FileSourceError(f"{row.place}: {column!r} is empty: give it a text or leave the row out")
+        raise FileSourceError(f"{row.place}: {column!r} is empty: give it a text or remove the row")
     if len(text) > MAX_TEXT_CHARS:
         raise FileSourceError(
-            f"{row.place}: {column!r} has {len(text):,} characters, and a message holds {MAX_TEXT_CHARS:,} at most: shorten it"
+            f"{row.place}: {column!r} has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it"
         )
     return text
 

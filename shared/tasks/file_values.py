@@ -1,5 +1,5 @@
-"""A value from a file as text: the same value gives the same text, whatever format it was stored
-in.
+"""Converts a value from a file to text: the same value gives the same text, whatever format it was
+stored in.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
-        raise ValueProblem("has no value (null): give it one or leave the row out")
+        raise ValueProblem("has no value (null): give it one or remove the row")
     if isinstance(value, int):
         return _digits(Decimal(value))
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueProblem(f"is {value}, which is no number to compare answers with: write what is meant as text")
+            raise ValueProblem(f"is {value}, which is not a number that answers can be compared with: write it as text")
         return _digits(Decimal(repr(value)))
     if isinstance(value, Decimal) and value.is_finite():
         return _digits(value)
     if isinstance(value, list | tuple | dict):
-        raise ValueProblem("is made of several values (a list or an object): make it one text or number")
+        raise ValueProblem("consists of several values (a list or an object): make it one text or number")
     raise ValueProblem(f"is a {type(value).__name__}, neither text nor number: store it as text")
 
 

@@ -1,14 +1,14 @@
 """Values and derivatives of formulas in a finite field, where nothing is small and no function is
 flat.
 
-At real points a wrong term hides: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has no
-slope. So here the variable is a random element of a prime field, exponentials are powers of random
-elements, sines and cosines coordinates of powers of a random point of the circle, and other
-functions random elements, one for each value of their argument; sum and product rules, angle sums
-and laws of exponents hold exactly. Formulas that differ have different values but for a negligible
-chance (Schwartz-Zippel). The field follows from a hash of the answer, so that nobody can write a
-multiple of its prime. Branches (`sqrt(x**2)` and `x`) are one here: only values at real points tell
-them apart, and `Point.branched` says where there are any.
+At real points a wrong term can hide: `x/10**130` is below any tolerance, `tanh(10**60*(x-5))` has
+no slope. So here the variable is a random element of a prime field, exponentials are powers of
+random elements, sines and cosines are coordinates of powers of a random point of the circle, and
+other functions are random elements, one for each value of their argument; sum and product rules,
+angle sums and laws of exponents hold exactly. Formulas that differ have different values except
+with negligible probability (Schwartz-Zippel). The field is derived from a hash of the answer, so
+that nobody can write a multiple of its prime. Branches (`sqrt(x**2)` and `x`) are the same here:
+only values at real points distinguish them, and `Point.branched` says whether there are any.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""For each dataset: which answers earn full marks besides the reference answer, and what an answer
+"""For each dataset: which answers get full marks besides the reference answer, and what an answer
 must look like to earn anything.
 
-reasoning-gym's scorers read what they understand and skip the rest, so that a right number with any
-text around it, or a right list with anything behind it, is paid in full. A `Form` closes that from
-both sides: `reads` decides before the scorer whether the whole answer is one, and `is_right`
-decides after it whether full marks are deserved. A dataset that is not named here pays in full for
-its reference answer alone, which is also what holds for a dataset that a newer reasoning-gym
-brings.
+reasoning-gym's scorers read what they understand and skip the rest, so a right number with any text
+around it, or a right list followed by anything, gets full marks. A `Form` prevents that from both
+sides: `reads` decides before the scorer whether the whole text is an answer, and `is_right` decides
+after it whether full marks are deserved. A dataset that is not listed here gives full marks only
+for its reference answer, which also applies to datasets that a newer reasoning-gym adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When an answer that is a number, or made of numbers, is right as a whole."""
+"""When an answer that is a number, or consists of numbers, is right as a whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When the solution of a puzzle is right as a whole: nothing but the solution, and every step of it
-one that the rules allow.
+"""When the solution of a puzzle is right as a whole: nothing but the solution, and every step
+allowed by the rules.
 
-Checked before reasoning-gym's own simulation (`..._is_readable`), or after it where that one skips
+This is checked before reasoning-gym's simulation (`..._is_readable`), or after it if that skips
 what it does not understand.
 """
 

@@ -1,4 +1,4 @@
-"""When an answer that is words or text is right as a whole."""
+"""When an answer that consists of words or text is right as a whole."""
 
 from __future__ import annotations
 

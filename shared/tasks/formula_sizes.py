@@ -1,8 +1,8 @@
-"""Whether every part of a formula has a size at which it is seen when values are compared to some
-fifty digits.
+"""Whether every part of a formula is of a size that matters when values are compared to about fifty
+digits.
 
 `7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much
-smaller or larger than one, or than the parts of the reference are.
+smaller or larger than one, or than the parts of the reference.
 """
 
 from __future__ import annotations

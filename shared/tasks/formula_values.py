@@ -1,9 +1,9 @@
-"""Whether two formulas have the same values: exactly where they are arithmetic, to some fifty
-digits where functions are involved.
+"""Whether two formulas have the same values: exactly if they are arithmetic, to about fifty digits
+if functions are involved.
 
-Formulas with letters are compared at points that follow from a hash of the answer, so that nobody
-can write an answer that is right at the points and nowhere else, and all nodes still come to the
-same reward. Each value costs a bounded number of operations.
+Formulas with letters are compared at points derived from a hash of the answer, so that nobody can
+write an answer that is right only at those points, while all nodes still compute the same reward.
+Each value costs a bounded number of operations.
 """
 
 from __future__ import annotations

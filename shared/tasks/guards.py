@@ -1,9 +1,9 @@
-"""What an answer must look like before one of reasoning-gym's own scorers sees it.
+"""What an answer must look like before one of reasoning-gym's scorers sees it.
 
-Two kinds of scorer need this: those that hand the answer to sympy's parser, which is Python's
-`eval` (also the task's own text is checked there, because a foreign configuration shapes it), and
-those in which a short text asks for unbounded work. Facts:
-every scorer of reasoning-gym 0.1.25 was tried with hostile answers.
+Two kinds of scorer need this: those that pass the answer to sympy's parser, which is Python's
+`eval` (the task's own text is checked there too, because a foreign configuration shapes it), and
+those in which a short text causes unbounded work. This was determined by testing every scorer of
+reasoning-gym 0.1.25 with hostile answers.
 """
 
 from __future__ import annotations

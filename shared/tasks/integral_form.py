@@ -1,4 +1,4 @@
-"""Whether an antiderivative has nothing in it that its derivative hides: one short constant,
+"""Whether an antiderivative contains nothing that its derivative hides: one short constant, and
 functions of the integrand's kinds.
 """
 

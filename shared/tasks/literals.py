@@ -1,4 +1,4 @@
-"""Reading a list that a model wrote as a Python or JSON literal, without evaluating anything."""
+"""Reads a list that a model wrote as a Python or JSON literal, without evaluating anything."""
 
 from __future__ import annotations
 

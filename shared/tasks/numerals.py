@@ -1,4 +1,4 @@
-"""Numbers as a model writes them, read as a whole and exactly, whatever the process's decimal
+"""Reads numbers as models write them, as a whole and exactly, whatever the process's decimal
 context is.
 """
 

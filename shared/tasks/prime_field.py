@@ -1,5 +1,5 @@
-"""A prime field that follows from a hash, and values with their derivatives in it (`formal_values`
-says what for).
+"""A prime field derived from a hash, and values with their derivatives in it (`formal_values`
+explains why).
 """
 
 from __future__ import annotations

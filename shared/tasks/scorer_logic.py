@@ -1,8 +1,8 @@
-"""The scorer of `propositional_logic`: a conclusion is judged by its truth table, after a grammar
-of ours has read all of it.
+"""The scorer of `propositional_logic`: it judges a conclusion by its truth table, after this
+project's grammar has parsed all of it.
 
-reasoning-gym takes any lower-case text for a variable, and pays for a premise that is repeated as
-the conclusion.
+reasoning-gym accepts any lower-case text as a variable, and rewards a premise repeated as the
+conclusion.
 """
 
 from __future__ import annotations

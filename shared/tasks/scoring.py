@@ -1,5 +1,5 @@
-"""Reward for an answer. Runs no text as code; may still take long on hostile text, so that foreign
-text goes to the sandbox.
+"""The reward for an answer. It runs no text as code but may take long on hostile text, so foreign
+text must be scored in the sandbox.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which task a node's draw number means: a pure function, so that replicas and restarts agree
-without talking.
+"""Which task a node's draw number selects: a pure function, so that replicas and restarts agree
+without communicating.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check a node's task sources once, at the start, instead of failing at the first draw that uses
+"""Checks a node's task sources once, at the start, instead of failing at the first draw that uses
 them.
 """
 

@@ -1,5 +1,5 @@
-"""JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length and
-depth.
+"""Strict JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length
+and depth.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which code gives an answer its reward: built-in verifiers, and a user's own by the entry point
-group `swarm.verifiers`.
+"""How an answer gets its reward: built-in verifiers, and installed ones from the entry-point group
+`swarm.verifiers`.
 
 A verifier is a function from a derived task (`Item`) to the scorer of its answers:
-`verifier(item)(answer)` is a number, 1 for right and 0 for wrong, whatever is outside [0, 1] is
-clipped. It may raise `TaskError` for a task that it cannot judge; whatever the scorer raises counts
-as 0. It runs in the sandbox's worker, which has no environment, network or files to write. Its name
-comes from this node's own `[[tasks]]` entries, never from the wire.
+`verifier(item)(answer)` is a number, 1 for right and 0 for wrong; values outside [0, 1] are
+clipped. It may raise `TaskError` for a task that it cannot judge; any exception of the scorer
+counts as 0. It runs in the sandbox's worker, which has no environment, network or writable files.
+Its name comes from this node's `[[tasks]]` entries, never from the wire.
 """
 
 from __future__ import annotations

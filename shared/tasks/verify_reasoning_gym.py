@@ -1,5 +1,5 @@
-"""The default verifier: reasoning-gym's scorer for the dataset, or one of our own, between the
-checks of its `Form`.
+"""The default verifier: reasoning-gym's scorer for the dataset, or this project's, with the checks
+of its `Form` before and after.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def verifier(item: Item) -> AnswerScorer:
         raise TaskError("task_verifier", f"{item.task.ref.dataset}: a file has no scorer of its own; use exact, final_number, math")
     if not hasattr(item.dataset, "score_answer"):
         raise TaskError(
-            "task_verifier", f"{item.task.ref.dataset} has no scorer of its own; use exact, final_number, math or one of yours"
+            "task_verifier", f"{item.task.ref.dataset} has no scorer of its own; use exact, final_number, math or your own verifier"
         )
     judge = _Judge(item)
     return judge.score if judge.is_plain else judge.guarded_score

@@ -1,15 +1,15 @@
-"""Claim checks: a payload too large for one message lies in chunks in a companion stream, the
-message only refers to it.
+"""Claim checks: a payload too large for one message is stored in chunks in a companion stream, and
+the message only refers to it.
 
-The reference travels in a header (`reference`), so that a reader knows the size before it fetches
-anything. Who publishes stores the chunks first, so that a stored message never refers to chunks
-that were not stored, and sealed (`seal`), so that nobody reads them before that message has its
-place. Chunks whose message never came (the publisher was killed in between) are swept with
+The reference is in a header (`reference`), so a reader knows the size before it fetches anything.
+The publisher stores the chunks first, so that a stored message never refers to chunks that were not
+stored, and encrypted (`seal`), so that nobody reads them before the message has its position.
+Chunks whose message never arrived (the publisher was killed in between) are removed by
 `sweep_before`.
 
-A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, in one
+A foreign reference is a claim. Fetching it costs at most the stated size and one chunk, within one
 deadline for the whole, and only chunks stored under the message's own subject count: nobody can
-make others read what a third one published.
+make others read what a third party published.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
     size = min(chunk_bytes, MAX_CHUNK_BYTES)
     if size < MIN_CHUNK_BYTES:
         raise TransportError(
-            f"the server's max_payload leaves {size} bytes for a chunk of a large payload, readers want {MIN_CHUNK_BYTES} or more: "
-            "raise max_payload in its configuration (1MB is the server's own default)"
+            f"the server's max_payload leaves {size} bytes for a chunk of a large payload, but readers require "
+            f"{MIN_CHUNK_BYTES} or more: "
+            "raise max_payload in its configuration (the server's default is 1MB)"
         )
     sha256, (hidden, seal) = await asyncio.to_thread(lambda: (hashlib.sha256(payload).hexdigest(), sealed(payload)))
     chunks = [hidden[start : start + size] for start in range(0, len(payload), size)]
@@ -141,7 +142,7 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
             parts = await _chunks(store, name, companion_subject(message.subject), reference, timeout_s)
             payload, found = await asyncio.to_thread(_assembled, parts, reference.seal)
     except TimeoutError:
-        raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not come within {timeout_s:g} s") from None
+        raise NotConnected(f"blob in {name}: its {reference.size_bytes} bytes did not arrive within {timeout_s:g} s") from None
     if found != reference.sha256:
         raise TransportError(
             f"blob in {name}: expected {reference.size_bytes} bytes with sha256 {reference.sha256[:8]}.., "
@@ -167,7 +168,9 @@ async def _chunks(store: ChunkStore, name: str, subject: str, reference: Referen
                 if message.seq != expected or message.inline is None:
                     raise _gone(name, expected)
                 if message.subject != subject:
-                    raise BadReference(f"blob in {name}: chunk {expected} lies under {message.subject}, not {subject}: refused")
+                    raise BadReference(
+                        f"blob in {name}: chunk {expected} is stored under {message.subject}, not {subject}: refused"
+                    )
                 parts.append(message.inline)
                 left -= len(message.inline)
                 _check_size(name, parts, reference, left)

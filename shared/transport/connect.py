@@ -1,4 +1,4 @@
-"""Opening a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name`
+"""Opens a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name`
 for tests.
 """
 

@@ -1,4 +1,4 @@
-"""What happened to a connection, for metrics and tests."""
+"""Counters of a connection's events, for metrics and tests."""
 
 from __future__ import annotations
 

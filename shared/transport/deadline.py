@@ -1,4 +1,4 @@
-"""The time that a call has left."""
+"""The time left for a call."""
 
 from __future__ import annotations
 

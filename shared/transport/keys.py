@@ -1,4 +1,6 @@
-"""Where key-value buckets lie (ADR-8): a bucket is a stream, a key one of its subjects."""
+"""How key-value buckets are stored (ADR-8): a bucket is a stream, and a key is one of
+its subjects.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def bucket_of_stream(stream: str) -> str:
 def subject(bucket: str, key: str) -> str:
     """Subject of a key. Raises TransportError for a key that cannot be one."""
     if not _KEY.fullmatch(key):
-        raise TransportError(f"bucket {bucket}: {key!r} is no valid key: use letters, digits, - / _ = and single dots")
+        raise TransportError(f"bucket {bucket}: {key!r} is not a valid key: use letters, digits, - / _ = and single dots")
     return f"$KV.{bucket}.{key}"
 
 

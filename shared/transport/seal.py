@@ -1,9 +1,9 @@
-"""Makes the chunks of a payload unreadable until the message that refers to them is stored.
+"""Encrypts the chunks of a payload, so that they are unreadable until the message that refers to
+them is stored.
 
-ChaCha20-Poly1305 (RFC 8439) under a key of its own for each payload, so that the nonce may be
-constant. The seal is key and authenticator; what is sealed has the payload's size. It hides a
-payload for as long as its publisher keeps the reference, not from those who read the stream
-afterwards.
+ChaCha20-Poly1305 (RFC 8439) under a separate key for each payload, so the nonce may be constant.
+The seal is key and authenticator; the encrypted bytes have the payload's size. It hides a payload
+only while its publisher keeps the reference, not from those who read the stream afterwards.
 """
 
 from __future__ import annotations

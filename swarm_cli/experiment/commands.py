@@ -1,4 +1,4 @@
-"""`swarm experiment`: run what a spec describes, report what its records say, build the models it
+"""`swarm experiment`: run the experiment of a spec, report on its records, build the models it
 starts from.
 """
 
@@ -27,16 +27,14 @@ RESULTS = Path("experiments/results")
 @experiment_app.command()
 def run(
     spec_file: Annotated[Path, typer.Argument(help="The experiment's TOML file.", metavar="SPEC")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records.  [default: experiments/results/NAME]")] = None,
     arms: Annotated[str | None, typer.Option(help="Only these arms, separated by commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="These seeds instead of the spec's, separated by commas.")] = None,
-    driver: Annotated[str, typer.Option(help="simulate: one process; services: the real ones over NATS.")] = "simulate",
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs side by side, one process each (simulate).")] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads of each run (simulate).")] = 1,
+    driver: Annotated[str, typer.Option(help="simulate: in one process; services: the real services over NATS.")] = "simulate",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Concurrent runs, one process each (simulate).")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads per run (simulate).")] = 1,
 ) -> None:
-    """Make the runs that are not complete yet. Finished ones are skipped; an interrupted one starts
-    again.
-    """
+    """Run what is not complete yet. Finished runs are skipped; an interrupted one starts over."""
     from lab.check import check_spec
     from lab.floors import read_floors
     from lab.floors_table import out_lines
@@ -54,7 +52,7 @@ def run(
         if todo:
             floors = read_floors(folder)
             if floors is None:
-                note("first, what answers without skill pass of each dataset")
+                note("first, the pass rate of answers without skill on each dataset")
                 floors = _screened(spec, folder)
             for line in out_lines(floors):
                 note(line)
@@ -74,12 +72,14 @@ def run(
 def screen(
     spec_file: Annotated[Path, typer.Argument(help="The experiment's TOML file.", metavar="SPEC")],
     out: Annotated[Path | None, typer.Option(help="Folder of the records.  [default: experiments/results/NAME]")] = None,
-    questions: Annotated[int, typer.Option(min=10, max=10_000, help="Questions of each dataset, and as many that choose.")] = 200,
+    questions: Annotated[
+        int, typer.Option(min=10, max=10_000, help="Questions per dataset, and as many again to choose the constant.")
+    ] = 200,
 ) -> None:
-    """What answers without skill pass of each dataset: a constant, a copy from the question. Code 1
-    if a constant passes a tenth.
+    """Print the pass rate of answers without skill on each dataset: a constant, a copy from the
+    question. Exits with code 1 if a constant passes a tenth.
 
-    `experiment run` does it by itself; here it is for choosing datasets.
+    `experiment run` does this automatically; use this command to choose datasets.
     """
     from lab.check import check_datasets
     from lab.spec import SpecError, load_spec
@@ -99,15 +99,15 @@ def screen(
 
 @experiment_app.command()
 def report(
-    results: Annotated[Path, typer.Argument(help="Folder that `experiment run` wrote.", metavar="DIR")],
+    results: Annotated[Path, typer.Argument(help="Folder written by `experiment run`.", metavar="DIR")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of tables and plots.  [default: DIR/report, of a part of the results DIR/report-part]"),
+        typer.Option(help="Folder for tables and plots.  [default: DIR/report; for a part of the results DIR/report-part]"),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="DATASET", help="Treat this dataset as out, as if a constant passed it. Repeatable.")
+        list[str] | None, typer.Option(metavar="DATASET", help="Exclude this dataset, as if a constant passed it. Repeatable.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Runs of these seeds alone, separated by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only runs with these seeds, separated by commas.")] = None,
 ) -> None:
     """Make tables (Markdown, JSON) and plots (PNG) from the raw records, and print the
     comparisons.
@@ -117,7 +117,7 @@ def report(
 
     part = Part(without=without or (), seeds=_numbers(seeds) or ())
     if seeds is not None and not part.seeds:
-        raise CommandError("--seeds names none: leave it out for all that are there")
+        raise CommandError("--seeds names none: omit it to use all")
     try:
         written = write_report(results, out or results / ("report-part" if part else "report"), part)
     except (SpecError, ValueError) as error:
@@ -132,7 +132,7 @@ def model(
     spec_file: Annotated[Path, typer.Argument(help="Build spec of a base policy, experiments/models/*.toml.", metavar="SPEC")],
     out: Annotated[Path | None, typer.Option(help="Folder to write.  [default: the spec's path without .toml]")] = None,
 ) -> None:
-    """Build a base policy for experiments, unless it is there already."""
+    """Build a base policy for experiments, unless it exists already."""
     from lab.base_models import build_experiment_base
 
     try:

@@ -19,13 +19,11 @@ from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, find_run
 if TYPE_CHECKING:
     from services.trainer.durable.export import Exported
 
-model_app = typer.Typer(
-    name="model", help="Build the toy policy, bring a model in, or take a trained one out.", no_args_is_help=True
-)
+model_app = typer.Typer(name="model", help="Build the toy policy, import a model, or export a trained one.", no_args_is_help=True)
 
 
 class Dtype(StrEnum):
-    """What weights can be exported in."""
+    """Dtypes for exported weights."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -35,14 +33,14 @@ class Dtype(StrEnum):
 @model_app.command("init")
 def init(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = TOY_POLICY,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of weights, order and noise.  [default: the recipe's]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights, order and noise.  [default: the recipe's]")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Supervised steps.  [default: the recipe's]")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Build the toy base policy for the configuration's tasks, unless it is there already."""
+    """Build the toy base policy for the configuration's tasks, unless it exists already."""
     with unwinding_on_signals():
         folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
-    note("built (or found as asked for); point model.path at it")
+    note("built, or already there; point model.path at it")
     typer.echo(str(folder))
 
 
@@ -51,18 +49,18 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A GGUF file, an installed Python package that brings one, a Hugging Face folder, or a hub name (OWNER/NAME)."
+            help="A GGUF file, an installed Python package that contains one, a Hugging Face folder, or a hub name (OWNER/NAME)."
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Of the weights.  [default: the source's own; bfloat16 where it is quantised]", show_default=False),
+        typer.Option(help="Dtype of the weights.  [default: the source's; bfloat16 if it is quantised]", show_default=False),
     ] = None,
 ) -> None:
-    """Make a folder that the trainer and every engine load, say what the model takes, and try it
-    (docs/models.md).
+    """Write a folder that the trainer and every engine can load, print the memory that the model
+    needs, and test it (docs/models.md).
     """
     from swarm_cli.model.importing import import_model
 
@@ -75,14 +73,16 @@ def import_(
 def memory(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or a hub name (OWNER/NAME).")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
-    dtype: Annotated[Dtype, typer.Option(help="model.dtype, of products and of a generator's weights.")] = Dtype.BFLOAT16,
-    tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens of one pass.")] = 16_384,
-    width: Annotated[int, typer.Option(min=2, help="Tokens of a question and its answer.")] = 1024,
+    dtype: Annotated[
+        Dtype, typer.Option(help="model.dtype: dtype of matrix products and of a generator's weights.")
+    ] = Dtype.BFLOAT16,
+    tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens per pass.")] = 16_384,
+    width: Annotated[int, typer.Option(min=2, help="Tokens of a question plus its answer.")] = 1024,
     rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="trainer.lora.rank.")] = 16,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one trainer (torchrun).")] = 4,
 ) -> None:
-    """Say what training and generating take in memory, from the configuration alone: nothing is
-    loaded.
+    """Estimate the memory for training and generating from the model's configuration; no weights
+    are loaded.
     """
     import torch
 
@@ -97,21 +97,21 @@ def memory(
 @model_app.command()
 def export(
     run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
-    node: Annotated[str, typer.Argument(help="The node whose policy is wanted.")],
+    node: Annotated[str, typer.Argument(help="The node whose policy to export.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
     best: Annotated[bool, typer.Option("--best", help="The best evaluated checkpoint instead of the newest.")] = False,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Of the weights.  [default: the one that was trained with, model.dtype]", show_default=False),
+        typer.Option(help="Dtype of the weights.  [default: model.dtype as in training]", show_default=False),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Only the LoRA adapters, as peft loads them.")] = False,
-    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
+    var_dir: Annotated[Path, typer.Option(help="Folder with the runs.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
     """Write a trained policy as a Hugging Face folder that `transformers` loads, or its adapters
     for peft.
     """
     if adapter and dtype:
-        raise CommandError("--adapter writes the adapters in float32, as they were trained: leave out --dtype")
+        raise CommandError("--adapter writes the adapters in float32, as they were trained: omit --dtype")
     folder = node_folder(find_run(run, var_dir), node)
     with unwinding_on_signals():
         exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
@@ -136,10 +136,10 @@ def node_folder(run_dir: Path, node: str) -> Path:
 
 
 def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | None = None, adapter: bool = False) -> Exported:
-    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint that `folder`
-    is.
+    """Export the newest (or best) checkpoint in a node's folder, or the checkpoint in `folder`
+    itself.
 
-    What is written, `services.trainer.durable.export` says.
+    `services.trainer.durable.export` documents what is written.
 
     Raises:
         CommandError: no usable checkpoint, the base model is gone, or `out` holds files.

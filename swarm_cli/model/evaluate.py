@@ -35,7 +35,7 @@ _LONGEST_CELL = 400
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A held-out question, what the policy answered and what its verifier paid for it."""
+    """A held-out question, the policy's answer and its reward."""
 
     dataset: str
     question: str
@@ -50,10 +50,10 @@ def evaluate(
     n: Annotated[int, typer.Option("--n", min=1, max=100_000, help="How many tasks.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
-    revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, where MODEL is model.path]")] = "",
+    revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, if MODEL is model.path]")] = "",
     answers: Annotated[
         int,
-        typer.Option(min=0, max=1000, help="Show the answers to so many questions of each dataset, and their rewards."),
+        typer.Option(min=0, max=1000, help="Show the answers to this many questions per dataset, with their rewards."),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     config: ConfigOption = None,
@@ -184,7 +184,7 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
     if shown:
         answers = Table("dataset", "question", "reference", "answer", "reward", show_lines=True)
         for each in shown:
-            # What others wrote is shown as it is: no markup, no control characters.
+            # Text of unknown origin is shown as plain text: no markup, no control characters.
             cells = [visible(text, _LONGEST_CELL) for text in (each.dataset, each.question, each.reference or "", each.answer)]
             answers.add_row(*map(Text, cells), f"{each.reward:g}")
         terminal().print(answers)

@@ -1,5 +1,5 @@
-"""`swarm model import`: from a GGUF file, a package, a folder or the hub to a folder that every
-part of a node loads, and tried.
+"""`swarm model import`: convert a GGUF file, a package, a folder or a hub model to a tested folder
+that every service loads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def import_model(source: str, out: Path, *, revision: str = "", dtype: str | None = None) -> Path:
-    """Write the model's folder to `out`, say what it is on standard error, and return `out`.
+    """Write the model's folder to `out`, describe the model on standard error, and return `out`.
 
-    It is tried before it gets its name: `out`, in which a leading ~ is one's home, appears whole
-    and working, or not at all.
+    The folder is tested before it is renamed to `out` (a leading ~ is the home folder), so it
+    appears complete and working, or not at all.
 
     Raises:
-        CommandError: it cannot be imported, or the trainer and the engine disagree about it.
+        CommandError: the model cannot be imported, or trainer and engine disagree about it.
     """
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_refused import ImportRefused
@@ -42,7 +42,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
             read = read_model(plan)
             write_model(plan, read, staging)
             _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
-            # Its copy of the weights is not needed to try the folder.
+            # Free its copy of the weights, which the test of the folder does not need.
             del read
             note(f"{'parity':<16} {_tried(staging, out)}")
     except (ImportRefused, FileExistsError) as error:
@@ -86,9 +86,9 @@ def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> No
         (
             "memory to train",
             f"all weights {trained[0]}; LoRA of rank {LORA_RANK} {trained[1]} over a float32 base, {trained[2]} over bfloat16; "
-            f"activations on top (swarm model memory {out})",
+            f"plus activations (swarm model memory {out})",
         ),
-        ("to generate", f"{sampling[0]} in float32, {sampling[1]} in bfloat16, with {SIDE_BY_SIDE_TOKENS:,} tokens side by side"),
+        ("to generate", f"{sampling[0]} in float32, {sampling[1]} in bfloat16, with {SIDE_BY_SIDE_TOKENS:,} tokens at once"),
     ]
     for name, text in lines:
         note(f"{name:<16} {text}")
@@ -100,10 +100,10 @@ def _chat(tokenizer: Any) -> str:
     from shared.model.chat_template import default_system_prompt, takes_system_prompt
 
     if not tokenizer.chat_template:
-        return "none: questions are plain text, after model.system_prompt where one is set"
+        return "none: questions are plain text, after model.system_prompt if it is set"
     if not takes_system_prompt(tokenizer):
         return "yes, without a system turn: leave model.system_prompt empty"
-    own = "; writes one of its own where model.system_prompt is empty" if default_system_prompt(tokenizer) else ""
+    own = "; inserts its own if model.system_prompt is empty" if default_system_prompt(tokenizer) else ""
     return f"yes, with a system turn{own}"
 
 
@@ -128,4 +128,4 @@ def _disk_trouble(error: OSError, out: Path) -> str:
         return f"the disk of {out.absolute().parent} is full: make room there or choose another folder"
     if error.errno == errno.EFBIG:
         return f"a file of the model is larger than {out.absolute().parent} or this process's limits allow: choose another folder"
-    return f"{error}: check the folder and its rights, or choose another one"
+    return f"{error}: check the folder and its permissions, or choose another one"

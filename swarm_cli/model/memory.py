@@ -104,7 +104,7 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
     # As above: the numbers are used for the first time here.
     except Exception as error:  # noqa: BLE001
         raise CommandError(
-            f"this model's memory cannot be told from its configuration ({library_cause(error)}): check its config.json"
+            f"this model's memory cannot be estimated from its configuration ({library_cause(error)}): check its config.json"
         ) from None
     if rank > (highest := size.highest_rank or size.width):
         raise CommandError(
@@ -112,12 +112,14 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
         )
     ways = [Way(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked]
     if all(way.plain is None and way.recomputing is None for way in ways):
-        raise CommandError(f"this model's memory cannot be told from its configuration: {reasons[0]}; try a step and watch it")
+        raise CommandError(
+            f"this model's memory cannot be estimated from its configuration: {reasons[0]}; run a training step and measure it"
+        )
     return ModelMemory(size, ways, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS), list(dict.fromkeys(reasons)))
 
 
 def gigabytes(size_bytes: float) -> str:
-    """As people say it: 2.15 GB, 43.0 MB."""
+    """For people: 2.15 GB, 43.0 MB."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
@@ -131,13 +133,13 @@ def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",
     ]
     lines += [f"{way.name:<30}{_states(way):>15}{_total(way.plain):>15}{_total(way.recomputing):>38}" for way in found.ways]
-    generating = f"{gigabytes(found.generating):>15}   weights, keys and values of {SIDE_BY_SIDE_TOKENS:,} tokens side by side"
+    generating = f"{gigabytes(found.generating):>15}   weights, keys and values of {SIDE_BY_SIDE_TOKENS:,} tokens at once"
     return [
         *lines,
         f"{'to generate':<30}{generating}",
         "",
-        "computed, for the default settings; torch and CUDA keep about 1 GB of a GPU besides (docs/models.md: what is not counted)",
-        *(f"not told: {reason}" for reason in found.reasons),
+        "computed for the default settings; torch and CUDA need about 1 GB of a GPU more (docs/models.md: what is not included)",
+        *(f"not estimated: {reason}" for reason in found.reasons),
     ]
 
 

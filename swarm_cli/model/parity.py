@@ -1,6 +1,4 @@
-"""Whether the trainer and the engine that samples give a model's tokens the same log-probabilities:
-the test of an import.
-"""
+"""The test of an import: do trainer and engine give a model's tokens the same log-probabilities?"""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ QUESTIONS = (
 SAMPLES = 4
 NEW_TOKENS = 16
 TOLERANCE_NATS = 1e-3
-"""In float32. What the two compute in another order differs by about 1e-5; a wrong position or mask
-by tenths and more.
+"""In float32. A different order of computation changes about 1e-5; a wrong position or mask changes
+tenths or more.
 """
 
 
@@ -38,18 +36,18 @@ class Parity:
 
     @property
     def problem(self) -> str:
-        """Why the two do not agree; empty: they do."""
+        """Why the two do not agree; empty if they do."""
         if self.largest_nats <= TOLERANCE_NATS:
             return ""
         return (
             f"the trainer's log-probabilities of sampled tokens differ from the engine's by up to {self.largest_nats:.2g} nats "
-            f"({TOLERANCE_NATS:g} are allowed, {self.tokens} tokens): it would be trained on another policy than the one that "
-            "answers; its architecture is not supported here"
+            f"({TOLERANCE_NATS:g} are allowed, {self.tokens} tokens): the policy being trained would differ from the one that "
+            "samples; this architecture is not supported"
         )
 
 
 class ParityError(RuntimeError):
-    """The model does not get as far as sampling or scoring; the message says why."""
+    """The model cannot be sampled or scored at all; the message says why."""
 
 
 def engine_parity(folder: str) -> Parity:
@@ -75,7 +73,7 @@ def engine_parity(folder: str) -> Parity:
         scored = _scored(folder, prompts, groups)
     except (EngineError, ModelLoadError, ValueError) as error:
         raise ParityError(str(error)) from None
-    # What torch and transformers raise of numbers that no check before foresaw.
+    # torch and transformers raise many types for numbers that no earlier check rejected.
     except Exception as error:  # noqa: BLE001
         raise ParityError(
             f"it can be read, but not sampled and scored ({library_cause(error)}): check its configuration's numbers and weights"

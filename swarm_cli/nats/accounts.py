@@ -1,21 +1,21 @@
-"""Accounts of a secured server: streams and their operator in one, and each other user in an
-account of its own. Pure.
+"""Accounts of a secured server: streams and their operator share one account, and every other user
+has its own. Pure.
 
-Why: a user's permissions say what it may publish and hear, but the server sends an answer wherever
-the asker says, with its own rights, and an answer can be bytes that the asker stored (direct get).
-Between accounts this gets nowhere: a request passes by a *service import*, the server puts a reply
-subject of its own in place of the asker's, and the answer is published in the asker's account,
-where there is no JetStream and nothing but what it may do anyway. So a user's imports are exactly
-its permissions.
+Why: a user's permissions limit what it may publish and receive, but the server sends a reply to any
+subject that the requester names, with the server's permissions, and the reply can be bytes that the
+requester stored (direct get). Separate accounts prevent this: a request passes through a *service
+import*, the server replaces the requester's reply subject with its own, and the reply is published
+in the requester's account, which has no JetStream and where the requester can do nothing new with
+it. So a user's imports are exactly its permissions.
 
-Requests that the server itself answers (`STREAM.INFO` and the like) look at the account they come
-from. Every account, also one without JetStream, has the server's own import of `$JS.API.>`, which
-would answer "not enabled" before the account with the streams does. So these are imported under
-another name (`API.STREAM.INFO.X`), to which a mapping leads what clients say
+Requests that the server itself answers (`STREAM.INFO` and the like) depend on the account they come
+from. Every account, even one without JetStream, has the server's import of `$JS.API.>`, which would
+answer "not enabled" before the account with the streams does. So these requests are imported under
+another name (`API.STREAM.INFO.X`), and a mapping translates the subject that clients use
 (`$JS.API.STREAM.INFO.X`).
 
-What came by a service import the server passes on to no *stream import*. So who watches a key hears
-its writer's account directly.
+The server does not pass on to a *stream import* what arrived by a service import. So a user that
+watches a key subscribes directly to the account of its writer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from shared.identity.permissions import (
 from shared.roles import ROLES
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
-"""A setting of the server that only the accounts' lines define. One that may change by a reload,
-and as it is by default.
+"""A variable that only the accounts' lines define, for a server setting that a reload may change;
+its value is the server's default.
 """
 MAX_CONNECTIONS = 65536
 WATCH_ACCOUNT = "WATCH"
@@ -46,25 +46,25 @@ WATCH_ACCOUNT = "WATCH"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a server one key may hold. The server keeps an account's count over all servers
+    """Limits on a server's resources per key. An account's connections are counted over all servers
     of a cluster.
 
-    Why: the server bounds what one connection leaves unread (`max_pending`), so a key holds
-    `connections` times that, and beside it an entry in memory for each subscription. And answers to
-    direct gets wait in a queue of the stream that has no bound: each connection's requests fill it
-    at the speed of a core, and one goroutine empties it (`getDirectRequest`, nats-server 2.15).
+    Why: the server limits the unread data of one connection (`max_pending`), so a key can hold
+    `connections` times that, plus an entry in memory for each subscription. In addition, replies to
+    direct gets wait in an unbounded queue of the stream: each connection's requests fill it at the
+    speed of a core, and one goroutine drains it (`getDirectRequest`, nats-server 2.15).
     """
 
     connections: int
     subscriptions: int
-    """Of each connection, a site's leaf connection with all its services included."""
+    """Per connection; a site's leaf connection includes those of all its services."""
     leaves: int = 0
     """Leaf connections; they do not count among `connections`."""
 
 
 MEMBER_CONNECTIONS = 4
-"""One verifier; that of before a network failure, which the server takes for alive for minutes; a
-rollout's; a person's command.
+"""One verifier; its old connection after a network failure, which the server considers alive for
+minutes; a rolling update; an operator's command.
 """
 MEMBER_SUBSCRIPTIONS = 1024
 """One a reply that has many parts: at most about 80 at once a verifier, so 640 of 8 verifiers

@@ -1,5 +1,5 @@
-"""`swarm nats keys`, `config`, `init` and `watch`: a secured server, from nothing to streams, and
-who asks it for what.
+"""`swarm nats keys`, `config`, `init` and `watch`: set up a secured server with its streams, and
+monitor its API requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Plane(Enum):
-    """Which plane a server carries."""
+    """The plane or planes of a server."""
 
     NODE = "node"
     SWARM = "swarm"
@@ -51,11 +51,11 @@ FolderOption = Annotated[Path, typer.Option(help="Folder of key files: FOLDER/NO
 
 @nats_app.command("keys")
 def make_keys(
-    nodes: Annotated[list[str], typer.Argument(help="Names of nodes, or `operator` for the swarm plane's own user.")],
+    nodes: Annotated[list[str], typer.Argument(help="Names of nodes, or `operator` for the swarm plane's operator.")],
     folder: FolderOption = Path("keys"),
 ) -> None:
-    """Make the key files that are missing and print the public keys: what a server's operator has
-    to be told, and no more.
+    """Create the missing key files and print the public keys, which are all that a server's
+    operator needs.
     """
     for node in nodes:
         names = ["swarm", WATCH, OBSERVER] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
@@ -70,66 +70,75 @@ def make_keys(
 @nats_app.command("config")
 def print_config(
     nodes: Annotated[
-        list[str], typer.Option("--nodes", help="NAME, with keys in --folder, or NAME=U... for a node of which only that is known.")
+        list[str],
+        typer.Option("--nodes", help="NAME, with keys in --folder, or NAME=U... for a node of which only the public key is known."),
     ],
-    plane: Annotated[Plane, typer.Option(help="What the server carries; both: planes in accounts that see nothing of each other.")],
+    plane: Annotated[Plane, typer.Option(help="The server's plane; both: two planes in accounts isolated from each other.")],
     folder: FolderOption = Path("keys"),
-    tls_cert: Annotated[str, typer.Option(help="Certificate chain, PEM, where the server finds it.")] = "",
-    tls_key: Annotated[str, typer.Option(help="Its private key, PEM.")] = "",
+    tls_cert: Annotated[str, typer.Option(help="Path of the certificate chain (PEM) on the server.")] = "",
+    tls_key: Annotated[str, typer.Option(help="Path of its private key (PEM).")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Of clients. Two servers on one machine need two.")] = 4222,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port for clients. Two servers on one machine need different ports.")
+    ] = 4222,
     store_dir: Annotated[
         str,
         typer.Option(
-            help="Where the server keeps its streams, one folder a server; a relative one begins where the server is started. "
-            "Then without -sd on the server's command line.  [default: nats-PLANE]"
+            help="Folder for the server's streams, one per server; a relative path starts where the server is started. "
+            "Omit -sd on the server's command line.  [default: nats-PLANE]"
         ),
     ] = "",
     sync_interval: Annotated[
-        str, typer.Option(help="always: acknowledged means on disk. 10s: faster; a power cut loses so much.")
+        str, typer.Option(help="always: acknowledged means on disk. 10s: faster, but a power cut loses up to 10 s.")
     ] = "always",
     domain: Annotated[
-        str, typer.Option(help="The server's JetStream domain: of a hub, to which sites connect as leaves, or a site's.")
+        str, typer.Option(help="The server's JetStream domain, for a hub that sites connect to as leaves, or for a site.")
     ] = "",
-    leaf_port: Annotated[int, typer.Option(min=0, max=65_535, help="Of a hub: where sites connect as leaves; 0: nowhere.")] = 0,
-    hub_url: Annotated[str, typer.Option(help="Of a site's server: the hub's leaf port, tls://HOST:7422.")] = "",
+    leaf_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="For a hub: port for sites that connect as leaves; 0: none.")
+    ] = 0,
+    hub_url: Annotated[str, typer.Option(help="For a site's server: the hub's leaf port, tls://HOST:7422.")] = "",
     hub_domain: Annotated[str, typer.Option(help="The hub's JetStream domain; the nodes' nats.swarm_domain.")] = "hub",
-    hub_ca: Annotated[str, typer.Option(help="PEM file of the authority behind the hub's certificate; empty: the system's.")] = "",
+    hub_ca: Annotated[
+        str, typer.Option(help="PEM file of the authority that signed the hub's certificate; empty: the system's authorities.")
+    ] = "",
     node_connections: Annotated[
         int,
         typer.Option(
             min=2,
-            help="Connections that one node may have on the swarm plane: two a verifier, and two. Each is a way to make the server "
-            "hold 96 MB that nobody reads.",
+            help="Connections that one node may have on the swarm plane: two per verifier plus two. Each can make the server "
+            "hold 96 MB of unread replies.",
         ),
     ] = MEMBER_CONNECTIONS,
     accounts_only: Annotated[
-        bool, typer.Option("--accounts-only", help="Print accounts, users and permissions alone, for a file that includes them.")
+        bool, typer.Option("--accounts-only", help="Print only accounts, users and permissions, for a file that includes them.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="File to write: whole, or if anything fails left as it was.  [default: print it]")
+        Path | None, typer.Option(help="File to write atomically; unchanged if anything fails.  [default: print it]")
     ] = None,
 ) -> None:
     """Write a server's configuration: TLS, an account and a user per node and role, and
     permissions.
 
-    Use --out rather than the shell's `>`: that leaves an empty file when the command fails, and a
-    server started from an empty file lets everybody in.
+    Use --out rather than the shell's `>`, which leaves an empty file when the command fails: a
+    server started from an empty file admits everybody.
     """
     chosen = [part for entry in nodes for part in entry.split(",") if part]
     watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     if accounts_only:
         if hub_url or leaf_port:
-            raise CommandError("--accounts-only prints no leaf connections: leave out --hub-url and --leaf-port, or that")
+            raise CommandError("--accounts-only prints no leaf connections: omit --hub-url and --leaf-port, or --accounts-only")
         if store_dir:
-            raise CommandError("--accounts-only prints accounts alone: store_dir belongs into the file that includes them")
+            raise CommandError("--accounts-only prints only accounts: put store_dir into the file that includes them")
         accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
         _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain), out)
         return
     if bool(tls_cert) != bool(tls_key):
-        raise CommandError("--tls-cert and --tls-key belong together: give both or none")
+        raise CommandError("--tls-cert and --tls-key belong together: give both or neither")
     if not tls_cert and host not in {"127.0.0.1", "localhost", "::1"}:
-        raise CommandError(f"without TLS everybody on the way can read and change messages: {host} needs --tls-cert and --tls-key")
+        raise CommandError(
+            f"without TLS anyone on the network path can read and change messages: {host} needs --tls-cert and --tls-key"
+        )
     _check_leaves(plane, domain, leaf_port, hub_url)
     accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
@@ -162,7 +171,7 @@ def init(
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Make streams, buckets and the verifier's consumer, for services that may not
+    """Create streams, buckets and the verifier's consumer, for services without permission to do so
     (nats.create_streams = false).
 
     Streams that exist get the settings of this version and as many replicas as the configuration
@@ -196,13 +205,13 @@ def _init(plane: Plane, node_config: NodeConfig, key: Path | None, lowering: Low
 def watch_requests(
     url: Annotated[str, typer.Option(help="The server, or several separated by commas.")],
     key: Annotated[Path, typer.Option(help="Key file of the user `watch`.")] = Path("keys/operator/watch.nk"),
-    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority that signed the server's certificate.")] = None,
     host: Annotated[str, typer.Option(help="Address of /metrics, /livez and /readyz.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Their port; 0: any free.")] = 9405,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server at the start, in seconds.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server when starting, in seconds.")] = 30.0,
 ) -> None:
-    """Count and log every request of JetStream's API that neither a role nor an operator should
-    have made.
+    """Count and log every JetStream API request that neither a role nor an operator should have
+    made.
     """
     configure_logging(level="info", log_format="auto")
     options = Options(
@@ -217,11 +226,11 @@ def watch_requests(
 def accounts_for(
     plane: Plane, nodes: dict[str, str | None], folder: Path, node_connections: int = MEMBER_CONNECTIONS
 ) -> list[Account]:
-    """The accounts of a server. `nodes`: a public key where only that is known, which will do for
+    """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
     the swarm plane.
     """
     if OPERATOR in nodes:
-        raise CommandError(f"no node may be called {OPERATOR!r}: that is the name of the user who may do everything")
+        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
     accounts: list[Account] = []
     if plane in (Plane.NODE, Plane.BOTH):
         users = (*ROLES, OPERATOR)
@@ -241,7 +250,7 @@ def _deliver(text: str, out: Path | None) -> None:
         typer.echo(text, nl=False)
     else:
         replace_file(out, text)
-        note(f"{out}: written; a server that runs with it takes it at `nats-server --signal reload=PID`")
+        note(f"{out}: written; `nats-server --signal reload=PID` makes a running server load it")
 
 
 def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> None:
@@ -250,9 +259,9 @@ def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> No
     if not hub_url:
         return
     if plane is not Plane.NODE:
-        raise CommandError("--hub-url is for a site's server, which carries its nodes' planes only: --plane node")
+        raise CommandError("--hub-url is for a site's server, which has only its nodes' planes: use --plane node")
     if not hub_url.startswith("tls://"):
-        raise CommandError(f"--hub-url {hub_url}: everybody on the way can read and change what goes in the clear: tls://HOST:7422")
+        raise CommandError(f"--hub-url {hub_url}: anyone on the network path can read and change plain text: use tls://HOST:7422")
 
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
@@ -289,7 +298,7 @@ def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:
 def _named(entry: str) -> tuple[str, str | None]:
     name, _, public_key = entry.partition("=")
     if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
-        raise CommandError(f"{public_key!r} is no public key of a user: it has 56 characters and begins with U")
+        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
     return checked_node(name), public_key or None
 
 

@@ -12,7 +12,7 @@ from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE, Account, Upstream,
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files as the server finds them."""
+    """Paths of PEM files on the server."""
 
     cert_file: str
     key_file: str
@@ -31,8 +31,8 @@ def render(
     leaf_port: int = 0,
     upstream: Upstream | None = None,
 ) -> str:
-    """The file. Without `tls` only for loopback: keys are never sent, but everything else could be
-    read and changed on the way.
+    """The file. Without `tls` use it only on loopback: keys are never sent, but everything else
+    could be read and changed on the network path.
 
     Args:
         accounts: Streams with their users.

@@ -1,8 +1,7 @@
-"""`swarm nats watch`: hears what JetStream says of requests in every account of a server; counts
-and logs what nobody should ask.
+"""`swarm nats watch`: receives JetStream's advisories about requests in every account of a server,
+and counts and logs requests that nobody should make.
 
-One process for a server or cluster. It holds a key that may hear these advisories and do nothing
-else.
+Run one process per server or cluster. Its key may receive these advisories and do nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SHOWN_CHARS = 200
 
 
 class Watch:
-    """Listens on one connection, also on the one that replaces it."""
+    """Listens on a connection, and again after each reconnect."""
 
     def __init__(self, connection: Connection, figures: Figures) -> None:
         self._connection = connection
@@ -41,7 +40,7 @@ class Watch:
 
     @property
     def listening(self) -> bool:
-        """Whether an advisory would be heard now."""
+        """Whether an advisory would be received now."""
         return self._connection.connected and self._listening_on is self._connection.client
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -69,7 +68,7 @@ class Watch:
             return
         verdict = judge(account, request)
         self._figures.requests.labels(verdict.value).inc()
-        # Quoted: parts of it were chosen by whoever asked.
+        # Quoted, because the requester chose parts of it.
         told = {"subject": request.subject[:_SHOWN_CHARS], "by": str(request.client)[: 2 * _SHOWN_CHARS]}
         quoted = {name: repr(text) for name, text in told.items()}
         if verdict is Verdict.UNEXPECTED:
@@ -79,7 +78,7 @@ class Watch:
 
 
 async def watch(options: Options, host: str, port: int, *, timeout_s: float) -> None:
-    """Connect and watch until SIGTERM. Raises what connecting and opening the port raise."""
+    """Connect and watch until SIGTERM. Passes on errors of connecting and of opening the port."""
     stopping, heartbeat = asyncio.Event(), Heartbeat()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -172,12 +172,12 @@ FAULTS: dict[Spoil, str] = {
     no_numbers: "holds NaN or infinity",
     other_base: "trained on a base model with other weights",
     half_a_pair: r"factors of model.layers.0.mlp.down_proj have shapes \(\)",
-    unknown_layer: "adapts model.layers.9.mlp.down_proj, which this model has not",
+    unknown_layer: "adapts model.layers.9.mlp.down_proj, which this model does not have",
     other_rank: "and the rank 5",
     other_width: r"have shapes \(5, 7\)",
-    a_weight_besides: "'model.norm.weight' is no LoRA factor's name",
-    undescribed: "lacks|holds all weights",
-    described_otherwise: "what it says of its adapters cannot be read",
+    a_weight_besides: "'model.norm.weight' is not the name of a LoRA factor",
+    undescribed: "lacks|holds full weights",
+    described_otherwise: "the description of its adapters cannot be read",
 }
 
 
@@ -220,7 +220,7 @@ def test_adapters_that_peft_cannot_place_leave_the_old_ones_answering(
             raise ValueError("not this layer")
 
     monkeypatch.setattr(LoraModel, "__init__", halfway)
-    with pytest.raises(PolicyLoadError, match="have no place in this model .*not this layer"):
+    with pytest.raises(PolicyLoadError, match="do not fit this model .*not this layer"):
         run(answering.engine.load_policy(other, 36))
     answers_as(answering, run, model, 35)
 
@@ -255,7 +255,7 @@ def test_adapters_after_whole_weights_are_those_of_the_base_and_whole_weights_af
 @pytest.mark.parametrize("answering", [pytest.param("vllm", marks=needs_vllm)], indirect=True)
 def test_vllm_refuses_a_rank_above_the_one_it_was_started_for(answering: Answering, run: Run, tmp_path: Path) -> None:
     file = publish(adapted(51, rank=9), answering.folder, tmp_path / "9.safetensors", rank=9)
-    with pytest.raises(PolicyLoadError, match="adapters of rank 9, and this vLLM was started for rank 5"):
+    with pytest.raises(PolicyLoadError, match="adapters of rank 9, but this vLLM was started for rank 5"):
         run(answering.engine.load_policy(file, 51))
 
 

@@ -49,13 +49,13 @@ def test_a_model_that_sees_later_tokens_is_refused_at_start(run: Run, tmp_path: 
     tiny_model("bert", is_decoder=False, **SIZES).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     engine = create_engine("transformers", str(folder), max_model_len=100, threads=1, device="cpu")
-    with pytest.raises(EngineError, match="it is no causal model.*use another engine or another model"):
+    with pytest.raises(EngineError, match="it is not a causal model.*use another engine or another model"):
         run(engine.start())
     run(engine.close())
 
 
 def test_a_model_that_sees_later_tokens_only_in_texts_past_its_window_is_refused() -> None:
-    with pytest.raises(UnsafeModel, match="it is no causal model"):
+    with pytest.raises(UnsafeModel, match="it is not a causal model"):
         choose_batching(tiny_model("doge", keep_window_size=16), context_length=100, pad_token_id=0)
 
 

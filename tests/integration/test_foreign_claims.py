@@ -123,7 +123,7 @@ async def test_chunks_that_another_sender_stored_are_refused(over: Callable[[Bod
         )
         stolen = await transport.get(spec.name, 2)
         assert stolen is not None
-        with pytest.raises(BadReference, match="lies under"):
+        with pytest.raises(BadReference, match="is stored under"):
             await transport.payload(stolen)
         assert await transport.payload(honest) == payload
 
@@ -190,7 +190,7 @@ async def test_a_blob_that_trickles_ends_at_one_deadline_for_the_whole(nats_serv
         assert await far.payload(message) == bytes(size)
         proxy.delay_s = 1.0
         async with asyncio.timeout(40):
-            with pytest.raises(TransportError, match="did not come within 6.9"):
+            with pytest.raises(TransportError, match="did not arrive within 6.9"):
                 await far.payload(message)
         await near.close()
         await far.close()

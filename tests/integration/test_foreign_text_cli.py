@@ -179,7 +179,7 @@ def test_every_command_that_shows_others_words_shows_them_as_text(server: NatsSe
 def test_a_name_that_no_node_can_have_is_refused_before_it_is_asked_for(server: NatsServer, name: str) -> None:
     for command in (["status"], ["top", "--once"]):
         answer = swarm(server, *command, name)
-        assert answer.returncode == 1 and "is no name of a node" in answer.stderr and "Traceback" not in answer.stderr
+        assert answer.returncode == 1 and "is not a node name" in answer.stderr and "Traceback" not in answer.stderr
         assert not acting(answer.stderr)
 
 

@@ -110,7 +110,7 @@ def test_adapters_need_no_gradients_or_moments_of_the_base() -> None:
 
 def test_a_mixture_of_experts_is_not_guessed_at() -> None:
     config = Qwen3MoeConfig(**_BODY, vocab_size=1000, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, head_dim=64)
-    with pytest.raises(ValueError, match="cannot be followed without numbers, as where experts are chosen"):
+    with pytest.raises(ValueError, match="cannot be traced without data, for example because the text chooses its experts"):
         memory_need(config, PLAN)
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_told_is_left_out_and_the_rest_is_told() -> None:
     assert whole.plain is not None and whole.recomputing is not None and adapters.plain is None
     text = "\n".join(told(found, "float32", 512, 128))
     assert "LoRA of rank 8                              –" in text
-    assert "not told: whether its linear layers can be adapted is found out with numbers alone" in text
+    assert "not estimated: only a model with data shows whether its linear layers can be adapted" in text
 
 
 @pytest.mark.parametrize("width", [0, 4096])

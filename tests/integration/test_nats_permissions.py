@@ -356,7 +356,7 @@ async def test_what_does_not_fit_is_told_at_once_with_file_and_remedy(secured: S
         (secured.url, None, ca, "wants a key and none is given: set nats.node_key_file"),
         (secured.url, str(unlisted), ca, f"refuses the key in {unlisted}"),
         (secured.url, str(garbage), ca, f"key file {garbage} holds neither an nkey seed nor NATS credentials"),
-        (secured.url, str(tmp_path / "none.nk"), ca, "none.nk does not exist: make it with `swarm nats keys`"),
+        (secured.url, str(tmp_path / "none.nk"), ca, "none.nk does not exist: create it with `swarm nats keys`"),
         (secured.url, good, str(other_ca), f"signed by the authority in {other_ca}"),
         (secured.url, good, None, "signed by the system's authorities; set nats.node_ca_file"),
         (secured.url, good, str(garbage), f"certificate authority {garbage}"),

@@ -270,7 +270,7 @@ async def test_64_mib_travel_through_jetstream_in_well_under_a_second_to_read(tm
     [
         ("s3://bucket", "no policy store is called 's3'"),
         ("file://host/folder", "three slashes"),
-        ("nats://server:4222", "no server is named here"),
+        ("nats://server:4222", "the URI must not name a server"),
         ("nats://", "not connected to the node plane"),
         ("policies", "has no scheme"),
     ],

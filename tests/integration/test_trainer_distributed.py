@@ -330,9 +330,9 @@ def test_a_place_that_makes_no_sense_and_a_gpu_for_several_are_refused(monkeypat
     monkeypatch.setattr("services.trainer.parallel.group.resolve_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert Place(1, 2, 1).device("cuda") == torch.device("cuda", 1)
-    with pytest.raises(FatalError, match="each of 2 processes needs a GPU of its own: set it to auto"):
+    with pytest.raises(FatalError, match="each of 2 processes needs its own GPU: set it to auto"):
         Place(1, 2, 1).device("cuda:0")
-    with pytest.raises(FatalError, match="no GPU of its own, 2 are there: lower torchrun's --nproc-per-node"):
+    with pytest.raises(FatalError, match="has no GPU, because there are only 2: lower torchrun's --nproc-per-node"):
         Place(2, 3, 2).device("cuda")
 
 

@@ -33,7 +33,7 @@ from tests.integration.trainer_ranks import start_ranks
 
 STEPS = 4
 DEADLINE_S = 90.0
-LOST = "another one ended, or did not answer for"
+LOST = "training processes exited, or did not answer for"
 
 
 @dataclass
@@ -180,7 +180,7 @@ async def test_a_process_that_is_killed_or_hangs_ends_the_other_with_cause_and_r
         os.kill(children[victim].pid or 0, number)
         assert await node.until(lambda: not other.is_alive(), "ended") < 10.0
         assert other.exitcode == 1
-        assert "process_lost" in node.logs and LOST in node.logs and "start torchrun again" in node.logs
+        assert "process_lost" in node.logs and LOST in node.logs and "restart torchrun" in node.logs
     finally:
         for child in children:
             child.kill()

@@ -276,7 +276,9 @@ async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remed
     config = node_config(model, tmp_path, trainer={"max_steps": 9})
     await set_up(transport, some_batches(tokenizer, 5))
     await transport.purge(STREAM, 2)
-    with pytest.raises(FatalError, match="batch 1 is missing .* goes on with batch 3, and there is no checkpoint. Restore"):
+    with pytest.raises(
+        FatalError, match="batch 1 is missing .* the log continues with batch 3, and there is no checkpoint. Restore"
+    ):
         await Life(config, transport).end()
     await transport.purge(STREAM, 5)
     with pytest.raises(FatalError, match="nothing is left of it"):
@@ -288,14 +290,14 @@ async def test_a_message_that_is_no_batch_is_a_fatal_error(
 ) -> None:
     await set_up(transport)
     await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
-    with pytest.raises(FatalError, match="is no batch that this version can read .*malformed"):
+    with pytest.raises(FatalError, match="is not a batch that this version can read .*malformed"):
         await Life(node_config(model, tmp_path), transport).end()
 
 
 async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
     await set_up(transport)
     config = node_config(tmp_path / "nowhere", tmp_path)
-    with pytest.raises(FatalError, match="is not a folder: check the spelling, bring a model in with"):
+    with pytest.raises(FatalError, match="is not a folder: check the spelling, import a model with"):
         await Life(config, transport).end()
 
 
@@ -518,7 +520,7 @@ async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float3
 
     assert re.search(r"rounding to bfloat16 lost [89]\d% .*--dtype float32 or --adapter keeps it", said("by-command"))
     assert "lost" not in said("adapter-by-command", "adapter")
-    with pytest.raises(CommandError, match="leave out --dtype"):
+    with pytest.raises(CommandError, match="omit --dtype"):
         export(str(run_dir.parent), NODE, tmp_path / "both", dtype=Dtype.FLOAT32, adapter=True, var_dir=tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
         ({"trainer": {"learning_rat": 1}}, "  trainer.learning_rat: unknown key"),
         (
             {"tasks": [{"dataset": "gcd"}, {"dataset": "gdc"}]},
-            "  tasks.1: gdc: reasoning-gym has no such dataset, and no package brings it; did you mean gcd",
+            "  tasks.1: gdc: neither reasoning-gym nor an installed package has this dataset; did you mean gcd",
         ),
         ({"tasks": [{"dataset": "gcd", "config": {"size_": 3}}]}, "  tasks.0: gcd: config key 'size_' is unknown"),
         ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  nodes.0.tasks.0: gdc: "),
@@ -71,7 +71,7 @@ def test_what_one_arm_says_wrong_is_said_of_it(folder: Path) -> None:
 
 
 def test_an_unknown_dataset_is_found_before_any_is_screened(folder: Path) -> None:
-    with pytest.raises(SpecError, match=r"tasks\.0: gdc: reasoning-gym has no such dataset"):
+    with pytest.raises(SpecError, match=r"tasks\.0: gdc: neither reasoning-gym nor an installed package"):
         check_datasets(tiny_spec(folder, tasks=[{"dataset": "gdc"}]))
 
 

@@ -64,7 +64,7 @@ def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tm
     assert 'share = "all"' in short.stdout and "max_age_s = 77" in short.stdout, "basic ones, and what differs"
     assert "max_clock_skew_s" not in short.stdout and "[log]" not in short.stdout
     assert "max_clock_skew_s = 60.0" in full.stdout and "[log]" in full.stdout
-    hidden = int(re.search(r"# and (\d+) settings that most people leave alone", short.stdout)[1])  # type: ignore[index]
+    hidden = int(re.search(r"# and (\d+) settings that most users leave unchanged", short.stdout)[1])  # type: ignore[index]
     assert hidden > 100
     printed = tmp_path / "printed.toml"
     printed.write_text(short.stdout)
@@ -152,7 +152,7 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
     checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)
     assert checked.returncode == 0, checked.stderr
-    assert "note: models/base is not there yet: `swarm up` builds it" in checked.stdout
+    assert "note: models/base does not exist yet: `swarm up` builds it" in checked.stdout
 
 
 @pytest.mark.slow

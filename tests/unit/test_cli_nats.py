@@ -34,11 +34,11 @@ def keys(tmp_path: Path) -> Path:
     [
         ((*SWARM, "--leaf-port", "7422"), "--leaf-port needs --domain"),
         ((*SWARM, "--hub-url", "tls://hub:7422"), "--hub-url is for a site's server"),
-        ((*NODE, "--hub-url", "nats://hub:7422"), "everybody on the way can read and change"),
+        ((*NODE, "--hub-url", "nats://hub:7422"), "anyone on the network path can read and change"),
         ((*NODE, "--hub-url", "tls://hub:7422", "--accounts-only"), "--accounts-only prints no leaf connections"),
         ((*SWARM, "--host", "0.0.0.0"), "needs --tls-cert and --tls-key"),
-        ((*NODE, "--tls-cert", "c.pem"), "give both or none"),
-        ((*NODE, "--store-dir", "/data", "--accounts-only"), "store_dir belongs into the file"),
+        ((*NODE, "--tls-cert", "c.pem"), "give both or neither"),
+        ((*NODE, "--store-dir", "/data", "--accounts-only"), "put store_dir into the file"),
     ],
 )
 def test_what_would_not_be_safe_is_refused_with_the_remedy(keys: Path, arguments: tuple[str, ...], told: str) -> None:
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(keys: Path,
 
     monkeypatch.setattr(os, "fsync", full)
     code, told = run(keys, "config", *NODE, "--out", str(file))
-    assert code != 0 and "No space left on device" in told and "untouched" in told
+    assert code != 0 and "No space left on device" in told and "is unchanged" in told
     assert file.read_text() == "as it was" and list(file.parent.iterdir()) == [file]
 
 

@@ -45,7 +45,7 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
     [
         ({"tasks": []}, "at least one"),
         ({"sampler": {"local": 0, "external": 0}}, "a batch would be empty"),
-        ({"nats": {"swarm_url": "none"}, "sampler": {"external": 4}}, "a node alone has no groups of others"),
+        ({"nats": {"swarm_url": "none"}, "sampler": {"external": 4}}, "there is no swarm to receive foreign groups from"),
         ({"generator": {"completions": 1}}, "generator.completions"),
         ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key"),
         ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),

@@ -27,7 +27,7 @@ def said(trainer: dict[str, Any] | None = None, sampler: dict[str, Any] | None =
     )
 
 
-BY_ONE = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
+BY_ONE = "trainer.updates_per_batch is 1, so the clipped ratio is 1"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ BY_ONE = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
         ),
         (
             {"objective": "oapl", "advantage_scale": "none"},
-            "trainer.advantage_scale = none has no effect: trainer.objective is oapl, which divides by no deviation",
+            "trainer.advantage_scale = none has no effect: trainer.objective is oapl, which does not divide by a deviation",
         ),
         (
             {"advantage_scale": "none", "advantage_std_floor": 0.1},
@@ -102,7 +102,7 @@ BY_ONE = "trainer.updates_per_batch is 1, so that the clipped ratio is 1"
         ({"lora": {"publish": "merged"}}, "trainer.lora.publish = merged has no effect: trainer.lora.rank is 0"),
         (
             {"lora": {"rank": 4}, "publish_dtype": "float32"},
-            "trainer.publish_dtype = float32 has no effect: trainer.lora.publish is adapters, which travel in float32",
+            "trainer.publish_dtype = float32 has no effect: trainer.lora.publish is adapters, which are published in float32",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_setting_of_the_trainer_that_cannot_act_is_named_with_the_reason(train
         ),
         (
             {"strategy": "uniform", "oversample": 4.0},
-            "sampler.oversample = 4.0 has no effect: no strategy likelihood_* draws: it is uniform",
+            "sampler.oversample = 4.0 has no effect: no likelihood_* strategy is used: it is uniform",
         ),
         ({"adapt": "off", "adapt_period": 4}, "sampler.adapt_period = 4 has no effect: sampler.adapt is off"),
         ({"shortage": "wait", "shortage_wait_s": 1.0}, "sampler.shortage_wait_s = 1.0 has no effect: sampler.shortage is wait"),
@@ -233,9 +233,9 @@ def test_what_is_said_to_have_no_effect_changes_nothing_but_rounding_and_elsewhe
 @pytest.mark.parametrize(
     ("trainer", "words"),
     [
-        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip acts on objectives that clip, and cispo does not"),
-        ({"objective": "rloo", "advantage_scale": "batch"}, "rloo centres each group on the others' mean"),
-        ({"objective": "dapo", "objective_options": {"tau": 0.1}}, "objective_options are for an objective of your own"),
+        ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip is for objectives that clip, and cispo does not"),
+        ({"objective": "rloo", "advantage_scale": "batch"}, "rloo centres each reward on the mean of the others"),
+        ({"objective": "dapo", "objective_options": {"tau": 0.1}}, "objective_options are for installed objectives"),
     ],
 )
 def test_what_an_objective_cannot_do_is_refused_by_config_check_and_by_the_trainer(trainer: dict[str, Any], words: str) -> None:

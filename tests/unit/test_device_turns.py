@@ -133,7 +133,7 @@ async def test_a_file_that_cannot_be_locked_is_said_with_the_remedy(tmp_path: Pa
     elif fault == "link":
         file.symlink_to(tmp_path / "elsewhere")
     turns = DeviceTurns(file, "me")
-    with pytest.raises(TurnError, match="see to node.var_dir, or unset model.device_turns"):
+    with pytest.raises(TurnError, match="check node.var_dir, or unset model.device_turns"):
         await turns.take()
     assert not (tmp_path / "elsewhere").exists()
     if fault != "gone":
@@ -270,7 +270,7 @@ async def test_calls_side_by_side_share_a_turn_until_somebody_wants_the_device(f
 async def test_a_call_outside_of_a_turn_is_refused(file: Path) -> None:
     engine = TurnTakingEngine(RecordingEngine(), DeviceTurns(file, "generator"))
     for call in (engine.start(), engine.load_policy(Path("x"), 1), engine.generate([], 1, SamplingParams(), seed=0)):
-        with pytest.raises(EngineError, match="outside of a turn"):
+        with pytest.raises(EngineError, match="outside a turn"):
             await call
 
 

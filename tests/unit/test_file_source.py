@@ -168,17 +168,17 @@ def test_32_bit_numbers_are_the_digits_that_were_meant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], ["holds no row"]),
-        (["\n\n"], ["holds no row"]),
+        ([], ["has no rows"]),
+        (["\n\n"], ["has no rows"]),
         ([ROWS[0], "{'question': 1}\n"], ["line 2", "not JSON"]),
         (["[1, 2]\n"], ["line 1", "not a JSON object"]),
         ([{"question": "q", "anwser": 4}], ["line 1", "no column 'answer'", "anwser"]),
         ([{"question": "q", "answer": None}], ["line 1", "'answer' has no value"]),
         ([{"question": "q", "answer": ["4"]}], ["line 1", "several values"]),
-        (['{"question": "q", "answer": NaN}\n'], ["line 1", "no number"]),
+        (['{"question": "q", "answer": NaN}\n'], ["line 1", "not a number"]),
         ([{"question": " \n", "answer": "4"}], ["line 1", "'question' is empty"]),
         ([{"question": "q", "answer": ""}], ["line 1", "'answer' is empty"]),
-        ([{"question": "q" * 262_145, "answer": "4"}], ["line 1", "262,145 characters", "262,144 at most"]),
+        ([{"question": "q" * 262_145, "answer": "4"}], ["line 1", "262,145 characters", "at most 262,144"]),
         (['{"question": "\\ud800", "answer": 1}\n'], ["line 1", "half a character"]),
         ([*ROWS, {**ROWS[0], "answer": 5}], ["rows 1 and 4", "What is 2 + 2?", "'4' and '5'"]),
     ],
@@ -241,7 +241,7 @@ def test_values_that_python_has_no_object_for_are_refused_with_row_and_column(tm
 
 
 def test_a_path_too_long_to_be_one_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(file_formats.FileSourceError, match=r"cannot be looked at \(File name too long\)"):
+    with pytest.raises(file_formats.FileSourceError, match=r"cannot be accessed \(File name too long\)"):
         load_rows(spec_of(tmp_path / f"{'x' * 300}.jsonl"))
 
 
@@ -277,7 +277,7 @@ def test_a_configuration_names_its_file_by_its_rows_and_notices_another(tmp_path
     assert read.tasks[0].dataset == load_rows(read.tasks[0]).name
     assert config_with_rows(read).tasks == read.tasks
     jsonl(file, ROWS[:2])
-    with pytest.raises(TaskConfigError, match="are not file_[0-9a-f]{40}'s"):
+    with pytest.raises(TaskConfigError, match="not of file_[0-9a-f]{40}:"):
         config_with_rows(read)
 
 

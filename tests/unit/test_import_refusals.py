@@ -45,7 +45,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("~nobody-of-this-name/x", "the home of a user who is not known here"),
+        ("~nobody-of-this-name/x", "the home folder of an unknown user"),
         ("", "no source is given"),
         ("/dev/null", "/dev/null is neither a file nor a folder"),
     ],
@@ -63,10 +63,10 @@ def places(folder: Path) -> dict[str, Path]:
     return {
         "is a link": folder / "link",
         "is a link ": folder / "dangling",
-        "is the folder that this command runs in": Path(),
-        "has no name of its own": Path("nowhere/.."),
-        "is a file, so that": folder / "file" / "out",
-        "the home of a user who is not known here": Path("~nobody-of-this-name/x"),
+        "is the current folder": Path(),
+        "has no name that it could be renamed to": Path("nowhere/.."),
+        "is a file, so": folder / "file" / "out",
+        "the home folder of an unknown user": Path("~nobody-of-this-name/x"),
         "NUL": Path("a\0b"),
     }
 
@@ -99,9 +99,9 @@ def test_a_tilde_in_the_place_is_ones_home_as_in_the_source(tmp_path: Path, monk
         ({"llama.attention.head_count_kv": 0}, "a number in it is 0 or too large"),
         ({"llama.rope.dimension_count": 0}, "a number in it is 0 or too large"),
         ({"split.count": float("inf")}, "a number in it is 0 or too large"),
-        ({"llama.rope.freq_base": 0.0}, "rotary positions of base 0.0"),
-        ({"llama.rope.freq_base": float("nan")}, "rotary positions of base nan"),
-        ({"llama.rope.freq_base": float("inf")}, "rotary positions of base inf"),
+        ({"llama.rope.freq_base": 0.0}, "the base of its rotary positions is 0.0"),
+        ({"llama.rope.freq_base": float("nan")}, "the base of its rotary positions is nan"),
+        ({"llama.rope.freq_base": float("inf")}, "the base of its rotary positions is inf"),
     ],
 )
 def test_a_gguf_file_whose_numbers_make_no_model_is_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -150,7 +150,7 @@ def test_more_layers_than_any_model_has_are_refused_at_once(tmp_path: Path, monk
     try:
         for source, layers in ((file, "1,000,000"), (folder, "30,000,000")):
             signal.alarm(5)
-            assert f"states {layers} layers, and a model has 1 to {MOST_LAYERS}" in refusal(source, tmp_path / "out")
+            assert f"has {layers} layers; 1 to {MOST_LAYERS}" in refusal(source, tmp_path / "out")
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -165,7 +165,7 @@ def test_external_groups_of_weight_zero_change_nothing(model: Path) -> None:
 
 
 def test_settings_that_do_not_fit_the_objective_are_refused(model: Path) -> None:
-    with pytest.raises(ValueError, match="dual_clip acts on objectives that clip, and reinforce does not"):
+    with pytest.raises(ValueError, match="dual_clip is for objectives that clip, and reinforce does not"):
         Learner(config_for(model, objective="reinforce", dual_clip=3.0))
 
 

@@ -67,9 +67,9 @@ def test_a_file_that_holds_no_configuration_is_refused(tmp_path: Path, content: 
         ({"hidden_act": ["silu"]}, "Field 'hidden_act' expected str, got list"),
         ({"hidden_act": "nope"}, "nope"),
         ({"rope_parameters": "x"}, "check its config.json"),
-        ({"num_hidden_layers": 0}, "states 0 layers, and a model has 1 to 500"),
-        ({"num_hidden_layers": -1}, "states -1 layers, and a model has 1 to 500"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rotary positions of base 0.0"),
+        ({"num_hidden_layers": 0}, "has 0 layers; 1 to 500"),
+        ({"num_hidden_layers": -1}, "has -1 layers; 1 to 500"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "the base of its rotary positions is 0.0"),
     ],
 )
 def test_numbers_that_make_no_model_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -95,7 +95,7 @@ def test_more_layers_than_any_model_has_are_refused_at_once(tmp_path: Path, stat
     before = signal.signal(signal.SIGALRM, too_late)
     signal.alarm(5)
     try:
-        assert f"states 50,000,000 layers, and a model has 1 to {MOST_LAYERS}" in refusal(tmp_path / "deep", state(50_000_000))
+        assert f"has 50,000,000 layers; 1 to {MOST_LAYERS}" in refusal(tmp_path / "deep", state(50_000_000))
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -126,7 +126,7 @@ def test_a_package_is_imported_without_running_its_code(tmp_path: Path, monkeypa
     assert (import_model("tiny-model", tmp_path / "out") / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("files", "said"), [(0, "brings no GGUF file"), (2, "holds 2 GGUF files")])
+@pytest.mark.parametrize(("files", "said"), [(0, "contains no GGUF file"), (2, "holds 2 GGUF files")])
 def test_a_package_without_one_gguf_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, said: str) -> None:
     monkeypatch.syspath_prepend(str(installed_package(tmp_path / "site", files)))
     assert said in refusal("tiny-model", tmp_path / "out")
@@ -135,7 +135,7 @@ def test_a_package_without_one_gguf_file_is_refused(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("no-such-package-here", "no installed package"),
+        ("no-such-package-here", "nor an installed package"),
         ("./nowhere", "no such file or folder"),
         ("nowhere.gguf", "no such file or folder"),
         ("somebody/some-model", "set --revision to the full hash"),
@@ -161,7 +161,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
         "is no GGUF file ": file("empty.gguf", b""),
         "ends inside its header": file("header.gguf", whole[:3000]),
         "ends inside its header ": file("start.gguf", whole[:10]),
-        "is cut off: its header announces": file("data.gguf", whole[:-500]),
+        "is truncated: its header announces": file("data.gguf", whole[:-500]),
         "GGUF file of version 50331648": file("turned.gguf", whole[:4] + whole[4:8][::-1] + whole[8:]),
         "bytes are announced": file("huge.gguf", whole[:24] + struct.pack("<Q", 1 << 60) + whole[32:]),
         "holds the architecture 'clip'": write_gguf(folder / "clip.gguf", architecture="clip"),
@@ -169,7 +169,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
         "in the quantisation Q8_1": with_type(write_gguf(folder / "q.gguf"), "blk.0.attn_v.weight", 9),
         "in the quantisation number 99": with_type(write_gguf(folder / "n.gguf"), "blk.0.attn_v.weight", 99),
         "is one of 3 parts": write_gguf(folder / "part.gguf", settings={"split.count": 3}),
-        "holds no model of its own (adapter)": write_gguf(folder / "adapter.gguf", settings={"general.type": "adapter"}),
+        "does not contain a model (adapter)": write_gguf(folder / "adapter.gguf", settings={"general.type": "adapter"}),
         "scales its rotary positions (yarn)": write_gguf(folder / "yarn.gguf", settings={"llama.rope.scaling.type": "yarn"}),
         "among them rope_freqs.weight": write_gguf(folder / "rope.gguf", add={"rope_freqs.weight": np.ones(8, dtype=np.float32)}),
         "it would be another model": write_gguf(folder / "short.gguf", leave_out="blk.1.ffn_up.weight"),
@@ -213,7 +213,7 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for place, said in {
-        cut.parent: "is cut off",
+        cut.parent: "is truncated",
         bare: "holds no weights",
         short: "lacks 1 weights of its model, such as model.layers.1.mlp.up_proj.weight",
         parts: "lacks model-00001-of-00002.safetensors",

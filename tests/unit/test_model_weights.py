@@ -124,7 +124,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path)
     def load_it(path: Path) -> None:
         load_causal_lm(ModelSection(path=str(path)), dtype=torch.float32, device=CPU)
 
-    with pytest.raises(ModelLoadError, match="is not a folder: check the spelling, bring a model in with"):
+    with pytest.raises(ModelLoadError, match="is not a folder: check the spelling, import a model with"):
         load_it(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match="'models/nowhere' is not a folder"):
         load_tokenizer(ModelSection(path="models/nowhere"))

@@ -184,7 +184,7 @@ def test_settings_that_choose_the_answer_or_the_tolerance_are_refused_with_the_r
         for key in settings:
             with pytest.raises(TaskError, match=key) as caught:
                 next(items(dataset, 1, **{key: "WORD" if dataset == "figlet_font" else 0.001}))
-            assert "leave it out" in str(caught.value)
+            assert "omit it" in str(caught.value)
 
 
 def test_a_right_answer_inside_text_earns_nothing_where_reasoning_gym_pays_it_in_full() -> None:

@@ -69,7 +69,7 @@ def test_a_verifier_without_a_usable_roster_does_not_start_and_says_what_to_do(t
         )
         return VerifierService(config)
 
-    with pytest.raises(FatalError, match="does not exist: make it with `swarm roster add"):
+    with pytest.raises(FatalError, match="does not exist: create it with `swarm roster add"):
         build()
     (tmp_path / "roster.txt").write_text("beta nokey\n")
     with pytest.raises(FatalError, match="line 1: 'nokey' is no public key"):
@@ -203,5 +203,5 @@ def test_keys_new_show_and_roster_commands_keep_seeds_private_and_refuse_nonsens
 def test_durations_are_read_with_their_unit() -> None:
     assert [seconds(each) for each in ("90s", "30m", "1h", "1.5d")] == [90, 1800, 3600, 129_600]
     for wrong in ("", "1", "h", "-1h", "1y", "0h"):
-        with pytest.raises(CommandError, match="no duration"):
+        with pytest.raises(CommandError, match="is not a duration"):
             seconds(wrong)

@@ -1,5 +1,4 @@
-"""Engines: models that answer, behind the one interface in `base`; `create_engine` finds one by
-name.
+"""Engines sample from models behind the one interface in `base`; `create_engine` finds one by name.
 
 They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one
 engine.
@@ -37,18 +36,18 @@ __all__ = [
 
 
 def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = None, **settings: Any) -> Engine:
-    """Make an engine, not yet started.
+    """Create an engine; it is not yet started.
 
     Args:
-        kind: its name; `auto` is vLLM where its CUDA build is installed and there is a CUDA GPU,
-            transformers anywhere else.
+        kind: its name; `auto` is vLLM if its CUDA build is installed and there is a CUDA GPU,
+            otherwise transformers.
         model_path: model folder or hub name.
-        turns: compute in turns with the other processes on the device; an engine that is elsewhere
-            takes none.
+        turns: compute in turns with the other processes on the device; ignored by an engine that
+            runs elsewhere.
         settings: the other fields of `EngineSettings`.
 
     Raises:
-        EngineError: there is no such engine, it cannot be imported, or it lacks a setting.
+        EngineError: the engine is unknown, cannot be imported, or lacks a setting.
     """
     if kind == "auto":
         kind = "vllm" if has_cuda_vllm() else "transformers"
@@ -57,7 +56,9 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
     except ValueError as error:
         raise EngineError(str(error)) from error
     if not isinstance(engine, Engine):
-        raise EngineError(f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that makes an Engine")
+        raise EngineError(
+            f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that returns an Engine"
+        )
     return TurnTakingEngine(engine, turns) if turns is not None and engine.shares_device else engine
 
 

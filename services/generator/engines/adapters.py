@@ -1,5 +1,5 @@
-"""Policies that are adapters beside the base model: what a file of them must hold, and their place
-in a transformers model.
+"""Policies that consist of adapters on the base model: the required contents of their file, and how
+they are added to a transformers model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revisio
         raise PolicyLoadError(str(error)) from None
     if adapters.base != base:
         raise PolicyLoadError(
-            f"policy file {weights_file}: its adapters were trained on a base model with other weights than {model_path} has: give "
-            "trainer and generator the same files under model.path"
+            f"policy file {weights_file}: its adapters were trained on a base model with other weights than {model_path}: use the "
+            "same model.path files for trainer and generator"
         )
     _check_shapes(weights_file, shapes, adapters, model)
     return adapters, modules
@@ -76,7 +76,7 @@ class AdapterSlot:
         self._held = adapters, modules
 
     def clear(self) -> None:
-        """Answer with the base model alone."""
+        """Use the base model without adapters."""
         for name, module in list(self._model.named_modules()):
             if _is_adapted(module):
                 parent, _, child = name.rpartition(".")
@@ -127,8 +127,8 @@ class AdapterSlot:
 
 
 def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
-    """Say so where the engine has its base in another dtype than the trainer: then it is another
-    base by that rounding.
+    """Warn if the engine's base has another dtype than the trainer's: the rounding makes it a
+    different base.
     """
     mine = str(dtype).removeprefix("torch.")
     if mine != adapters.dtype:
@@ -136,8 +136,8 @@ def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
             "adapters_beside_another_dtype",
             trainer=adapters.dtype,
             generator=mine,
-            consequence="samples are of a slightly different policy than the one that is trained",
-            remedy="give trainer and generator the same model.dtype",
+            consequence="samples come from a slightly different policy than the one being trained",
+            remedy="use the same model.dtype for trainer and generator",
         )
 
 
@@ -174,7 +174,7 @@ def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], ada
     for module, pair in factors.items():
         weight = model.tensor_shapes.get(f"{module}.weight")
         if weight is None:
-            raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model has not: {_REMEDY}")
+            raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model does not have: {_REMEDY}")
         first, second = pair.get("A", ()), pair.get("B", ())
         fits = len(first) == len(second) == len(weight) == 2 and first[0] == second[1] == adapters.rank
         wanted = weight[::-1] if f"{module}.weight" in model.transposed_names else weight

@@ -1,9 +1,9 @@
-"""What every engine promises: token ids in; token ids, text and behaviour logprobs out; weights
-replaced whole or not at all.
+"""The contract of every engine: token ids in; token ids, text and behaviour logprobs out; weights
+are replaced completely or not at all.
 
-The logprobs of a sample are *processed*: of the distribution that the token was drawn from, after
+A sample's logprobs are *processed*: those of the distribution that the token was drawn from, after
 temperature, top-k and top-p, in that order. At temperature 0 the likeliest token is taken, top-k
-and top-p do not act, and the logprob is that of temperature 1.
+and top-p have no effect, and the logprob is that of temperature 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_TEMPERATURE = 0.01
 
 
 class EngineError(RuntimeError):
-    """An engine cannot do what was asked; the message says why and what helps."""
+    """An engine cannot do what was requested; the message names the cause and the remedy."""
 
 
 class PolicyLoadError(EngineError):
@@ -127,13 +127,13 @@ class Engine(ABC):
     name: str
     """What it is called in the configuration, logs and metrics."""
     loads_policies: bool = True
-    """Whether `load_policy` can replace the weights. One that cannot answers with weights that
-    nobody trains.
+    """Whether `load_policy` can replace the weights. If not, the engine's weights are not trained
+    here.
     """
     shares_device: bool = True
-    """Whether it computes on this machine, where it may have to take turns."""
+    """Whether it computes on this machine and so may have to take turns."""
     good_calls: int = 1
-    """Calls in flight that keep it busy, where the configuration does not say."""
+    """The number of concurrent calls that keep it busy, if the configuration does not say."""
     metrics_prefix: str = ""
     """Of the metrics that it puts into prometheus_client's default registry; they are served with
     the generator's.
@@ -176,9 +176,9 @@ class Engine(ABC):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the device, where it is shared in turns (`model.device_turns`): `start`, `generate`,
-        `load_policy` and `score` are called within. The wait for it may be long and belongs outside
-        of a call's own deadline. Raises `EngineError`.
+        """Hold the device, if it is shared in turns (`model.device_turns`): call `start`,
+        `generate`, `load_policy` and `score` within. The wait for a turn may be long and must not
+        count toward a call's deadline. Raises `EngineError`.
         """
         yield
 

@@ -1,10 +1,9 @@
-"""How completions may be computed side by side without changing their logprobs: asked of the model
-itself, when it is loaded.
+"""How to compute completions in batches without changing their logprobs, tested on the model when
+it is loaded.
 
-Architectures differ in what they do with padding and with a cache that is repeated, and the wrong
-way often raises nothing. So every way is tried on a few tokens, past the model's attention windows,
-against each text computed alone; the fastest right one is taken, and a model for which none is
-right is refused.
+Architectures differ in how they treat padding and repeated caches, and a wrong method often raises
+no error. So every method is tested on a few tokens, past the model's attention windows, against
+each text computed alone. The fastest correct method is used, and a model without one is refused.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _HALF_TOLERANCE = 0.05
 
 
 class UnsafeModel(Exception):
-    """No way to sample from this model gives the logprobs of its texts computed alone; the message
-    says what was found.
+    """No sampling method gives the same logprobs as computing each text alone; the message has the
+    findings.
     """
 
 
@@ -130,7 +129,7 @@ class BatchRows:
         return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, in this order; a row may occur more than once."""
+        """Continue with only these rows, in this order; a row may occur more than once."""
         if self._cache is not None:
             self._cache.reorder_cache(rows)
         self._ids = self._ids[rows]
@@ -184,7 +183,7 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
         if not problem:
             return way
         found.append(f"{way.name}: {problem}")
-    raise UnsafeModel("no way of sampling gives the logprobs of a text computed alone (" + "; ".join(found) + ")")
+    raise UnsafeModel("no sampling method gives the same logprobs as computing each text alone (" + "; ".join(found) + ")")
 
 
 def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -217,7 +216,7 @@ def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, ro
         except Exception as error:  # noqa: BLE001
             raise UnsafeModel(f"it does not compute a text without a cache ({type(error).__name__}: {error})") from error
         if problem := _difference(longer[:-1], shorter, rounded):
-            raise UnsafeModel(f"it is no causal model: a later token moves earlier logprobs ({problem})")
+            raise UnsafeModel(f"it is not a causal model: a later token changes earlier logprobs ({problem})")
         rows.append(longer[:-1])
     return torch.stack(rows)
 

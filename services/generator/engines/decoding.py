@@ -1,5 +1,5 @@
-"""Batched sampling from a causal LM with a key-value cache: tensors in, tensors out, no engine
-around it.
+"""Batched sampling from a causal LM with a key-value cache: a function from tensors to tensors,
+independent of any engine.
 """
 
 from __future__ import annotations

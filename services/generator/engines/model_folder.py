@@ -1,5 +1,5 @@
-"""What engines read from a model's folder or hub name besides its weights: end tokens, context,
-tensor shapes, tokenizer.
+"""What engines read from a model's folder or hub name in addition to its weights: end tokens,
+context, tensor shapes, tokenizer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelFolder:
             if not 0 < len(prompt) < self.context_length:
                 raise EngineError(
                     f"prompt {index} has {len(prompt)} tokens, the context holds {self.context_length} with at least one of each: "
-                    "raise max_model_len or leave the task out"
+                    "raise max_model_len or omit the task"
                 )
         return [min(max_new_tokens, self.context_length - len(prompt)) for prompt in prompts]
 

@@ -1,4 +1,5 @@
-"""Engine over any server with OpenAI's completions interface, for policies that do not train here.
+"""Engine over any server with OpenAI's completions interface, for policies that are not trained
+here.
 
 What the server can do is found out at the start, with a completion of one token:
 

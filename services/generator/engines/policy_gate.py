@@ -42,8 +42,8 @@ class PolicyGate:
 
     @asynccontextmanager
     async def swapping(self, drain_timeout_s: float) -> AsyncIterator[None]:
-        """Hold the weights alone. Raises `PolicyLoadError` when running calls take longer than
-        `drain_timeout_s` to end.
+        """Get exclusive access to the weights. Raises `PolicyLoadError` if running calls take
+        longer than `drain_timeout_s` to finish.
         """
         async with self._one_swap:
             self._open.clear()

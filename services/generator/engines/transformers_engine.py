@@ -1,7 +1,7 @@
 """Engine over plain transformers: the embedded default on a machine without a GPU.
 
-One worker thread owns the model, so the event loop stays live and calls and swaps follow each
-other: nothing is ever sampled from two versions, and there is nothing to lock.
+One worker thread owns the model, so the event loop stays responsive and calls and swaps run one
+after the other. No sample mixes two versions, and no locks are needed.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class TransformersEngine(Engine):
             if self._closing.is_set():
                 raise EngineError("the transformers engine was closed while it was sampling")
             if given_up.is_set():
-                raise EngineError("nobody waits for these samples any more")
+                raise EngineError("the caller no longer waits for these samples")
 
         limits = self._folder.new_token_limits(prompts, params.max_new_tokens)
         generator = torch.Generator(self._device).manual_seed(seed)
@@ -214,8 +214,7 @@ class TransformersEngine(Engine):
             raise PolicyLoadError(f"policy file {weights_file}: holds adapters, and their base cannot be read: {error}") from error
         except (ValueError, MemoryError, RuntimeError) as error:
             raise PolicyLoadError(
-                f"policy file {weights_file}: its adapters have no place in this model ({error}): set trainer.lora.publish = "
-                '"merged"'
+                f'policy file {weights_file}: its adapters do not fit this model ({error}): set trainer.lora.publish = "merged"'
             ) from error
         if base is not None:
             self._copy(base)

@@ -1,5 +1,5 @@
-"""An engine that shares its device with a trainer: awake while it answers, and resting while others
-have their turn.
+"""An engine that shares its device with a trainer: awake during its turn, and asleep while others
+have theirs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _CLOSE_S = 2.0
 
 
 class TurnTakingEngine(Engine):
-    """Another engine, in turns. Those who come while nobody else waits share one turn; else they go
-    into the next.
+    """Wraps an engine that takes turns. Calls that arrive while no other process waits share one
+    turn; otherwise they go into the next.
 
-    A turn ends when the engine rests. Should it not come to rest, the turn is kept until the
-    process ends: nobody is to be let in beside an engine that computes.
+    A turn ends when the engine is at rest. If it does not come to rest, the turn is kept until the
+    process exits: no other process may use the device while an engine computes.
 
     Args:
         engine: does the work; not yet started.
@@ -82,14 +82,14 @@ class TurnTakingEngine(Engine):
         return await self._within().score(prompts, completions, params)
 
     async def close(self) -> None:
-        """Close the engine, in whoever's turn: it takes nothing."""
+        """Close the engine, without needing a turn: closing uses no memory."""
         await self._engine.close()
         if self._ending is not None:
             await asyncio.wait({self._ending}, timeout=_CLOSE_S)
 
     def _within(self) -> Engine:
         if not self._inside:
-            raise EngineError(f"engine {self.name}: called outside of a turn on its device: use it within Engine.turn()")
+            raise EngineError(f"engine {self.name}: called outside a turn on its device: call it within Engine.turn()")
         return self._engine
 
     async def _begin(self) -> None:

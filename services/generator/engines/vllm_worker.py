@@ -1,7 +1,7 @@
-"""What runs inside vLLM's worker processes: read a policy file into the live model, and end with
-the service.
+"""The code that runs inside vLLM's worker processes: it reads a policy file into the live model,
+and exits with the service.
 
-Named to vLLM as its `worker_extension_cls`; its methods are called with `collective_rpc`.
+vLLM gets it as `worker_extension_cls`; its methods are called with `collective_rpc`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class PolicyWorkerExtension:
         threading.Thread(target=watch, name="end-with-service", daemon=True).start()
 
     def unused_adapters(self, number: int) -> list[str]:
-        """Names in adapters `number`, which are loaded, of layers that this model would pass by.
+        """The names of layers in the loaded adapters `number` that this model would ignore.
 
-        vLLM (0.32) says nothing of a module that it has under another name. And where it computes
-        with a layer's weight itself, as multi-head latent attention does with `kv_b_proj`, what is
-        added to that layer's output reaches nothing.
+        vLLM (0.32) silently skips a module that it has under another name. If it computes with a
+        layer's weight directly, as multi-head latent attention does with `kv_b_proj`, an adapter on
+        that layer's output has no effect.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         given = manager.list_adapters()[number].loras
@@ -71,12 +71,12 @@ def _tensors(weights_file: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _repack_for_cpu(module: Any) -> None:
-    """Make a module's packed CPU copy of its weight anew.
+    """Recreate a module's packed CPU copy of its weight.
 
-    vLLM (0.32) packs a matrix for oneDNN when it is loaded, and on reload packs again only what the
-    file names. An output layer tied to the embedding is not named: it would go on multiplying by
-    the old weights. Layers whose unpacked weight was thrown away (it is empty then) were named and
-    are right.
+    vLLM (0.32) packs a matrix for oneDNN when it is loaded, and on reload repacks only the matrices
+    that the file names. An output layer tied to the embedding is not named, so it would keep
+    multiplying by the old weights. Layers whose unpacked weight was discarded (and is empty) were
+    named and are correct.
     """
     weight = getattr(module, "weight", None)
     if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.numel():

@@ -1,4 +1,4 @@
-"""How foreign groups are chosen: pure functions over pool entries, a file each. docs/sampling.md
+"""How foreign groups are chosen: pure functions over pool entries, one file each. docs/sampling.md
 says when to use which.
 """
 

@@ -1,4 +1,4 @@
-"""A draw that is even over task sources first and nodes second, whatever the pool holds most of."""
+"""Draws evenly over task sources first and nodes second, whatever the pool holds most of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy is."""
+"""The interface of a strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
 
 LAST = 2.0**-60
-"""A weight that nobody will ever see chosen while there is an entry of weight 1."""
+"""A weight so small that its entry is practically never chosen while one of weight 1 is left."""
 
 Weigh = Callable[[Sequence[PoolEntry], int, Knowledge], list[float]]
 Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[PoolEntry]]

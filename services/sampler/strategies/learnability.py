@@ -1,5 +1,5 @@
-"""Draws from task sources on which this node's policy sometimes passes and sometimes fails, as far
-as is known.
+"""Draws from task sources on which this node's policy is known to pass sometimes and fail
+sometimes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws more candidates uniformly, of which the trainer keeps the likeliest under its own policy
+"""Draws extra candidates uniformly; the trainer keeps the likeliest under its policy
 (`sampler.oversample`).
 """
 

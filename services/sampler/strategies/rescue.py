@@ -1,4 +1,4 @@
-"""Draws groups with a success on a source that this node's policy fails on before all others."""
+"""Draws groups with a success on a source where this node's policy fails before all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's draw (arXiv 2509.08721, section 3): groups without advantage are dropped, then J are
+"""The paper's draw (arXiv 2509.08721, section 3): groups without advantages are dropped, then J are
 drawn uniformly.
 """
 

@@ -1,3 +1,3 @@
-"""What outlives the trainer: checkpoints, published policies, exports, and the log of batches that
-it reads.
+"""Everything that outlives the trainer: checkpoints, published policies, exports, and the batch log
+that it reads.
 """

@@ -1,5 +1,5 @@
-"""The trainer's log: batches in order, each trained once relative to the checkpoints, and what to
-do when one is missing.
+"""The batch log: batches in order, each trained on once relative to the checkpoints, and what to do
+when one is missing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BatchLog:
             payload = await self._transport.payload(message)
             batch = self._decode(payload, message.seq)
             if batch.number > position.batch_number + 1:
-                raise _gone(self._stream, position, f"it goes on with batch {batch.number}")
+                raise _gone(self._stream, position, f"the log continues with batch {batch.number}")
             self.read_to = message.seq
             if batch.number == position.batch_number + 1:
                 self._unsaved_msgs += 1
@@ -93,8 +93,8 @@ class BatchLog:
             return decode(payload, Batch)
         except MessageError as error:
             raise FatalError(
-                f"message {seq} of {self._stream} is no batch that this version can read ({error}): run trainer and sampler in the "
-                "same version; if they are, the stream is damaged: restore the NATS server's JetStream store"
+                f"message {seq} of {self._stream} is not a batch that this version can read ({error}): run the same version of "
+                "trainer and sampler; if they are the same, the stream is damaged: restore the NATS server's JetStream store"
             ) from None
 
 

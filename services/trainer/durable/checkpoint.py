@@ -1,9 +1,9 @@
-"""Checkpoints on disk: written whole or not at all, checked when read, the newest few and the best
-kept.
+"""Checkpoints on disk: written completely or not at all, verified when read; the newest few and the
+best are kept.
 
-A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest that
-holds a SHA-256 of each file and of itself. It is written beside, flushed to the disk, and renamed;
-a crash at any instant leaves the ones before it.
+A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest with
+a SHA-256 of each file and of itself. It is written under a temporary name, flushed to disk, and
+renamed; a crash at any instant leaves the earlier ones intact.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Says what rounding a published policy loses of what its LoRA adapters add: a gauge always, a log
-line when it is much.
+"""Reports how much of the LoRA adapters' change is lost by rounding a published policy: always as a
+gauge, and in the log when it is much.
 """
 
 from __future__ import annotations

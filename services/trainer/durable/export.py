@@ -1,5 +1,5 @@
-"""A trained policy as a folder: for `transformers`, with config, tokenizer and adapters merged, or
-its adapters alone, for peft.
+"""Exports a trained policy as a folder: for `transformers`, with config, tokenizer and merged
+adapters, or only its adapters, for peft.
 """
 
 from __future__ import annotations

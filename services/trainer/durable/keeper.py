@@ -1,5 +1,5 @@
-"""When checkpoints are written, and what is forgotten once they are: the store's caller, beside the
-steps.
+"""Decides when checkpoints are written and what is deleted afterwards, and calls the store
+alongside the steps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CheckpointKeeper:
         return self.failing and self._batches.wants_checkpoint
 
     async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
-        """A checkpoint of the state after `position`; `failed(kind, remedy, error)` is told where
+        """Write a checkpoint of the state after `position`; calls `failed(kind, remedy, error)` if
         it cannot be written.
         """
         started = time.perf_counter()
@@ -93,7 +93,7 @@ class CheckpointKeeper:
         try:
             await self._batches.forget(self.store.replay_seq())
         except TransportError as error:
-            self._log.warning("batch_log_not_purged", reason=str(error), consequence="tried again at the next checkpoint")
+            self._log.warning("batch_log_not_purged", reason=str(error), consequence="retried at the next checkpoint")
         self._seconds = time.perf_counter() - started
         self._log.info("checkpoint", step=self.written, seconds=round(self._seconds, 3))
 
@@ -111,7 +111,7 @@ class CheckpointKeeper:
             entry = await self._context.node.kv.get(node_bucket(self._config.node.id), EVAL_KEY)
             return decode(entry.value, EvalReport) if entry is not None else None
         except (TransportError, MessageError) as error:
-            self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint stays as it is")
+            self._log.warning("evaluation_unreadable", reason=str(error), consequence="the best checkpoint is unchanged")
             return None
 
 

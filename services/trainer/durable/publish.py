@@ -1,5 +1,5 @@
-"""A new policy on its way to the generators: one file, one entry in the policy store, then the
-pointer that names it.
+"""Publishes a new policy to the generators: one file, one entry in the policy store, then the
+pointer to it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Publisher:
         """What the newest publication was, and its bytes."""
 
     async def read_pointer(self) -> None:
-        """Learn which policy is out there. None is when the pointer is damaged or of an earlier
-        form: the trainer publishes its own anew.
+        """Read which policy is published. None if the pointer is damaged or in an earlier format;
+        the trainer then publishes its own again.
 
         Raises:
             MessageError: the pointer is of a later schema version.
@@ -115,11 +115,12 @@ class Publisher:
         return self.pointer is pointer
 
     async def refused(self, position: TrainedPosition) -> PolicyRefusal | None:
-        """What a generator said of the policy that is out there, or of one that it is made of;
-        None: nothing new.
+        """A generator's refusal of the published policy or of one that it builds on; None: nothing
+        new.
 
         Raises:
-            TransportError: server away. MessageError: what lies under the key is no such message.
+            TransportError: the server is unreachable. MessageError: the key's value is not a
+                refusal.
         """
         if self.pointer is None or self.pointer.version != position.batch_number:
             return None
@@ -149,7 +150,8 @@ class Publisher:
             file.unlink(missing_ok=True)
 
     async def prune(self) -> None:
-        """Forget all policies in the store but the newest `keep` and what the pointer needs."""
+        """Delete all policies from the store except the newest `keep` and those the pointer
+        needs."""
         if self.pointer is None or self.pointer.version == self._pruned_at:
             return
         newest = self.pointer.version

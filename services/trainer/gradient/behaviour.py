@@ -1,5 +1,5 @@
-"""What is known of the policies that sampled a step's completions, as tensors, and which tokens a
-step keeps because of it.
+"""What is known about the policies that sampled a step's completions, as tensors, and which tokens
+a step therefore keeps.
 """
 
 from __future__ import annotations

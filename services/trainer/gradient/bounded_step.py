@@ -1,11 +1,11 @@
-"""The gradient of a step with the local groups first and the foreign ones after, measured apart,
-and bounded where need be.
+"""The gradient of a step: local groups first, then the foreign ones, measured separately, and
+bounded if necessary.
 
 While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the
-micro-batches. Where it is not (`services.trainer.gradient.influence`), every foreign group's
-gradient is measured alone and the foreign part is computed again with the losses of those beyond
-the bound scaled down. That costs two more passes over the foreign groups, in such steps only. A
-second copy of the gradients is held while there are both local and foreign groups.
+micro-batches. If it is not (`services.trainer.gradient.influence`), every foreign group's gradient
+is measured alone, and the foreign part is computed again with the losses of groups beyond the bound
+scaled down. That costs two more passes over the foreign groups, only in such steps. While there are
+both local and foreign groups, a second copy of the gradients is kept.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Logprobs and entropy from hidden states, a chunk of the logits at a time: the output layer,
-softmax and their gradient.
+"""Logprobs and entropy from hidden states, computed one chunk of logits at a time: the output
+layer, softmax and their gradient.
 
 A model's logits are by far the largest tensor of a step (16,384 tokens of a vocabulary of 151,936:
-10 GB in float32), and automatic differentiation holds several copies. Here the logits of a chunk of
-tokens are computed, reduced to two numbers a token and forgotten; the backward pass computes them
-again. Memory is one chunk, small parts of it in float32, and the gradients themselves. The result
-is that of the unchunked computation but for the order of additions in the weight's gradient.
+10 GB in float32), and automatic differentiation keeps several copies. Here the logits of one chunk
+of tokens are computed, reduced to two numbers per token and discarded; the backward pass computes
+them again. This needs memory for one chunk, small parts of it in float32, and the gradients
+themselves. The result equals the unchunked computation except for the order of additions in the
+weight's gradient.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Weights of foreign completions, by the sign of their advantage and by the level at which
 likelihoods are compared. Pure.
 
-A foreign completion was sampled by its author's policy b; w = p / b, with p this node's (proximal)
-policy, makes its gradient that of this node's policy. At the level of tokens every token has its
-ratio; at that of sequences all tokens of an answer have the product of the ratios (unbiased, and of
-large variance), or their geometric mean (GSPO, arXiv 2507.18071). Product and mean need no tokens
-in common: an answer of another tokenizer is weighed from the sum of its author's logprobs (HACPO,
-arXiv 2603.02604).
+A foreign completion was sampled by its author's policy b; the weight w = p / b, with p this node's
+(proximal) policy, turns its gradient into that of this node's policy. At the token level every
+token has its own ratio; at the sequence level all tokens of an answer share the product of the
+ratios (unbiased, with a large variance) or their geometric mean (GSPO, arXiv 2507.18071). Product
+and mean need no common tokens: an answer of another tokenizer is weighted from the sum of its
+author's logprobs (HACPO, arXiv 2603.02604).
 
-What becomes of w depends on the advantage's sign: `capped` is min(w, cap), `at_most_one` is min(w,
-1), `one` is 1. TOPR (arXiv 2503.14286) has `one` for positive and `at_most_one` for negative
-advantages: what is good is learnt however unlikely, what is bad is pushed down only as far as this
-node's policy would say it.
+How w is used depends on the advantage's sign: `capped` is min(w, cap), `at_most_one` is min(w, 1),
+`one` is 1. TOPR (arXiv 2503.14286) uses `one` for positive and `at_most_one` for negative
+advantages: good answers are learned however unlikely they are, and bad ones are pushed down only as
+far as this node's policy would produce them.
 """
 
 from __future__ import annotations

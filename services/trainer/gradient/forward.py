@@ -59,7 +59,7 @@ def completion_logprobs(
     shared and the attention cannot.
     """
     if not temperature > 0.0:
-        raise ValueError(f"temperature is {temperature}: behaviour logprobs need one that is more than 0")
+        raise ValueError(f"temperature is {temperature}: behaviour logprobs need one above 0")
     positions, targets = rows.predicted_from[rows.mask], rows.targets[rows.mask]
     head = output_layer(model)
     if separate_head is not None and head is not None and separate_head.is_used(head, len(positions)):
@@ -74,17 +74,15 @@ def completion_logprobs(
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:
-    """What makes logits of hidden states, or None where the model names none; wrappers such as
-    LoRA's are looked through.
+    """The module that computes logits from hidden states, or None if the model names none; wrappers
+    such as LoRA's are unwrapped.
     """
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     return head
 
 
 def text_config(model: nn.Module) -> object:
-    """The configuration of the model's language part; wrappers such as LoRA's are looked
-    through.
-    """
+    """The configuration of the model's language part; wrappers such as LoRA's are unwrapped."""
     return model.config.get_text_config()  # type: ignore[operator, union-attr]
 
 
@@ -141,8 +139,8 @@ def _in_chunks(
 
 
 def _whole(parameter: object) -> Tensor:
-    """A sharded parameter put together; its gradient is the sum of all processes', each of which
-    keeps its part.
+    """A sharded parameter, gathered; its gradient is the sum over all processes, each of which
+    keeps its shard.
     """
     if isinstance(parameter, DTensor):
         return parameter.full_tensor(grad_placements=[Partial()])
@@ -205,7 +203,7 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
         dtype = next(model.parameters()).dtype
         return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
     raise ValueError(
-        f"attention {implementation!r} takes no mask of one's own, so completions cannot share a row: "
+        f"attention {implementation!r} does not accept a custom mask, so completions cannot share a row: "
         "use sdpa, or plan rows with shared_prompt=False"
     )
 

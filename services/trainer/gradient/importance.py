@@ -1,8 +1,8 @@
-"""Importance weights: the policy that sampled a token is not quite the one that trains on it.
+"""Importance weights, because the policy that sampled a token is not quite the one being trained.
 
 Decoupled (AReaL, arXiv 2505.24298): clipping acts on policy / proximal, and this weight, proximal /
-behaviour, corrects for staleness and for the inference engine's own numerics. It is a constant,
-never a path for gradients.
+behaviour, corrects for staleness and for the inference engine's numerics. It is a constant and
+never carries a gradient.
 """
 
 from __future__ import annotations

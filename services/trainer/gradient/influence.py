@@ -1,13 +1,13 @@
 """How much of a step one foreign group may be. Pure arithmetic over token counts and gradient
 norms.
 
-Two bounds. Its *share*: in objectives that divide by tokens, a group far longer than the others
-counts for no more tokens than `factor` times what is usual, in the loss and in the divisor, so that
-it neither outweighs nor dilutes them. Its *gradient*: length says little of it, because text that
-the policy finds absurd has gradients a hundred times those of what it might have said. Where the
-foreign part of a step's gradient is out of proportion to the local part, each foreign group is
+There are two bounds. *Share*: in objectives that divide by tokens, a group far longer than the
+others counts for at most `factor` times the usual number of tokens, in the loss and in the divisor,
+so that it neither outweighs nor dilutes them. *Gradient*: length says little about it, because text
+that the policy finds absurd has gradients a hundred times those of text it might have produced. If
+the foreign part of a step's gradient is out of proportion to the local part, each foreign group is
 measured alone, and one beyond `factor` times a typical group is scaled down to a typical one. An
-honest batch is within both bounds: its gradient is the plain sum.
+honest batch is within both bounds, and its gradient is the plain sum.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def out_of_proportion(
 
 
 def foreign_scales(rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norms: Sequence[float]) -> list[float]:
-    """What to multiply each foreign group's loss with, given its gradient's norm alone.
+    """The factor for each foreign group's loss, given only the norm of its gradient.
 
-    1 up to `factor` times the typical norm; beyond, what makes it typical, so that to be over the
-    bound gains nothing over being ordinary; 0 where the norm is no number. Typical is the lower
-    median over all groups, each local one taken to have `local_norm / sqrt(local_groups)`, or that
-    norm itself where it is more: neither senders of large gradients nor of tiny ones move it while
-    they are the fewer.
+    1 up to `factor` times the typical norm; beyond that, the factor that makes the norm typical, so
+    that exceeding the bound gains nothing; 0 if the norm is not a number. Typical is the lower
+    median over all groups, where each local one counts as `local_norm / sqrt(local_groups)`, or as
+    `local_norm` if that is more. Neither senders of large gradients nor of tiny ones move it while
+    they are the minority.
     """
     typical_local = local_norm / math.sqrt(local_groups) if local_groups and math.isfinite(local_norm) else 0.0
     norms = [*filter(math.isfinite, foreign_norms), *([typical_local] * local_groups)]

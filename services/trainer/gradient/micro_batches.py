@@ -1,7 +1,7 @@
 """Which completions share a row, and which rows share a micro-batch. Pure arithmetic over lengths.
 
-Nothing here changes a result: the normaliser is fixed for the whole step before. It only decides
-what it costs.
+Nothing here changes a result, because the normaliser is fixed for the whole step beforehand. It
+only affects the cost.
 """
 
 from __future__ import annotations

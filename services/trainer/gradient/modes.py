@@ -1,10 +1,10 @@
-"""Training without dropout, whatever way a model applies it: the policy that learns must be the
-policy that sampled.
+"""Training without dropout, however a model applies it: the policy being trained must be the policy
+that sampled.
 
-Dropout hides in `nn.Dropout` modules, in functional calls that ask `self.training`, in layers that
-are skipped at random and in noise on a router. So the model stays in eval mode, as the generator's
-does. Two things alone are in train mode: the adapters' own dropout, which is wanted, and the layers
-that recompute activations, because transformers ties that to the mode.
+Dropout hides in `nn.Dropout` modules, in functional calls that read `self.training`, in layers that
+are skipped at random and in noise on a router. So the model stays in eval mode, as in the
+generator. Only two things are in train mode: the adapters' own dropout, which is wanted, and the
+layers that recompute activations, because transformers ties that to the mode.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Token rows: how the prompt and the completions of rollout groups are laid out for the model.
+"""Token rows: how the prompts and completions of rollout groups are laid out for the model.
 
 A row holds one prompt and one or more of its completions: `prompt, completion, completion, ...`.
-Every completion sees the prompt and itself, and its positions go on where the prompt ends, so that
-each is computed as if it stood alone and the prompt is computed once. A row with one completion is
-an ordinary causal row.
+Every completion sees the prompt and itself, and its positions continue where the prompt ends. So
+each is computed as if it were alone, while the prompt is computed once. A row with one completion
+is an ordinary causal row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which rows of a step each process computes. Pure arithmetic: every process works out all shares
+"""Which rows of a step each process computes. Pure arithmetic: every process computes all shares
 and takes its own.
 
-Rows are never cut, and a row holds whole completions, so objectives that look at a whole sequence
-see it whole. The normaliser is that of the whole step, so the processes' gradients add up to that
-of one process.
+Rows are never cut, and a row holds whole completions, so objectives over whole sequences work. The
+normaliser is that of the whole step, so the processes' gradients add up to that of one process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether a model computes completions that share a row exactly as if each stood alone: asked of
-the model itself.
+"""Tests on the model itself whether it computes completions that share a row exactly as if each
+were alone.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class UpdateConfig:
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether what a step drops is known only from the policy's logprobs at the start of the
-        batch.
+        """Whether the policy's logprobs at the start of the batch are needed to decide what a step
+        drops.
         """
         return self.importance.drops_by_likelihood or self.objective.objective.keeps is not None
 
@@ -222,7 +222,7 @@ def accumulate_part(
     loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> GradientPart:
-    """As `accumulate_gradients`, for the groups at `numbers` alone; `normaliser` is the whole
+    """Like `accumulate_gradients`, but only for the groups at `numbers`; `normaliser` is the whole
     step's.
     """
     part = GradientPart(LossSums.zero(next(model.parameters()).device))

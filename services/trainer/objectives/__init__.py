@@ -1,7 +1,7 @@
 """Policy-gradient objectives as pure functions over tensors: one file each, found by name through
 `shared.registry.OBJECTIVES`.
 
-No model, optimizer or configuration file is known here; `services.trainer.gradient.update` puts
-these to work. The objectives, `base` and `config` import without torch, so that a configuration can
-be checked against what an objective says of itself.
+Nothing here knows a model, optimizer or configuration file; `services.trainer.gradient.update`
+applies the objectives. The objectives, `base` and `config` can be imported without torch, so that a
+configuration can be checked against an objective's declarations.
 """

@@ -1,9 +1,8 @@
 """Advantages of a batch of rollout groups, from rewards alone.
 
-The divisor differs between every published system; the one used here (sample standard deviation,
-plus 1e-4) is the convention of TRL's GRPO trainer. Two things hold that hold in few of them: a
-group of one has advantage 0, not its raw reward, and a group without spread has advantage exactly
-0, not what rounding leaves over.
+The divisor differs between published systems; this one (sample standard deviation plus 1e-4) is the
+convention of TRL's GRPO trainer. Unlike in most systems, a group of one has advantage 0, not its
+raw reward, and a group whose rewards are all equal has advantage exactly 0, not a rounding error.
 """
 
 from __future__ import annotations
@@ -126,7 +125,9 @@ def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
 
 
 def _checked(advantages_of: GroupAdvantages, rewards: Sequence[float]) -> list[float]:
-    """What somebody's own function says, refused where it would spoil the gradient."""
+    """The advantages of an installed objective's function, refused if they would spoil the
+    gradient.
+    """
     advantages = [float(each) for each in advantages_of(rewards)]
     if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
         raise ValueError(
@@ -147,5 +148,5 @@ def _check_finite(group_rewards: Sequence[Sequence[float]]) -> None:
         if not all(math.isfinite(reward) for reward in rewards):
             raise ValueError(
                 f"group {index} has a reward that is not finite ({list(rewards)}): "
-                "the verifier must refuse such scores before they reach the trainer"
+                "the verifier must refuse such rewards before they reach the trainer"
             )

@@ -1,8 +1,8 @@
 """Weights that aggregate a loss per token to the loss of a batch.
 
-The counts are those of the whole optimizer step, taken before it is cut into micro-batches, so that
-a cut changes nothing. Tokens that are dropped count nowhere: whoever sends many of them must not
-make the others' gradient small.
+The counts are those of the whole optimizer step, before it is cut into micro-batches, so that the
+cut changes nothing. Dropped tokens do not count: a sender of many of them must not make the others'
+gradient small.
 """
 
 from __future__ import annotations

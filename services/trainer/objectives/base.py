@@ -1,4 +1,4 @@
-"""What an objective is: the loss of a token, and what it says of itself for everything around that
+"""The interface of an objective: the loss of a token, and declarations for the code around that
 loss.
 """
 

@@ -1,7 +1,7 @@
 """CISPO (arXiv 2506.13585): `-sg[clamp(r, cispo_min, cispo_max)] A lp`, so that a clamped token
 keeps its gradient.
 
-The bounds are the ratio's own, not distances from 1; peers differ in this.
+The bounds apply to the ratio itself, not to its distance from 1; implementations differ in this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The objective that a configuration asks for, with its settings."""
+"""Builds the configured objective with its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class ConfiguredObjective:
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing to the objective they are for."""
         if self.settings.dual_clip and not self.objective.clips:
-            raise ValueError(f"dual_clip acts on objectives that clip, and {self.name} does not: set it to 0 or choose another")
+            raise ValueError(
+                f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
+            )
         if self.aggregated_by == "fixed_length" and (self.max_completion_tokens or 0) < 1:
             raise ValueError(f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more")
 
@@ -68,10 +70,10 @@ def configured_objective(config: NodeConfig) -> ConfiguredObjective:
     """
     trainer = config.trainer
     if trainer.objective_options and trainer.objective in OBJECTIVES.built_in:
-        raise ValueError(f"trainer.objective_options are for an objective of your own: {trainer.objective} has settings by name")
+        raise ValueError(f"trainer.objective_options are for installed objectives: {trainer.objective} has named settings")
     wanted = ConfiguredObjective(trainer, config.generator.max_new_tokens)
     if wanted.objective.advantages == "leave_one_out" and trainer.advantage_scale == "batch":
         raise ValueError(
-            f"trainer.objective {wanted.name} centres each group on the others' mean: use advantage_scale none or group"
+            f"trainer.objective {wanted.name} centres each reward on the mean of the others: use advantage_scale none or group"
         )
     return wanted

@@ -1,5 +1,5 @@
-"""Dr. GRPO (arXiv 2503.20783): the clipped surrogate, divided by a constant length, so that long
-answers weigh no less.
+"""Dr. GRPO (arXiv 2503.20783): the clipped surrogate, divided by a constant length, so that the
+tokens of long answers do not count less.
 """
 
 from __future__ import annotations

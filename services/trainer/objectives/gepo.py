@@ -1,8 +1,8 @@
-"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence, divided by an expectation
-over the group.
+"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence whose ratio divides by an
+expectation over the group.
 
 r = exp(mean lp) / (sum q^2 / sum q) over the group, with q = exp(mean log b) of each answer,
-instead of by an answer's own q.
+instead of dividing by the answer's own q.
 """
 
 from __future__ import annotations

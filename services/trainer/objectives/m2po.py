@@ -1,8 +1,8 @@
 """M2PO (arXiv 2510.01161; AReaL's `actor.py`): DAPO's loss without the tokens furthest from the
 policy that sampled them.
 
-Over the whole step, the tokens of largest (log b - log prox)^2 are dropped until the mean of the
-rest is below `m2_threshold`.
+Over the whole step, the tokens with the largest (log b - log prox)^2 are dropped until the mean of
+the rest is below `m2_threshold`.
 """
 
 from __future__ import annotations

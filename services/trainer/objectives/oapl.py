@@ -1,8 +1,7 @@
-"""OAPL (arXiv 2602.19362): no ratio; regresses the log ratio to the policy that sampled on the
-advantage above the soft value.
+"""OAPL (arXiv 2602.19362): no ratio; it regresses the log ratio to the sampling policy on the
+advantage over the soft value.
 
-`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes where the policy is the
-optimal one.
+`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes for the optimal policy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Sums over tokens from which a step's statistics follow, whatever micro-batches it was cut
-into.
-"""
+"""Sums over tokens from which a step's statistics follow, however it was cut into micro-batches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a policy that is spread over processes (FSDP2) asks of the code that trains it.
+"""What a policy sharded over processes (FSDP2) requires of the training code.
 
-`Parallel` is all that the learner knows of the other processes; one on its own has `ALONE`. How
-they are led is in `torchrun`.
+`Parallel` is all that the learner knows of the other processes; a single process uses `ALONE`.
+`torchrun` has the code that leads them.
 """

@@ -1,5 +1,5 @@
-"""Joining the processes that torchrun started: who this process is, on which device, and whether
-all want the same.
+"""Joins the processes that torchrun started: this process's rank and device, and whether all have
+the same configuration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Place:
             rank, ranks, local_rank = -1, 0, 0
         if not 0 <= local_rank <= rank < ranks:
             found = ", ".join(f"{name}={value}" for name, value in said.items())
-            raise FatalError(f"{found} is no place among processes: start with torchrun, or unset them to train in one process")
+            raise FatalError(
+                f"{found} is not a valid rank and world size: start with torchrun, or unset them to train in one process"
+            )
         return cls(rank, ranks, local_rank)
 
     def device(self, name: str) -> torch.device:
@@ -58,10 +60,10 @@ class Place:
         if device.type != "cuda":
             return device
         if device.index is not None and name != "auto":
-            raise FatalError(f"model.device is {name!r}, but each of {self.ranks} processes needs a GPU of its own: set it to auto")
+            raise FatalError(f"model.device is {name!r}, but each of {self.ranks} processes needs its own GPU: set it to auto")
         if self.local_rank >= torch.cuda.device_count():
             raise FatalError(
-                f"process {self.local_rank} of this machine has no GPU of its own, {torch.cuda.device_count()} are there: "
+                f"process {self.local_rank} of this machine has no GPU, because there are only {torch.cuda.device_count()}: "
                 "lower torchrun's --nproc-per-node"
             )
         return torch.device("cuda", self.local_rank)
@@ -101,8 +103,8 @@ def naming_the_loss(place: Place, timeout_s: float) -> Iterator[None]:
             raise
         cause = str(error).strip().splitlines()[0][:300]
         raise ProcessLost(
-            f"of {place.ranks} training processes another one ended, or did not answer for {timeout_s:g} s ({cause}): see what it "
-            "logged; start torchrun again, training goes on from the newest checkpoint"
+            f"another one of the {place.ranks} training processes exited, or did not answer for {timeout_s:g} s ({cause}): see its "
+            "log; restart torchrun, and training resumes from the newest checkpoint"
         ) from None
 
 
@@ -112,7 +114,7 @@ def _check_same(config: NodeConfig) -> None:
     different = [rank for rank, digest in enumerate(found) if digest != found[0]]
     if different:
         raise FatalError(
-            f"processes {different} have another configuration or torch than process 0: start all of them with the same files and "
+            f"ranks {different} have another configuration or torch version than rank 0: start all of them with the same files and "
             "environment"
         )
 

@@ -1,5 +1,5 @@
-"""An optimizer's `state_dict` with whole tensors, as checkpoints hold it, from one with sharded
-tensors, and back.
+"""Converts an optimizer's `state_dict` between full tensors, as in checkpoints, and
+sharded ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a learner asks of the processes that train with it, and the answers of a process that is
-alone.
+"""The learner's requests to the processes that train with it, and their implementation for a single
+process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Parallel(Protocol):
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A sharded tensor put together in rank 0, and nothing (0 elements) elsewhere; a plain
-        tensor as it is.
+        """A sharded tensor gathered in rank 0, and empty (0 elements) elsewhere; a plain tensor
+        unchanged.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""A policy split over processes with FSDP2: weights, gradients and optimizer states in parts, a
-layer put together when used.
+"""Shards a policy over processes with FSDP2: weights, gradients and optimizer states are sharded,
+and a layer is gathered when used.
 """
 
 from __future__ import annotations

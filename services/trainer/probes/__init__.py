@@ -1,3 +1,3 @@
-"""What is asked of a model when it is loaded: which layers can be trained, how its logits are made,
-what adapters reach.
+"""Tests of a model when it is loaded: which layers can be trained, how its logits are computed,
+which weights adapters reach.
 """

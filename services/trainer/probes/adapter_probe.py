@@ -1,5 +1,5 @@
-"""Which adapters can learn: asked of the model itself, since some read a layer's weight past its
-adapter, or never call it.
+"""Tests on the model itself which adapters can learn, because some models read a layer's weight
+past its adapter or never call the layer.
 """
 
 from __future__ import annotations

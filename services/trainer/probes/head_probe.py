@@ -1,5 +1,5 @@
-"""Whether a model's output layer may be computed apart from the rest of it, in chunks: asked of the
-model itself.
+"""Tests on the model itself whether its output layer may be computed separately from the rest, in
+chunks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _HALF_TOLERANCE = 0.05
 _LARGE_LOGIT = 60.0
-"""To which the probe raises the largest logit, so that what acts on large ones only, such as a soft
-cap at 30, shows.
+"""The probe raises the largest logit to this value, so that effects on large logits, such as a soft
+cap at 30, are detected.
 """
 
 
@@ -49,21 +49,21 @@ def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
         structlog.get_logger("trainer").warning(
             "logits_not_chunked",
             reason=str(reason),
-            consequence="all logits of a forward pass are held at once: lower trainer.token_budget if they do not fit",
+            consequence="all logits of a forward pass are kept in memory at once: lower trainer.token_budget if they do not fit",
         )
         return None
 
 
 @torch.no_grad()
 def probed(model: nn.Module) -> SeparateHead:
-    """The model's separate head, tried on a few tokens. Raises NotSeparate, or what a model raises
-    that cannot be tried.
+    """The model's separate head, tested on a few tokens. Raises NotSeparate, or the model's own
+    error if it cannot be tested.
     """
     head = output_layer(model)
     if type(head) is not nn.Linear:
         raise NotSeparate(f"the output layer is a {type(head).__name__}, not a plain linear layer")
     if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head):
-        raise NotSeparate("something hooks into the output layer")
+        raise NotSeparate("a hook is registered on the output layer")
     config = text_config(model)
     softcap = getattr(config, "final_logit_softcapping", None)
     transform = LogitTransform(

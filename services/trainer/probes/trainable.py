@@ -1,5 +1,5 @@
-"""Whether the trainer computes a model's logprobs as each text alone would give them: asked of the
-model when it is loaded.
+"""Tests when a model is loaded whether the trainer computes the same logprobs as for each text
+alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BEYOND = 16
 
 
 class UntrainableModel(ValueError):
-    """The model would be trained on other logprobs than it samples with; the message says what was
-    found and what helps.
+    """The model would be trained on other logprobs than it samples with; the message has the
+    findings and the remedy.
     """
 
 
@@ -69,13 +69,13 @@ def _compare(model: nn.Module, rounded: bool) -> None:
     moved = _difference(otherwise_ended[before_ends], expected[before_ends], rounded) or _difference(longer, shorter, rounded)
     if problem := moved or _difference(padded, expected, rounded):
         raise UntrainableModel(
-            f"{_name(model)} gives a text's tokens other logprobs when text or padding follows them ({problem}): it is no causal "
-            "language model, and cannot be trained here"
+            f"{_name(model)} gives a text's tokens other logprobs when text or padding follows them ({problem}): it is not a "
+            "causal language model, and cannot be trained here"
         )
     for found in passes:
         if problem := _difference(found, expected, rounded):
             raise UntrainableModel(
-                f"{_name(model)} does not compute the same logprobs when it trains ({problem}): it keeps dropout or noise on, "
+                f"{_name(model)} does not compute the same logprobs in training ({problem}): it keeps dropout or noise on; "
                 "set its rates in the model's config.json to 0, or trainer.gradient_checkpointing to false"
             )
 

@@ -1,9 +1,9 @@
 """What foreign groups may cost in one step. Pure arithmetic over token positions; the same batch
 gives the same answer.
 
-A foreign group may cost `factor` times what is usual in its batch. All groups of one sender
-together may cost what is usual for as many groups, and `factor - 1` times that besides: one group's
-excess, however many groups come. What is over is left out whole.
+A foreign group may cost `factor` times the usual group of its batch. All groups of one sender
+together may cost the usual for that many groups, plus `factor - 1` times the usual: one group's
+excess, however many groups there are. A group over its budget is left out completely.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
-"""What an author's text is worth next to this node's: how often its groups pass here, over earlier
-batches. Pure.
+"""What an author's text is worth relative to this node's: how often its groups passed here, over
+earlier batches. Pure.
 
 HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by
 clip(P_j / P_k, 0.1, 10), with P the mean accuracy over the last five batches of questions that all
-agents answer. Nodes of a swarm answer questions of their own and share only some of their groups,
-so three things differ:
+agents answer. Nodes of a swarm answer different questions and share only some of their groups, so
+three things differ:
 
-* **Like is compared with like.** A foreign group without spread in its rewards is never drawn, and
-  local groups are trained on whatever their rewards are: with all of them counted, others would
-  look abler on hard sources and less able on easy ones than they are. Only groups in which some
-  completions pass and some fail count, on both sides. That moves both means towards a half: among
-  groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the same
-  side of it. Of groups of two it says nothing.
-* **By source.** Each of the author's groups is compared with what this node's groups of its task
-  source pass on average, so that nobody looks able because its tasks are easy. Sources that one
-  side alone has say nothing.
-* **Earlier batches alone.** A factor does not depend on the rewards of the group that it
-  multiplies: groups that turned out well would otherwise count for more because they did.
+* **Like is compared with like.** A foreign group whose rewards are all equal is never drawn, while
+  local groups are trained on whatever their rewards are. If all of them counted, others would look
+  more capable on hard sources and less capable on easy ones than they are. So on both sides only
+  groups count in which some completions pass and some fail. That moves both means towards a half:
+  among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the
+  same side of it. Groups of two carry no information.
+* **By source.** Each of the author's groups is compared with the mean pass rate of this node's
+  groups on the same task source, so that easy tasks do not make an author look capable. Sources
+  that only one side has do not count.
+* **Earlier batches only.** A factor does not depend on the rewards of the group that it multiplies;
+  otherwise groups would count for more because they turned out well.
 
-Rewards are this node's scorer's; nothing that a sender says of itself plays a part. It may still
-choose which groups it sends: at the most that gives it a P of 1, so a factor of 1 / P_own.
+The rewards are those of this node's scorer; a sender's claims play no part. A sender may still
+choose which groups it sends: that gives it at most a P of 1, so a factor of 1 / P_own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The tokens of one group: those that were sampled, or the text encoded again. What was scored is
-what is trained on.
+"""The tokens of one group: those that were sampled, or the text encoded again. The trainer trains
+on exactly what was scored.
 
-A local group comes from this node's own generator and verifier and keeps the tokens that were
-sampled. Of a foreign group only the derived question and the scored texts are known to be what they
-say (`services.verifier.border`): its prompt is rendered here, and an answer's token ids and
-behaviour logprobs are used only where the ids decode to that text and nothing else.
+A local group comes from this node's generator and verifier and keeps the tokens that were sampled.
+Of a foreign group only the derived question and the scored texts are trustworthy
+(`services.verifier.border`). So its prompt is rendered here, and an answer's token ids and
+behaviour logprobs are used only if the ids decode to exactly that text.
 """
 
 from __future__ import annotations

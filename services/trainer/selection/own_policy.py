@@ -1,11 +1,12 @@
-"""What this node's policy thinks of other nodes' answers: text that it finds absurd is not trained
-on.
+"""Checks foreign answers under this node's policy: answers that are far too unlikely are not
+trained on.
 
-A verifier judges the answer at the end, not the way to it, so that a node can wrap a right answer
-in poisoned reasoning; the mean log-probability under this node's policy tells such text from what
-the policy might have said (arXiv 2511.09780). How likely a policy finds its own words differs from
-model to model; how much less likely it finds its peers' hardly does. So the bound is relative to
-the mean of the same batch's local answers, and needs neither choosing for a model nor memory.
+A verifier judges the answer at the end, not the text that leads to it, so a node can wrap a right
+answer in poisoned reasoning. The mean log-probability under this node's policy distinguishes such
+text from text that the policy might have produced (arXiv 2511.09780). How likely a policy finds its
+own text differs from model to model; how much less likely it finds other nodes' text hardly does.
+So the bound is relative to the mean of the same batch's local answers, and needs neither tuning for
+a model nor memory.
 """
 
 from __future__ import annotations
@@ -51,13 +52,12 @@ class OwnPolicyRules:
 def drop_absurd(
     model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int, parallel: Parallel = ALONE
 ) -> tuple[Intake, Counter[str]]:
-    """The intake without the foreign answers that `model`, as it is now, finds absurd; and how many
-    of each node's there were.
+    """The intake without the foreign answers that are absurd under `model` in its current state,
+    and their number by node.
 
-    A dropped answer still counts in its group's baseline. A group of which nothing is left is
-    skipped as `absurd`. The same batch and weights give the same result on a CPU: which groups are
-    looked at follows from the batch's seed and the group's id, whose author cannot know the batch
-    it will be in.
+    A dropped answer still counts in its group's baseline. A group with no answers left is skipped
+    as `absurd`. The same batch and weights give the same result on a CPU: the batch's seed and the
+    group's id determine which groups are checked, and an author cannot know the batch in advance.
     """
     looked_at = groups_to_check(intake, config, rules, batch_seed)
     if not looked_at:
@@ -76,10 +76,10 @@ def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules,
 
 
 def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
-    """The least mean logprob per token of a foreign answer, given those of the batch's local
-    answers when they were sampled.
+    """The smallest allowed mean logprob per token of a foreign answer, given those of the batch's
+    local answers when they were sampled.
 
-    Without local answers there is nothing to compare with, and `min_logprob` stands alone.
+    Without local answers there is nothing to compare with, and only `min_logprob` applies.
     """
     known = [mean for mean in local_means if math.isfinite(mean)]
     if rules.slack is None or not known:

@@ -1,9 +1,9 @@
-"""Which of more foreign groups than a step takes are trained on: the likeliest, or the least
+"""Which foreign groups a step keeps when it gets more than it uses: the likeliest, or the least
 likely, under this node's policy.
 
-The sampler has no model. Where its strategy asks for likelihood it sends more candidates than J and
-says how many to keep (`Batch.preference`); the choice is made here, where the text is computed on
-anyway. The same batch and weights give the same choice on a CPU, so that a resumed trainer trains
+The sampler has no model. If its strategy depends on likelihood, it sends more candidates than J and
+says how many to keep (`Batch.preference`); the choice is made here, where the model computes the
+text anyway. The same batch and weights give the same choice on a CPU, so a resumed trainer trains
 on the same groups.
 """
 
@@ -25,7 +25,7 @@ from shared.contracts.messages import Batch, Preference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferred:
-    """The batch with the chosen foreign groups alone, and what was chosen.
+    """The batch with only the chosen foreign groups, and figures of the choice.
 
     left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token,
     in nats, of the chosen groups' text and of the others'; None where there is none.
@@ -38,9 +38,10 @@ class Preferred:
 
 
 def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateConfig, parallel: Parallel = ALONE) -> Preferred:
-    """Choose among the batch's foreign groups as its `preference` says, under `model` as it is now.
+    """Choose among the batch's foreign groups by its `preference`, under `model` in its current
+    state.
 
-    A candidate that cannot be trained on, or whose likelihood is no number, comes last.
+    A candidate that cannot be trained on, or whose likelihood is not a number, comes last.
     """
     taken = candidates_of(batch, rules)
     if taken is None:

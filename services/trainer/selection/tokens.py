@@ -1,8 +1,8 @@
-"""From a batch's messages to groups in the trainer's own tokens, with advantages and each group's
+"""Converts a batch's messages to groups of the trainer's tokens, with advantages and each group's
 share of the step.
 
-A group that cannot be used is left out and counted, whatever is wrong with it; so is a foreign one
-that costs more than its budget.
+A group that cannot be used, for whatever reason, is left out and counted; so is a foreign one that
+exceeds its budget.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How process 0 tells the others what to do next: a small header that all processes reduce
-together, then a payload.
+"""How rank 0 tells the others what to do next: a small header that all processes reduce together,
+then a payload.
 
-It goes over the host's network (gloo) also where weights go over NCCL, so that waiting for a
-command occupies no GPU.
+It uses the host's network (gloo) even if weights use NCCL, so that waiting for a command occupies
+no GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 class Command(IntEnum):
-    """What all processes do next. BEAT: nothing, but everybody is there."""
+    """What all processes do next. BEAT: nothing; it only shows that every process is alive."""
 
     BEAT = 1
     STEP = 2

@@ -1,4 +1,4 @@
-"""Every process but the first: it computes its share of what process 0 says, and speaks to nobody
+"""Every rank except 0: it computes its share of what rank 0 commands, and communicates with nobody
 else.
 """
 
@@ -60,12 +60,12 @@ def main() -> NoReturn:
 
 
 def follow(place: Place, config: NodeConfig) -> None:
-    """Do what process 0 says until it says that all is done.
+    """Execute rank 0's commands until it says that training is done.
 
     Raises:
-        ProcessLost: process 0 or another one is gone or hangs.
-        FatalError: what process 0 cannot go on after either, such as a model that does not fit the
-            configuration.
+        ProcessLost: rank 0 or another rank is gone or hangs.
+        FatalError: an error that rank 0 cannot continue after either, such as a model that does not
+            fit the configuration.
     """
     parallel = Sharded(place, join(place, config))
     told_to_stop = _StopSignals()

@@ -1,4 +1,4 @@
-"""Process 0 of several: the trainer service, with the other processes at its side."""
+"""Rank 0 of several processes: the trainer service, which leads the other ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _END_S = 3.0
 
 
 class LeadingTrainer:
-    """The trainer of `TrainerService`, whose learner computes with other processes. It alone speaks
-    to anybody outside.
+    """A `TrainerService` whose learner computes with other processes. Only it communicates with
+    anything outside.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -54,14 +54,14 @@ class LeadingTrainer:
         return LeadingLearner(config, self._followers)
 
     async def _watch(self, context: ServiceContext) -> None:
-        """Notice processes that are gone while there is nothing to compute, and pass on what only
-        they were told.
+        """While there is nothing to compute, detect lost processes and act on signals that only
+        they received.
         """
         started_by = os.getppid()
         while True:
             await asyncio.sleep(_BEAT_S)
             if os.getppid() != started_by and not context.stopping.is_set():
-                context.log.warning("launcher_gone", consequence="stopping: nobody would start again what fails")
+                context.log.warning("launcher_gone", consequence="stopping: nothing would restart a process that fails")
                 context.stopping.set()
             if self._followers.met:
                 if await asyncio.to_thread(self._followers.beat):

@@ -1,6 +1,4 @@
-"""The learner of process 0: whatever it is asked to do, the other processes are told to do as
-well.
-"""
+"""The learner of rank 0: it forwards every call to the other ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Followers:
                 raise
 
     def meet(self) -> Sharded:
-        """Wait until all are there."""
+        """Wait until all ranks have arrived."""
         device = join(self._place, self._config)
         self.met = True
         return Sharded(self._place, device)
@@ -88,7 +86,9 @@ class Followers:
             self._one_at_a_time.release()
 
     def end(self) -> None:
-        """Tell them that all is done; those out of step find out when this process ends."""
+        """Tell the other ranks that training is done; a rank that is out of step notices when this
+        process exits.
+        """
         if self._heeding and self._failure is None:
             with self.doing(Command.END):
                 self._heeding = False

@@ -1,5 +1,5 @@
-"""Candidates that are made as wrong answers and are right ones after all, by dataset, and why that
-is so.
+"""Candidates that were made as wrong answers but are right after all, by dataset, with
+the reason.
 """
 
 from __future__ import annotations

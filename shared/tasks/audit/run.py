@@ -1,4 +1,4 @@
-"""Scoring every candidate for some tasks of a dataset, and what was paid."""
+"""Scores every candidate for some tasks of a dataset, and collects those that got full marks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A right answer to a task whose dataset gives none: taken from its metadata, or found by
-search.
-"""
+"""Finds a right answer to a task whose dataset gives none: from its metadata, or by search."""
 
 from __future__ import annotations
 

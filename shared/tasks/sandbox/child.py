@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it."""
+"""One worker process, as its parent sees it."""
 
 from __future__ import annotations
 

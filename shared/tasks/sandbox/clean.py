@@ -1,10 +1,10 @@
-"""Put back the state of the process that datasets and scorers change, so that an answer's reward
-does not depend on earlier ones.
+"""Resets the process state that datasets and scorers change, so that an answer's reward does not
+depend on earlier ones.
 
-A scorer may set the precision of decimals, code that `codeio` runs anything; what deriving sets,
-`derive_item` puts back itself. For this node's local groups putting it back is enough, and costs
-half a microsecond a group. Foreign groups choose their configuration, and get a process each
-(`shared.tasks.sandbox.forker`), in which nothing is left over by construction.
+A scorer may set the precision of decimals, and code that `codeio` runs may change anything;
+`derive_item` itself resets what deriving sets. For local groups a reset is enough, and costs half a
+microsecond per group. Foreign groups choose their configuration, so each gets its own process
+(`shared.tasks.sandbox.forker`), in which nothing can be left over by construction.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a worker takes from itself before it looks at any text, and what of that the system did not
-give.
+"""The permissions that a worker gives up before it sees any text, and which of these protections
+the system lacks.
 
 In this order: the superuser's identity, the network (a namespace), files (Landlock), resource
-limits; after the imports, system calls (seccomp). Each protects where another is missing, so that
-one which cannot be had is no reason to stop, but is said loudly:
-it is counted, logged with the remedy, and shown by `swarm status`.
+limits; after the imports, system calls (seccomp). Each protects where another is missing, so a
+missing one is no reason to stop, but it is reported: counted, logged with the remedy, and shown by
+`swarm status`.
 """
 
 from __future__ import annotations

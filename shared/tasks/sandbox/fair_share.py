@@ -1,10 +1,9 @@
-"""Whose group is scored next: the sender's that has used the least time in the scorers so far.
-Pure.
+"""Whose group is scored next: that of the sender that has used the least scorer time so far. Pure.
 
-Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that runs on by what its
-groups cost; the lowest clock is served. A sender that comes, or comes back, starts at the clock of
-those who are served, so that silence saves nothing up and a new key is no way to the front. What a
-cheap sender waits for is at most one group of each expensive one.
+Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that advances by what its
+groups cost; the lowest clock is served. A sender that arrives, or returns, starts at the clock of
+those being served, so that silence accumulates no credit and a new key does not jump the queue. A
+cheap sender waits for at most one group of each expensive one.
 """
 
 from __future__ import annotations

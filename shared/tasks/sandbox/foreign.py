@@ -1,9 +1,9 @@
-"""The parent's side of foreign groups: processes that serve no group of this node's own, and time
-in them dealt out by sender.
+"""The parent's side of foreign groups: processes that serve no local group, with their time divided
+by sender.
 
-One group at a time goes to a forker, so that what a sender can hold up is known: the group's
-deadline. Who waits is served, and gives way, by `foreign_line`; `drop` ends what a sender has
-waiting and in work.
+A forker gets one group at a time, so that the time a sender can block it is known: the group's
+deadline. `foreign_line` decides who is served next and who loses a group; `drop` ends a sender's
+groups that are waiting or in progress.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ForeignLane:
                 except Exception:
                     # `_serve` has failed the group at work and ended its process; the lane goes on.
                     self.replaced += 1
-                    _log.exception("a process for foreign groups is started again")
+                    _log.exception("a process for foreign groups is restarted")
                     child = await self._start_child()
         except SandboxError as error:
             if all(runner.done() for runner in self.runners if runner is not asyncio.current_task()):

@@ -1,11 +1,11 @@
-"""Which foreign group is scored next, and which gives way when too much waits. Pure.
+"""Which foreign group is scored next, and which is dropped when too many wait. Pure.
 
-Senders that have earned a whole share, and newcomers, are a class each. Within a class time is
-dealt out by sender (`fair_share`), between the two in proportion: newcomers together get their part
-of the scorers' time while established senders wait too, never less, and all that these leave. When
-too much waits, the class that takes most room for its part, and there the sender that has most
-waiting, loses its oldest; of equals, who has used most time. So a cheap sender finds room however
-many dear ones there are.
+Established senders, which have earned a whole share, and newcomers are one class each. Within a
+class time is divided by sender (`fair_share`), between the classes in proportion: newcomers
+together are guaranteed their part of the scorers' time while established senders wait too, plus all
+that these leave. When too much waits, the class that uses most of its part loses a group: the
+oldest of its sender with most waiting; among equals, of the one that has used most time. So a cheap
+sender finds room however many expensive ones there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which files Python needs to go on importing: all that a scorer may read.
+"""The files that Python needs in order to import modules, which are all that a scorer may read.
 
-Libraries import lazily, so that a worker cannot do without. What is installed is readable as a
-whole; of any other folder on the import path (a checkout, a folder in PYTHONPATH) only modules and
-packages, because a node's run folder may lie beside them.
+Libraries import lazily, so a worker needs them at any time. Installed packages are readable
+completely; in any other folder on the import path (a checkout, a folder in PYTHONPATH) only modules
+and packages are, because a node's run folder may be next to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of the sandbox, what comes back, and the bookkeeping in between."""
+"""The sandbox's jobs, their results, and the bookkeeping in between."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Landlock (landlock(7)): from here on this process opens nothing but the files named, whoever owns
-them.
+"""Landlock (landlock(7)): from here on this process opens only the listed files, whoever owns them.
 
-Works for the system's superuser and inside containers alike, and needs no privilege. Versions of
-the interface (ABI) know more and more kinds of access; what the kernel knows is forbidden.
+It also binds the superuser, works inside containers, and needs no privilege. Newer versions of the
+interface (ABI) know more kinds of access; every kind that the kernel knows is forbidden.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker process may not do: limits that it sets on itself before it looks at any text."""
+"""What a worker process may not do: limits that it sets on itself before it sees any text."""
 
 from __future__ import annotations
 

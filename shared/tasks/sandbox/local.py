@@ -1,8 +1,7 @@
 """The parent's side of local groups: batches over a few workers, blame for hangs, replacement.
 
-A job that is interrupted by another job's hang runs again on the next worker and loses nothing;
-only the answer that hung gets reward 0. Jobs behind one that is slow go to other workers, where
-there are any.
+A job interrupted by another job's hang runs again on the next worker and loses nothing; only the
+answer that hung gets reward 0. Jobs behind a slow one go to other workers, if there are any.
 """
 
 from __future__ import annotations

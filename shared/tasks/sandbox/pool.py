@@ -1,8 +1,8 @@
 """The parent's side of the sandbox: jobs go to workers, and their results come back in order.
 
-This node's local groups and others' never share a process: local groups go to workers (`local`),
-foreign ones to a lane of their own (`foreign`). Reasons for which a job fails are those of
-`TaskError`, `task_mismatch`, and `scoring_timeout`.
+Local and foreign groups never share a process: local groups go to workers (`local`), foreign ones
+to a separate lane (`foreign`). A job fails for one of the reasons of `TaskError`, for
+`task_mismatch`, or for `scoring_timeout`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes of the sandbox: their start, tried a few times, and the end of all of them."""
+"""The processes of the sandbox: starting them, with a few retries, and ending all of them."""
 
 from __future__ import annotations
 

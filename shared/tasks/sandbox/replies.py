@@ -1,5 +1,5 @@
-"""What scorer processes answer, checked before anybody believes its form: foreign text may have
-taken the writer over. Pure.
+"""Validates the form of scorer processes' replies, because foreign text may have compromised the
+process. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A seccomp filter of our own: the system calls that a scorer needs, and no others (seccomp(2),
+"""This project's seccomp filter: the system calls that a scorer needs, and no others (seccomp(2),
 seccomp_unotify's kernel docs).
 
-A list of what is allowed, because the kernel grows new calls. Refused are fork, clone, exec,
-ptrace, signals to others, sockets, `process_vm_*`, io_uring, mounts, keyrings and all the rest:
-they fail with EPERM, and a library that tries one goes on.
+It is a list of allowed calls, because the kernel gains new ones. fork, clone, exec, ptrace, signals
+to others, sockets, `process_vm_*`, io_uring, mounts, keyrings and everything else fail with EPERM,
+and a library that tries one continues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def install(*, forking: bool) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
         cause = errno.errorcode.get(ctypes.get_errno(), "refused")
-        raise SeccompUnavailable(f"the kernel takes no filter ({cause}); run on a kernel with CONFIG_SECCOMP_FILTER")
+        raise SeccompUnavailable(f"the kernel accepts no filter ({cause}); run on a kernel with CONFIG_SECCOMP_FILTER")
 
 
 def program(machine: str, *, forking: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""Local jobs that wait for a worker: the urgent ones before the others, each in order."""
+"""Local jobs waiting for a worker: the urgent ones first, each kind in order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A worker process, started by `child` only.
+"""A worker process, started only by `child`.
 
 `python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...]`,
-ROWS as `inheritance` writes it.
+with ROWS in the format of `inheritance`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One worker's share of the work: what it was sent, in order, and how much it is sent at a time.
+"""One worker's share of the work: the jobs sent to it, in order, and how many are sent at a time.
 Pure bookkeeping.
 """
 

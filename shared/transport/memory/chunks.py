@@ -1,4 +1,4 @@
-"""Chunks of large payloads, in a process's own companion streams."""
+"""Chunks of large payloads, in the companion streams of the in-memory server."""
 
 from __future__ import annotations
 

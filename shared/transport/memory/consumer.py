@@ -1,4 +1,4 @@
-"""What a consumer has handed out and not heard of again: JetStream's rules as plain state, for
+"""What a consumer has delivered and not heard back about: JetStream's rules as plain state, for
 `memory`. No I/O.
 """
 

@@ -1,4 +1,4 @@
-"""A message that a transport without a server handed out."""
+"""A message delivered by the in-memory transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small shared state without a server."""
+"""Small shared state of the in-memory transport."""
 
 from __future__ import annotations
 

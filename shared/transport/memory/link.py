@@ -1,4 +1,4 @@
-"""The link between one transport and the server of its process."""
+"""The link between a transport and the in-memory server of its process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server's streams and buckets, for all transports of a process. Time is an argument, so that a
-test can move it.
+"""An in-memory server's streams and buckets, for all transports of a process. Time is an argument,
+so that a test can move it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JetStream's rules as plain state, for `memory`: what is stored, refused and forgotten. No I/O.
+"""JetStream's rules as plain state, for `memory`: what is stored, refused and removed. No I/O.
 
 Time is an argument of the constructor, so that a test can move it.
 """
@@ -69,7 +69,7 @@ class MemoryStream:
             raise NotConnected(f"publish on {subject}: stream {self.spec.name} does not take that subject")
         if 0 <= self.spec.max_msg_bytes < size_bytes:
             raise TooLarge(
-                f"stream {self.spec.name} takes payloads up to {self.spec.max_msg_bytes} bytes, "
+                f"stream {self.spec.name} accepts payloads up to {self.spec.max_msg_bytes} bytes, "
                 f"this one has {size_bytes}: not published",
                 self.spec.max_msg_bytes,
             )

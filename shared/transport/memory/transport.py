@@ -1,5 +1,5 @@
-"""The transport without a server, for tests and for trying out services in one process. See `base`
-for what it promises.
+"""The transport without a server, for tests and for trying out services in one process. `base`
+documents its contract.
 """
 
 from __future__ import annotations

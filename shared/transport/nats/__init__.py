@@ -1,3 +1,3 @@
-"""The transport over NATS JetStream: `transport` puts together what the other modules do. Only here
-is a NATS client imported.
+"""The transport over NATS JetStream: `transport` combines the other modules. Only this package
+imports a NATS client.
 """

@@ -1,4 +1,6 @@
-"""What a publisher must know of a stream before it stores a message there, asked once a minute."""
+"""What a publisher must know about a stream before it stores a message there, refreshed once a
+minute.
+"""
 
 from __future__ import annotations
 

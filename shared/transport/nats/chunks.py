@@ -1,4 +1,4 @@
-"""Large payloads on a NATS server: their chunks in the companion streams, and forgetting them when
+"""Large payloads on a NATS server: their chunks in the companion streams, and removing them when
 their message is gone.
 """
 

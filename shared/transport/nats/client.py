@@ -1,4 +1,4 @@
-"""nats-py, mended where a server or a foreign publisher could do it harm."""
+"""nats-py, with fixes where a server or a foreign publisher could do harm."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the client of a connection complains of: counted by kind, and logged once for as long as it
-repeats itself.
+"""The errors that a connection's client reports: counted by kind, and logged once while they
+repeat.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Complaints:
                 url=options.url,
                 key_file=options.key_file,
                 remedy="the key was replaced or removed at the server while this process ran: restart this service with the new "
-                "key, or put the key's public half back into the server's configuration and reload; it is tried again until then",
+                "key, or put the public key back into the server's configuration and reload; the connection is retried until then",
             )
 
     def forbids(self, subject: str) -> bool:

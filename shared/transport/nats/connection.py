@@ -1,7 +1,7 @@
 """One connection to a NATS server that survives restarts of that server and never waits without a
 deadline.
 
-nats-py retries a first connection silently, gives up for ever after an authorization error and
+nats-py silently retries a first connection, gives up for ever after an authorization error, and
 buffers what is published while it reconnects; here each of these ends in an exception, a log line
 or a counter.
 """

@@ -1,7 +1,7 @@
-"""What a connection shows to a server and trusts of it: an nkey seed or NATS credentials, and a
+"""A connection's credentials and what it trusts: an nkey seed or NATS credentials, and a
 certificate authority.
 
-Every fault that trying again cannot mend is told as `AccessDenied`, with the file and the remedy.
+Every error that a retry cannot fix becomes `AccessDenied`, with the file and the remedy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
         try:
             found["tls"] = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
-            raise AccessDenied(f"certificate authority {ca_file}: {error}: give the PEM file that signed the server's") from None
+            raise AccessDenied(
+                f"certificate authority {ca_file}: {error}: give the PEM file of the authority that signed the server's certificate"
+            ) from None
     return found
 
 
@@ -70,7 +72,8 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except FileNotFoundError:
         raise AccessDenied(
-            f"key file {path} does not exist: make it with `swarm nats keys`, or correct nats.node_key_file or nats.swarm_key_file"
+            f"key file {path} does not exist: create it with `swarm nats keys`, or correct nats.node_key_file or "
+            "nats.swarm_key_file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise AccessDenied(f"key file {path} cannot be read ({error}): make it readable for this process's user") from None
@@ -82,6 +85,6 @@ def _checked_seed(path: str, seed: str) -> str:
     except Exception as error:  # nkeys raises errors of its own, binascii's and nacl's
         raise AccessDenied(
             f"key file {path} holds neither an nkey seed nor NATS credentials ({type(error).__name__}): "
-            "make one with `swarm nats keys`"
+            "create one with `swarm nats keys`"
         ) from None
     return seed

@@ -1,9 +1,9 @@
-"""Reading a stream without a consumer, by (batched) direct get (ADR-31).
+"""Reads a stream without a consumer, by (batched) direct get (ADR-31).
 
-nats-py knows only the single get. A batch is one request that many replies answer; each names the
+nats-py supports only the single get. A batch is one request with many replies; each names the
 sequence before it (`Nats-Last-Sequence`), so a lost reply is noticed, and the last is a status 204.
-What a foreign publisher puts in its headers cannot pass for either: the server overwrites its own
-header names in stored messages, and a status has no `Nats-Sequence`.
+A foreign publisher's headers cannot imitate either: the server overwrites its own header names in
+stored messages, and a status has no `Nats-Sequence`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Headers of stored messages, whoever wrote them: what is small is parsed, of the rest only the
+"""Headers of stored messages, whoever wrote them: small ones are parsed, of larger ones only the
 server's own lines are kept. Pure.
 
-A stream takes headers of up to 64 kB: thirteen thousand lines, or bytes that no parser takes.
-Parsing that for each of a hundred messages a second leaves a reader no time to hear anybody else;
-giving it up whole loses who sent it. The server appends its own lines to a stored message's headers
-when it hands them out (direct get, ADR-31), so they are found at the end.
+A stream accepts headers of up to 64 kB: thirteen thousand lines, or bytes that no parser accepts.
+Parsing that for each of a hundred messages per second would leave a reader no time for anybody
+else; ignoring it completely would lose who sent it. The server appends its own lines to a stored
+message's headers when it delivers them (direct get, ADR-31), so they are found at the end.
 """
 
 from __future__ import annotations

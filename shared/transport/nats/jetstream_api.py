@@ -1,9 +1,9 @@
-"""JetStream's JSON API: requests, typed errors, making streams and consumers as their owner wants
-them, and asking how they are.
+"""JetStream's JSON API: requests, typed errors, creating and updating streams and consumers, and
+reading their state.
 
 Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's
-`errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests hold
-only fields that it told us or that we know.
+`errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests contain
+only fields that the server returned or that we know.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
     except ApiError as error:
         if error.err_code == SUBJECTS_OVERLAP:
             raise TransportError(
-                f"{what}: another stream takes (part of) {', '.join(wanted['subjects'])}: list streams with `nats stream ls`, "
-                "remove the one that is in the way"
+                f"{what}: another stream has (some of) the subjects {', '.join(wanted['subjects'])}: list streams with `nats "
+                "stream ls` "
+                "and remove the conflicting one"
             ) from None
         if error.err_code != STREAM_NAME_IN_USE:
             raise
@@ -205,7 +206,7 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
             raise NotConnected(f"{what}: the stream does not exist: call ensure_stream first") from None
         raise TransportError(
             f"{what}: {error.description}: if it exists with settings that cannot be changed, remove it with "
-            f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are handed out again)"
+            f"`nats consumer rm {stream} {spec.name}` (unacknowledged messages are delivered again)"
         ) from None
 
 

@@ -1,8 +1,7 @@
 """Small shared state in key-value buckets on a server, by direct get and plain publishes.
 
-A watch has no consumer on the server, so none can be lost: it listens to the bucket's own subject
-as a hint that something was written, reads the value by direct get, and reads every few seconds
-besides.
+A watch has no consumer on the server, so none can be lost: it subscribes to the bucket's subject as
+a hint that something was written, reads the value by direct get, and also reads every few seconds.
 """
 
 from __future__ import annotations

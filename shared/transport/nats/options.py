@@ -1,4 +1,4 @@
-"""Where a NATS server is and how this process is let in."""
+"""Where a NATS server is, and how this process authenticates."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Taking work from a durable pull consumer.
+"""Takes work from a durable pull consumer.
 
-Each pull is short and carries `no_wait` together with `expires`: the server waits for the first
-message, then hands over what is there and ends the pull, so none is left behind that would swallow
-a later message. nats-py's own `fetch` waits for a full batch and can stall on a pull that a
-reconnect has orphaned.
+Each pull is short and combines `no_wait` with `expires`: the server waits for the first message,
+then delivers what is available and ends the pull, so that no pull is left behind to swallow a later
+message. nats-py's own `fetch` waits for a full batch and can stall on a pull orphaned by a
+reconnect.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Storing one message in a stream: asked until the server has stored it, or has refused it in words
-that the caller understands.
+"""Stores one message in a stream: retries until the server has stored it, or has refused it with an
+error that the caller understands.
 """
 
 from __future__ import annotations

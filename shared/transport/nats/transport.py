@@ -1,5 +1,5 @@
-"""The transport over NATS JetStream. What it promises stands in `base`; how it keeps it, in the
-modules it puts together.
+"""The transport over NATS JetStream. `base` documents its contract; the modules that it combines
+implement it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class NatsTransport:
         deadline = Deadline(timeout_s)
         limit = (await self._bounds.of(stream)).max_msg_bytes
         if 0 <= limit < len(payload):
-            raise TooLarge(f"stream {stream} takes payloads up to {limit} bytes, this one has {len(payload)}: not published", limit)
+            raise TooLarge(
+                f"stream {stream} accepts payloads up to {limit} bytes, this one has {len(payload)}: not published", limit
+            )
         extra = {**(headers or {}), "Nats-Msg-Id": message_id}
         if expected_last_seq is not None:
             extra["Nats-Expected-Last-Sequence"] = str(expected_last_seq)
