@@ -225,6 +225,25 @@ class GeneratorSection(Section):
     openai_model: str = Field(
         "", description="The model's name on such a server; empty: model.name, or the only one that the server lists."
     )
+    completions: int = Field(
+        8,
+        ge=2,
+        le=1024,
+        description="L: completions per group; 8 as in the paper. At least 2, because advantages compare completions.",
+    )
+    groups_per_call: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="Tasks sampled together in one engine call; more is faster, but the groups are staler when used.",
+    )
+    calls: int = Field(0, ge=0, le=256, description="Concurrent engine calls; 0: 8 for vllm (continuous batching), else 1.")
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="Sampling temperature; the trainer computes logprobs at the same temperature."
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Nucleus sampling. Below 1, tokens outside the nucleus get no gradient for not being sampled."
+    )
     top_k: int = Field(
         0,
         ge=0,
