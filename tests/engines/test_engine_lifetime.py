@@ -30,7 +30,7 @@ def test_the_openai_engine_refuses_to_load_and_to_score_and_says_what_to_use(sub
 def test_a_model_that_the_server_does_not_serve_is_named_at_start(
     subject: Subject, run: Run, model_folders: dict[bool, Path]
 ) -> None:
-    address = subject.engine._base_url  # noqa: SLF001
+    address = subject.base_url
     engine = create_engine("openai", str(model_folders[True]), base_url=address, served_model="gpt-9")
     with pytest.raises(EngineError, match=r"serves \['tiny'\], not gpt-9"):
         run(engine.start())
