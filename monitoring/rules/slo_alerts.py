@@ -25,6 +25,9 @@ def _burns(level: str, long: str, short: str, known: str, factor: float) -> str:
 
 
 def _pair(name: str, level: str, what: str, dashboard: str) -> tuple[Alert, Alert]:
+    """A fast and a slow burn of one objective. Two windows each: the long one so that a short
+    outage wakes nobody, the short one so that the alert ends soon after its cause.
+    """
     summary = f"{{{{ $labels.node }}}} has not {what} for {{{{ $value | humanizePercentage }}}} of the time"
     description = (
         f"In the window that this alert looks at, {{{{ $labels.node }}}} has not {what} for "

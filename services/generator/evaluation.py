@@ -169,6 +169,9 @@ class Evaluator:
         return _Answers([only for (only,) in samples], time.monotonic() - started)
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:
+        """Score and tell. The file comes before the bucket: a report that is lost with this process
+        is made again, and one that the bucket has is not.
+        """
         started, answers = time.monotonic(), answered.samples
         rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
         report = summarise(

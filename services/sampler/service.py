@@ -24,7 +24,7 @@ from services.sampler.memory import SamplerMemory, state_for_new_stream
 from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from services.sampler.strategies import configured_strategy
-from services.sampler.told import ConsumedReport, complain, tell_of_gone, tell_of_move
+from services.sampler.told import ConsumedReport, complain, tell_of_gone, tell_of_move, tell_of_unreadable
 from shared.config import NodeConfig
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
@@ -132,7 +132,7 @@ class SamplerService:
         number = newest.batch.number + 1 if newest.batch is not None else 1
         memory = SamplerMemory(self._limits, self._strategy.keeps, state, number)
         memory.skip_to(first_held)
-        self._say_unreadable(await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
+        tell_of_unreadable(self._context.log, await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
         self._context.log.info(
             "logs_read",
             next_batch=number,
@@ -144,10 +144,6 @@ class SamplerService:
         self._figures.steered(in_force(self._steering_rules, loaded.steering))
         return loaded
 
-    def _say_unreadable(self, problems: list[str]) -> None:
-        for problem in problems:
-            self._context.log.error("scored_group_unreadable", reason=problem, consequence="dropped")
-
     async def _build_batches(self, loaded: _Loaded) -> None:
         """`news` is cleared before anything is read: what arrives while a batch is planned then
         ends the pause at once, instead of being overlooked. Complaints and purges go by their own
@@ -158,7 +154,7 @@ class SamplerService:
         while True:
             self._heard.news.clear()
             cursor = memory.cursor
-            self._say_unreadable(await self._scored.read_into(memory))
+            tell_of_unreadable(self._context.log, await self._scored.read_into(memory))
             decided_at = time.monotonic()
             decision = assembly.decide(
                 memory.local,

@@ -26,6 +26,12 @@ _REMEDIES = {
 }
 
 
+def tell_of_unreadable(log: Log, problems: Sequence[str]) -> None:
+    """Report scored groups that cannot be decoded and are left out."""
+    for problem in problems:
+        log.error("scored_group_unreadable", reason=problem, consequence="dropped")
+
+
 def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
     """Report groups that were chosen for replay but are no longer in the stream."""
     for entry in replayable:

@@ -212,15 +212,8 @@ class Intake:
         await self._store.store(examined, result, message.seq, message.size_bytes)
 
     async def _score(self, sender: str, size_bytes: int, candidate: Candidate) -> JobResult:
-        task, signer = candidate.group.task, self._border.signer(candidate.public_key, time.time())
-        job = ScoringJob(
-            ref=task.ref,
-            texts=[completion.text for completion in candidate.group.completions],
-            expected=task,
-            sender=candidate.public_key,
-            established=signer.established,
-            size_bytes=size_bytes,
-        )
+        signer = self._border.signer(candidate.public_key, time.time())
+        job = _scoring_job(candidate, size_bytes, established=signer.established)
         with self._places.lent(sender, size_bytes):
             self._news.set()
             (result,) = await self._pool.run([job])
@@ -261,3 +254,18 @@ class Intake:
         """Names that no key owns yet do not multiply the share of the key behind them."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
+
+
+def _scoring_job(candidate: Candidate, size_bytes: int, *, established: bool) -> ScoringJob:
+    """The job that derives the task again and scores the answers. Of the group's own task only the
+    reference is used; the rest is what the derived one must equal.
+    """
+    task = candidate.group.task
+    return ScoringJob(
+        ref=task.ref,
+        texts=[completion.text for completion in candidate.group.completions],
+        expected=task,
+        sender=candidate.public_key,
+        established=established,
+        size_bytes=size_bytes,
+    )

@@ -132,6 +132,7 @@ class PlaneMetrics(Collector):
 
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
+        """Made anew for each scrape, because a family keeps every sample that is added to it."""
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",

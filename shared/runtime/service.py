@@ -117,6 +117,9 @@ def _leave(code: int) -> NoReturn:
 
 
 async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
+    """From the signal handlers to the last status. The health server comes first and goes last, so
+    that a probe always hears why the process is not ready.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

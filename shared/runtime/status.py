@@ -7,15 +7,18 @@ import itertools
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
-from shared.runtime.clock import ClockSkew
 from shared.runtime.pace import WorkPace
 from shared.transport.base import Transport, TransportError
+
+if TYPE_CHECKING:  # commands that read statuses need no Prometheus client
+    from shared.runtime.clock import ClockSkew
 
 STOPPED = "stopped"
 """The last state of a process that ends in order."""

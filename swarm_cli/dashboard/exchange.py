@@ -120,6 +120,7 @@ def _point(batch: Batch) -> StepPoint:
 
 
 def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGroup:
+    """Cut here, when it is remembered: a group may hold megabytes, and hundreds are kept."""
     scored = item.scored
     group, rewards = scored.group, scored.rewards
     best = max(range(min(len(rewards), len(group.completions))), key=lambda each: rewards[each], default=0)

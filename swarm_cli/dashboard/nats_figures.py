@@ -72,6 +72,9 @@ def exposition(monitor_url: str) -> str:
 
 
 def _jetstream(jsz: dict[str, Any], server: str) -> Iterator[str]:
+    """Names and labels are those of NATS' own exporter, so that one set of rules reads both. A
+    server without a cluster leads all that it has.
+    """
     meta = jsz.get("meta_cluster")
     leads = "true" if meta is None or meta.get("leader") == server else "false"
     labels = {"server_id": server, "server_name": server, "is_meta_leader": leads}

@@ -89,6 +89,9 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
 
 
 def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
+    """What the node says of itself is a stranger's text: escaped and cut, and under `entry` whether
+    its key signed it.
+    """
     entry = node.entry
     kind = kind_of(node, now)
     return {
@@ -120,6 +123,7 @@ def _words(node: NodeSnapshot, kind: str, now: float) -> str:
 
 
 def _row(row: Row) -> dict[str, Any]:
+    """Rounded to what is drawn, because a page of a hundred curves is to stay small."""
     return {
         "node": row.node,
         "key": visible(row.public_key, 64),

@@ -103,10 +103,10 @@ def _hub(text: str, key: Path | None, ca: Path | None) -> Iterator[Hub]:
         return
     invitation = given_invitation(text)
     with TemporaryDirectory(prefix="swarm-observe-") as folder:
-        yield _of_token(invitation, Path(folder), key, ca)
+        yield _invited_hub(invitation, Path(folder), key, ca)
 
 
-def _of_token(invitation: Invitation, folder: Path, key: Path | None, ca: Path | None) -> Hub:
+def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Path | None) -> Hub:
     user, key_file, ca_file = OBSERVER, str(key or ""), str(ca or "")
     if invitation.credential is not None and not key:
         user, key_file = invitation.credential.user, str(folder / "key.nk")

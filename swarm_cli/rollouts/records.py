@@ -168,6 +168,9 @@ class TrainedRecords:
         return [each for each in found if each is not None]
 
     def _read_on(self) -> None:
+        """Take the lines that came since. Another inode means that the file was rotated: what was
+        read then is in the older file, which is read first.
+        """
         if self.folder is None:
             return
         path = self.folder / TRAINED_FILE

@@ -75,7 +75,7 @@ def test_when_none_is_whole_the_error_names_each_cause_and_the_remedy(tmp_path: 
     store = saved(tmp_path, 1, 2)
     for step in (1, 2):
         (tmp_path / f"step-0000000{step}" / WEIGHTS).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="step-00000002: weights.* torn.*step-00000001.*restore one from a backup"):
+    with pytest.raises(CheckpointError, match="step-00000002: weights.* torn.*step-00000001.*restore one from a copy"):
         store.newest()
 
 

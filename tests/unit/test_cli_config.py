@@ -152,7 +152,7 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
     checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)
     assert checked.returncode == 0, checked.stderr
-    assert "note: models/base does not exist yet: `swarm up` builds it" in checked.stdout
+    assert "note: models/base is not there yet: `swarm up` builds it" in checked.stdout
 
 
 @pytest.mark.slow

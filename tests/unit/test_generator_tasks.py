@@ -49,7 +49,7 @@ def test_a_node_whose_questions_are_all_held_out_or_too_long_is_told_what_to_cha
     tiny = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     config = NodeConfig(tasks=[tiny], generator={"max_new_tokens": 8})
     all_of_them = HeldOut(held_out_tasks([tiny], 5000))
-    with pytest.raises(FatalError, match=r"no task of 1000 tried is new and fits 4088 prompt tokens: .*smaller eval.tasks"):
+    with pytest.raises(FatalError, match=r"none of 1000 tasks tried is new and fits 4088 prompt tokens: .*smaller eval.tasks"):
         Prompter(config, byte_tokenizer(), 4096, all_of_them).for_draw(0)
     with pytest.raises(FatalError, match=r"fits 2 prompt tokens: .*shorter questions"):
         Prompter(config, byte_tokenizer(), 10, HeldOut([])).for_draw(0)

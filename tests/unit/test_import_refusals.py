@@ -117,7 +117,11 @@ def test_a_gguf_file_whose_numbers_make_no_model_is_refused(tmp_path: Path, sett
         ("config.json", lambda old: {**old, "num_attention_heads": 0}, "a number in it is 0 or too large"),
         ("config.json", lambda old: {**old, "hidden_size": "x"}, "Field 'hidden_size' expected int, got str"),
         ("config.json", lambda old: {**old, "num_hidden_layers": -1}, "num_hidden_layers"),
-        ("config.json", lambda old: {**old, "rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "of base -1.0"),
+        (
+            "config.json",
+            lambda old: {**old, "rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
+            "the base of its rotary",
+        ),
         ("tokenizer.json", lambda _: None, "the tokenizer of folder odd cannot be read"),
         ("tokenizer_config.json", lambda _: None, "the tokenizer of folder odd cannot be read"),
     ],

@@ -157,8 +157,8 @@ def broken_files(folder: Path) -> dict[str, Path]:
         return folder / name
 
     return {
-        "is no GGUF file": file("picture.gguf", b"\x89PNG" + bytes(100)),
-        "is no GGUF file ": file("empty.gguf", b""),
+        "is not a GGUF file": file("picture.gguf", b"\x89PNG" + bytes(100)),
+        "is not a GGUF file ": file("empty.gguf", b""),
         "ends inside its header": file("header.gguf", whole[:3000]),
         "ends inside its header ": file("start.gguf", whole[:10]),
         "is truncated: its header announces": file("data.gguf", whole[:-500]),

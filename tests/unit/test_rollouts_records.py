@@ -107,7 +107,7 @@ def test_the_same_few_questions_of_every_dataset_are_kept() -> None:
 def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_run_says_nothing(tmp_path: Path) -> None:
     folder, lines = node_folder(tmp_path), BoundedLines(node_folder(tmp_path) / TRAINED_FILE, 600)
     records = TrainedRecords(folder)
-    assert records.of_step(1) is None and records.newest is None
+    assert records.for_step(1) is None and records.newest is None
     for step in (1, 2, 3, 2):
         lines.append(step_line(step, "aa" * 32, weight=float(step), tokens=5, kept=4, clipped=0.0, truncated=0))
     assert older(folder / TRAINED_FILE).exists(), "two files are read as one"
@@ -117,7 +117,7 @@ def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_
     assert fate_of(records, 9, "aa" * 32).sentence() == "not trained on yet"
     with (folder / TRAINED_FILE).open("a") as torn:
         torn.write(step_line(4, "aa" * 32)[:-20])
-    assert records.of_step(4) is None
+    assert records.for_step(4) is None
     BoundedLines(folder / TRAINED_FILE, 10_000).append(step_line(5, "cc" * 32))
     assert [step.step for step in records.naming("cccc")] == [5]
 

@@ -160,7 +160,7 @@ DIVIDES_BY_ZERO = TaskRef(
 
 
 def test_an_item_that_cannot_be_made_says_so_and_its_error_comes_through_from_another_process() -> None:
-    with pytest.raises(TaskError, match=r"decimal_arithmetic: item 249 .* cannot be made: DivisionByZero") as caught:
+    with pytest.raises(TaskError, match=r"decimal_arithmetic: item 249 .* cannot be generated: DivisionByZero") as caught:
         derive_task(DIVIDES_BY_ZERO)
     assert caught.value.only_this_item
     again = pickle.loads(pickle.dumps(caught.value))

@@ -118,7 +118,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
         began = time.monotonic()
         await asyncio.sleep(0.05)  # an engine's work
         took_s.append(time.monotonic() - began)
-        return [[SimpleNamespace(text="an answer", policy_version=0)]]
+        return [[SimpleNamespace(text="an answer", policy_version=0, token_ids=(1, 2), finish_reason="stop")]]
 
     @asynccontextmanager
     async def turn() -> AsyncIterator[None]:
@@ -128,7 +128,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
         return [[1.0]]
 
     engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
-    task = SimpleNamespace(prompt_ids=[1], task=SimpleNamespace(ref=SimpleNamespace(dataset="gcd")))
+    task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))
     evaluator = an_evaluator(config, transport, engine, task)
     await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
     (line,) = read_jsonl(config.node.run_dir / "eval.jsonl")

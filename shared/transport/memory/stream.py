@@ -91,7 +91,7 @@ class MemoryStream:
         if message_id in self._ids:
             return PubAck(self._ids[message_id][0], True)
         kept_bytes = len(body) + sum(len(key) + len(value) for key, value in headers.items())
-        if spec.discard_new and self._is_over(len(self._messages) + 1, sum(self._sizes.values()) + kept_bytes):
+        if spec.discard_new and _is_over(self.spec, len(self._messages) + 1, sum(self._sizes.values()) + kept_bytes):
             raise StreamFull(f"stream {spec.name}: maximum messages or bytes exceeded: the reader is behind, publish again later")
         self._last_seq += 1
         seq = self._last_seq
@@ -174,9 +174,6 @@ class MemoryStream:
         self._expire()
         return self.consumer(name).state(self._messages)
 
-    def _is_over(self, messages: int, size_bytes: int) -> bool:
-        return 0 <= self.spec.max_msgs < messages or 0 <= self.spec.max_bytes < size_bytes
-
     def _make_room_under(self, subject: str) -> None:
         if self.spec.max_msgs_per_subject > 0:
             kept = [seq for seq, message in self._messages.items() if message.subject == subject]
@@ -186,7 +183,7 @@ class MemoryStream:
     def _make_room(self) -> None:
         if self.spec.discard_new:
             return
-        while self._messages and self._is_over(len(self._messages), sum(self._sizes.values())):
+        while self._messages and _is_over(self.spec, len(self._messages), sum(self._sizes.values())):
             self._forget(next(iter(self._messages)))
 
     def _expire(self) -> None:
@@ -200,3 +197,7 @@ class MemoryStream:
         self._sizes.pop(seq, None)
         for consumer in self._consumers.values():
             consumer.forget(seq)
+
+
+def _is_over(spec: StreamSpec, messages: int, size_bytes: int) -> bool:
+    return 0 <= spec.max_msgs < messages or 0 <= spec.max_bytes < size_bytes

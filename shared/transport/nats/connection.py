@@ -53,11 +53,6 @@ class Connection:
         return self._client is not None and bool(self._client.is_connected)
 
     @property
-    def certificate_expires_at(self) -> float | None:
-        """Of the certificate that the server showed when this connection was made."""
-        return self._client.certificate_expires_at if self._client is not None else None
-
-    @property
     def epoch(self) -> int:
         """Grows with each new connection; what the server remembered of an earlier one is gone."""
         return self.counters.connects + self.counters.reconnects

@@ -49,7 +49,8 @@ class NatsTransport:
     @property
     def certificate_expires_at(self) -> float | None:
         """Unix time at which the server's certificate runs out; None without TLS."""
-        return self._connection.certificate_expires_at
+        client = self._connection.client
+        return None if client is None else client.certificate_expires_at
 
     @property
     def counters(self) -> Counters:
