@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +13,19 @@ import typer
 
 from shared.config import NodeConfig
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.roster import RosterError, read_roster
 from shared.registry import VERIFIERS
+from shared.text import visible
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+
+LOOK_S = 3.0
 
 
 def invite(
@@ -38,11 +44,13 @@ def invite(
     if node and observer:
         raise CommandError("--node and --observer are two tokens: one for a newcomer, one for spectators")
     chosen = load_chosen(config)
+    address = url or chosen.nats.swarm_url or ""
+    swarm_id = chosen.nats.swarm_id if chosen.nats.swarm_id != DEFAULT_SWARM_ID else members_swarm(address)
     try:
         token = write_token(
             Invitation(
-                url=url or chosen.nats.swarm_url or "",
-                swarm_id=chosen.nats.swarm_id,
+                url=address,
+                swarm_id=swarm_id,
                 swarm_schema=SWARM_SCHEMA_VERSION,
                 software=f"swarm {VERSION}",
                 tasks_version=version("reasoning-gym"),
@@ -57,6 +65,39 @@ def invite(
     typer.echo(token)
     for line in _remarks(chosen, node, observer):
         note(line)
+
+
+def members_swarm(url: str) -> str:
+    """The swarm for which most nodes in the server's directory sign. `swarm up` names a swarm after
+    its run, which another terminal does not know, and a newcomer that signs for another one is
+    refused by everybody. The default where nobody is there yet or the server lets nobody look.
+    """
+    from shared.identity.statements import Standing
+    from shared.transport.base import TransportError
+    from shared.transport.connect import connect
+    from swarm_cli.observe.directory import read_directory
+
+    async def named() -> list[str]:
+        hub = await connect(url, name="invite", timeout_s=LOOK_S)
+        try:
+            entries = (await read_directory(hub)).entries
+        finally:
+            await hub.close()
+        return [entry.swarm for entry in entries if entry.standing is Standing.SIGNED and entry.swarm]
+
+    try:
+        counted = Counter(asyncio.run(named())).most_common(1)
+    except (TransportError, ValueError):
+        counted = []
+    if not counted:
+        note(
+            f"no node could be seen at {visible(url)}, so the token names the default swarm, {DEFAULT_SWARM_ID}: if its nodes have"
+        )
+        note(
+            "another nats.swarm_id, set it here too (of `swarm up` it is the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)"
+        )
+        return DEFAULT_SWARM_ID
+    return counted[0][0]
 
 
 def accepted(config: NodeConfig) -> Accepted:

@@ -100,7 +100,9 @@ def up(
             log_file=folder / "up.log",
             beside=lambda supervisor: answering(folder, Asked(supervisor, layout).answer),
         )
-    _explain_end(outcome, node_config, layout.node_names)
+    # With those that `swarm add` brought.
+    known = [*layout.node_names, *(each.name for each in sorted(folder.iterdir()) if each.is_dir() and is_node_name(each.name))]
+    _explain_end(outcome, node_config, list(dict.fromkeys(known)))
     raise typer.Exit(outcome.code)
 
 

@@ -20,12 +20,15 @@ from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_swarm_streams
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import swarm_observer
+from shared.identity.statements import sign_statement
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
+from swarm_cli.invitation.command import members_swarm
 from swarm_cli.invitation.token import Invitation, read_token
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
@@ -215,3 +218,32 @@ async def test_the_server_lets_a_spectator_read_and_do_nothing_else(hub: Secured
         assert await refused_of(client, errors, heard, subscribe=True) == set(heard[1:])
     finally:
         await client.close()
+
+
+def test_a_token_names_the_swarm_that_the_nodes_there_sign_for(nats_server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """`swarm up` names its swarm after the run: a newcomer of swarm "swarm" was refused by all."""
+    server = nats_server()
+    assert members_swarm(server.url) == DEFAULT_SWARM_ID
+    assert "SWARM_NATS__SWARM_ID=RUN" in capsys.readouterr().err
+
+    async def enter() -> None:
+        plane = await connect(server.url, name="alpha")
+        await ensure_swarm_streams(plane)
+        identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
+        for node, swarm_id in (("alpha", "run-7"), ("beta", "run-7"), ("mallory", "elsewhere")):
+            key = SigningKey(new_seed())
+            record = NodeRecord(
+                node=node,
+                public_key=key.public_key,
+                model=identity,
+                tasks=["gcd"],
+                policy_version=7,
+                software="swarm",
+                updated_at=time.time(),
+            )
+            entry = encode(sign_statement(record, key, swarm_id))
+            await plane.kv.put(subjects.SWARM_NODES_BUCKET, node, entry)
+        await plane.close()
+
+    asyncio.run(enter())
+    assert members_swarm(server.url) == "run-7"
