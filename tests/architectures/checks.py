@@ -221,7 +221,7 @@ def _expected_gradients(
     reference.zero_grad()
     logprobs = [alone(reference, list(GROUPS[g].prompt_ids), answer) for (g, _), answer in zip(sequences, answers, strict=True)]
     padded = torch.nn.utils.rnn.pad_sequence(logprobs, batch_first=True)
-    loss, _ = scored_loss(
+    loss, _, _ = scored_loss(
         GROUPS,
         CompletionRows(mask=mask, sequences=sequences),
         CompletionLogprobs(logprobs=padded, entropy=torch.zeros_like(padded)),

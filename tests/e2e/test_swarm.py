@@ -59,7 +59,11 @@ threads = 1
 max_steps = {steps}
 """
 STEPS = 16
-CONDITIONAL = {"swarm_trainer_external_logprob_nats", "swarm_trainer_delta_lost_ratio"}
+CONDITIONAL = {
+    "swarm_trainer_external_logprob_nats",
+    "swarm_trainer_delta_lost_ratio",
+    "swarm_certificate_expiry_timestamp_seconds",
+}
 """Metrics that have a value only with a configuration that this swarm does not have."""
 SOME_STEPS_ONLY = {"swarm_trainer_grad_norm_foreign": "grad_norm_foreign", "swarm_trainer_grad_norm_local": "grad_norm_local"}
 """Metrics that have a value only when the newest step had such groups, and their names in the

@@ -272,7 +272,7 @@ def test_vllm_does_not_pass_by_layers_that_it_has_under_another_name(answering: 
     write_peft_folder(tmp_path / "elsewhere.safetensors", described, modules_of(tensors), tmp_path / "folder")
     request = LoRARequest(lora_name="elsewhere", lora_int_id=999, lora_path=str(tmp_path / "folder"))
     engine: Any = answering.engine
-    with pytest.raises(PolicyLoadError, match=r"would pass by 7 of its adapted layers, first model.layers.7.mlp.down_proj"):
+    with pytest.raises(PolicyLoadError, match=r"would ignore 7 of its adapted layers, first model.layers.7.mlp.down_proj"):
         run(engine._adapters.add(request, 56))
     answers_as(answering, run, model, 55)
 

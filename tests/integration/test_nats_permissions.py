@@ -168,7 +168,8 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         for role in ROLES:
             await prepare_node_streams(planes[role], node, create=False)
             await StatusBoard(node, role, "pod-0").report_once(planes[role])
-        assert {entry.key for entry in await planes["operator"].kv.all(bucket, "status.")} == {f"status.{r}.pod-0" for r in ROLES}
+        told = {entry.key for entry in await planes["operator"].kv.all(bucket, "status.")}
+        assert {f"status.{r}.pod-0" for r in ROLES} <= told
 
         for name, payload in (("small", b"1"), ("large", LARGE)):
             await generator.publish(subjects.node_rollouts(node), payload, stream=rollouts, message_id=name)

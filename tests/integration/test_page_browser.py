@@ -209,6 +209,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         assert page.locator("article h3 + p").first.inner_text().startswith("✓ reward 1.00 · 1 token")
         assert page.locator("article .token").first.get_attribute("title") == "logprob -0.020, probability 0.98"
         page.get_by_text("Tokens as a table").last.click()
+        page.get_by_role("cell", name="-1.500").nth(1).wait_for()
         assert page.get_by_role("cell", name="-1.500").count() == 2
         page.goto(shown.url + "#/group/alpha/2/1")
         page.get_by_text("kept token ids and logprobs to itself").wait_for()

@@ -180,6 +180,10 @@ async def _stream_state(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.stream_state(scene.log.name)
 
 
+async def _counts(scene: Scene) -> Coroutine[Any, Any, object]:
+    return scene.transport.counts(scene.log.name, ">")
+
+
 async def _consumer_state(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.consumer_state(scene.queue.name, WORKER.name)
 
@@ -274,7 +278,12 @@ CALLS: dict[str, Call] = {
 
 
 def test_each_call_of_the_interface_is_tried() -> None:
-    calls = {name for name in vars(Transport) if not name.startswith("_")} - {"connected", "counters", "kv"}
+    calls = {name for name in vars(Transport) if not name.startswith("_")} - {
+        "certificate_expires_at",
+        "connected",
+        "counters",
+        "kv",
+    }
     calls |= {f"kv_{name}" for name in vars(KeyValue) if not name.startswith("_")}
     assert {call for call in calls if not any(name.startswith(f"_{call}") for name in CALLS)} == set()
 
