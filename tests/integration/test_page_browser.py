@@ -219,7 +219,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.get_by_role("link", name="Panels").click()
         if PROMETHEUS:
             page.locator("article.panel").first.wait_for()
-            page.get_by_text("No process is scraped yet, so no alert could fire.").wait_for()
+            page.get_by_text("but no process is scraped").wait_for()
         else:
             page.get_by_text("which is not installed here").wait_for()
         page.get_by_role("link", name="The swarm").click()
