@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import is_node_name
@@ -25,6 +27,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.token import Credential, Invitation, Member
 from swarm_cli.join import findings
+from swarm_cli.join.command import prepare
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import HubLook
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
@@ -104,6 +107,65 @@ def test_a_roster_grows_by_the_tokens_lines_and_a_changed_key_is_refused(folder:
     assert [line.split()[:2] for line in folder.roster_file.read_text().splitlines()] == [["alpha", KEY], ["beta", OTHER]]
     with pytest.raises(CommandError, match="another key for alpha than the token"):
         folder.keep_roster([Member(node="alpha", public_key=OTHER)])
+
+
+def files(folder: JoinFolder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"url": "tls://attacker:4222"},
+        {"authority": b"-----BEGIN CERTIFICATE-----\nBB==\n-----END CERTIFICATE-----\n"},
+        {"authority": b""},
+        {"url": "nats://attacker:4222", "authority": b""},
+    ],
+    ids=["address", "authority", "the system's authorities", "open"],
+)
+def test_a_token_of_another_hub_gets_neither_the_key_nor_the_folder(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    ours = prepare(invitation(**SECURED))
+    assert ours.folder == folder
+    before = files(folder)
+    assert sorted(before) == ["hub.json", "node.nk", "swarm.nk"], "nothing else before the node is run"
+    roster = [Member(node="mallory", public_key=OTHER)]
+    with pytest.raises(CommandError, match=r"belongs to tls://hub:4222 .* move .* away or set SWARM_NODE__VAR_DIR"):
+        prepare(invitation(**(SECURED | {"roster": roster} | changes)))
+    assert files(folder) == before
+    assert prepare(invitation(**SECURED)).hub_key == ours.hub_key, "the hub's own token goes on"
+    folder.hub_file.unlink()
+    with pytest.raises(CommandError, match="says of which hub, is not there"):
+        prepare(invitation(**SECURED))
+
+
+def test_looking_leaves_authority_and_roster_to_running(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    said = invitation(**SECURED, roster=[Member(node="alpha", public_key=KEY)])
+    newcomer = prepare(said)
+    with newcomer._checking() as config:
+        temporary = Path(config.nats.swarm_ca_file)
+        assert temporary.read_bytes() == said.authority and temporary.parent != folder.path
+    assert not temporary.exists() and sorted(files(folder)) == ["hub.json", "node.nk", "swarm.nk"]
+    for variable in (CONFIG_FILE_VARIABLE, "SWARM_NODE__RUN", "SWARM_NATS__SWARM_URL"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    newcomer._configure(0)
+    assert folder.authority_file.read_bytes() == said.authority and "alpha" in folder.roster_file.read_text()
+
+
+def test_a_token_without_a_roster_opens_no_node_that_has_one(folder: JoinFolder) -> None:
+    folder.keep_roster([Member(node="alpha", public_key=KEY)])
+    settings = node_settings(invitation(), folder, "nova", model="", revision="", tasks=[])
+    assert settings["verifier"]["trust"] == "roster" and settings["verifier"]["roster_file"] == str(folder.roster_file)
+
+
+def test_a_key_that_a_configuration_names_for_another_server_is_not_shown_to_an_open_hub(folder: JoinFolder) -> None:
+    nats = node_settings(invitation(), folder, "nova", model="", revision="", tasks=[])["nats"]
+    assert (nats["swarm_key_file"], nats["swarm_ca_file"]) == ("", "")
 
 
 def look(**changes: Any) -> HubLook:
