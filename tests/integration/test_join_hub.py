@@ -22,6 +22,7 @@ from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import swarm_observer
+from shared.identity.statements import sign_statement
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.app import app
@@ -91,11 +92,17 @@ async def write_entry(hub: NatsServer) -> None:
     plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
         identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
-        key, now = SigningKey(new_seed()).public_key, time.time()
+        key, now = SigningKey(new_seed()), time.time()
         record = NodeRecord(
-            node="alpha", public_key=key, model=identity, tasks=["gcd"], policy_version=7, software="swarm", updated_at=now
+            node="alpha",
+            public_key=key.public_key,
+            model=identity,
+            tasks=["gcd"],
+            policy_version=7,
+            software="swarm",
+            updated_at=now,
         )
-        await plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record))
+        await plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(sign_statement(record, key, "swarm")))
         for version, rate in ((0, 0.25), (7, 0.5)):
             figures: dict[str, Any] = {"n": 8, "pass_rate": rate, "mean_reward": rate, "per_task": {}, "seconds": 1.0}
             report = EvalReport(node="alpha", policy_version=version, created_at=now, **figures)

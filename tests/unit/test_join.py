@@ -18,18 +18,19 @@ from rich.console import Console
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, Standing
+from shared.identity.statements import Heard, Standing, sign_statement
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.token import Credential, Invitation, Member
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
 from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.hub import HubLook
+from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
 from swarm_cli.observe.standings import as_object, standings, table
 from swarm_cli.shipped import DEMO_CONFIG
@@ -183,6 +184,26 @@ def record(node: str, key: str, **changes: Any) -> NodeRecord:
         "updated_at": 100.0,
     }
     return NodeRecord(**(given | changes))
+
+
+def test_a_name_is_taken_by_a_fresh_entry_that_is_signed_for_this_swarm_and_by_no_other() -> None:
+    key = SigningKey(new_seed())
+    said = record("nova", key.public_key, updated_at=1000.0)
+
+    def signed(swarm: str = "demo", **changes: Any) -> bytes:
+        return encode(sign_statement(msgspec.structs.replace(said, **changes), key, swarm))
+
+    assert holder(signed(), "nova", "demo", 1800.0) == said
+    junk = {
+        "unsigned": encode(said),
+        "another swarm's": signed("other"),
+        "long silent": signed(updated_at=800.0),
+        "from the future": signed(updated_at=9000.0),
+        "another node's": signed(node="alpha"),
+        "of a key that did not sign": signed(public_key=OTHER),
+        "no entry": b"junk",
+    }
+    assert [what for what, payload in junk.items() if holder(payload, "nova", "demo", 1800.0) is not None] == []
 
 
 def connected(seen: HubLook, said: Invitation) -> findings.Finding:
