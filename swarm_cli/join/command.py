@@ -20,7 +20,7 @@ from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
-from swarm_cli.config_commands import model_problems, task_problems
+from swarm_cli.config_commands import model_problems
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.given_token import given_invitation, given_text
@@ -30,6 +30,7 @@ from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run
@@ -108,7 +109,7 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, task_problems(config))
+        yield findings.tasks(config, accepts, problems_within(config))
         yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:

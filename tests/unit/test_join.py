@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from swarm_cli.join.command import prepare
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
+from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.observe.standings import as_object, standings, table
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.toml_view import config_toml
@@ -167,6 +169,24 @@ def test_a_token_without_a_roster_opens_no_node_that_has_one(folder: JoinFolder)
 def test_a_key_that_a_configuration_names_for_another_server_is_not_shown_to_an_open_hub(folder: JoinFolder) -> None:
     nats = node_settings(invitation(), folder, "nova", model="", revision="", tasks=[])["nats"]
     assert (nats["swarm_key_file"], nats["swarm_ca_file"]) == ("", "")
+
+
+@pytest.mark.slow  # it imports reasoning-gym in a fresh process
+def test_a_task_that_takes_for_ever_is_a_sentence_and_no_hang() -> None:
+    for_ever = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [for_ever]}), 1.0)
+    assert "took longer than 1 s (gcd;" in told and "--tasks" in told
+
+
+@pytest.mark.slow  # as above
+def test_tasks_are_made_apart_with_the_same_verdict(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(99)))
+    own = {"source": "file", "path": str(rows), "verifier": "exact"}
+    well = load_config(DEMO_CONFIG, {"tasks": [own, *(spec.model_dump() for spec in DEMO.tasks)]})
+    assert problems_within(well, 60.0) == []
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}), 60.0)
+    assert "tasks[1] gdc: neither reasoning-gym nor an installed package" in told
 
 
 def look(**changes: Any) -> HubLook:
