@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 from pydantic import BaseModel
 
-from shared.config import NodeConfig
+from shared.config import NodeConfig, TaskSpec
 from shared.config.basic import BASIC
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
@@ -77,7 +77,11 @@ def check(
     toy = toy_to_be_built(node_config)
     if toy:
         say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
-    problems = [*task_problems(node_config), *key_file_problems(node_config), *([] if toy else model_problems(node_config.model))]
+    problems = [
+        *task_problems(node_config.tasks, node_config.eval.tasks),
+        *key_file_problems(node_config),
+        *([] if toy else model_problems(node_config.model)),
+    ]
     warnings = ruinous_settings(node_config)
     if not toy and not problems:
         warnings += ruinous_with_model(node_config, *facts_of(node_config.model))
@@ -98,16 +102,16 @@ def facts_of(model: ModelSection) -> tuple[int, bool]:
     return model_max_length(model), bool(load_tokenizer(model).chat_template)
 
 
-def task_problems(config: NodeConfig) -> list[str]:
+def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
     """Read files and derive one task of each source, because some of reasoning-gym's settings fail
-    only then.
+    only then. `held_out`: `eval.tasks`.
     """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows
     from shared.tasks.specs import check_specs
 
     try:
-        check_specs(with_rows(config.tasks), config.eval.tasks)
+        check_specs(with_rows(tasks), held_out)
     except TaskError as error:
         return [str(error)]
     return []

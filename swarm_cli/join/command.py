@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +20,7 @@ from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
-from swarm_cli.config_commands import model_problems, task_problems
+from swarm_cli.config_commands import model_problems
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.given_token import given_invitation, given_text
@@ -28,6 +30,7 @@ from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run
@@ -97,7 +100,8 @@ class Newcomer:
         """
         invitation, config, accepts = self.invitation, self.config, self.invitation.accepts
         node = config.node.id
-        hub = asyncio.run(look_at_hub(config))
+        with self._checking() as checked:
+            hub = asyncio.run(look_at_hub(checked))
         yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)
         if not hub.refused and not hub.unreachable:
             yield findings.clock(hub, accepts)
@@ -105,11 +109,12 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, task_problems(config))
+        yield findings.tasks(config, accepts, problems_within(config))
         yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
-        """Write the node's configuration and run it until it ends; returns the exit code.
+        """Write what the token says and the node's configuration into the folder, and run the node
+        until it ends; returns the exit code.
 
         Raises:
             CommandError: a port is taken, or the policy cannot be built.
@@ -142,11 +147,29 @@ class Newcomer:
             note(f"{outcome.first or 'a process'} ended with code {outcome.code}: see above, and {config.node.run_dir}")
         return outcome.code
 
+    @contextmanager
+    def _checking(self) -> Iterator[NodeConfig]:
+        """The configuration with the token's authority in a temporary file: who only looks has not
+        taken it over.
+        """
+        if not self.invitation.authority:
+            yield self.config
+            return
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+            file.write(self.invitation.authority)
+            file.flush()
+            nats = self.config.nats.model_copy(update={"swarm_ca_file": file.name})
+            yield self.config.model_copy(update={"nats": nats})
+
     def _configure(self, steps: int) -> None:
-        """Write the node's configuration, tell the processes to read it, and say where things
-        are.
+        """Write the authority, the roster and the node's configuration, tell the processes to read
+        it, and say where things are.
         """
         config = self.config
+        if self.invitation.authority:
+            self.folder.keep_authority(self.invitation.authority)
+        if self.invitation.roster:
+            self.folder.keep_roster(self.invitation.roster)
         replace_file(self.folder.config_file, config_toml(config, ()))
         os.environ.update(
             {
@@ -174,10 +197,12 @@ def prepare(
     config: Path | None = None,
     nats_port: int = DEFAULT_NATS_PORT,
 ) -> Newcomer:
-    """Make the folder and its keys, and look at everything that has to fit.
+    """Make the folder and its keys, for the token's hub alone, and look at everything that has to
+    fit. Nothing else is written before the node is run.
 
     Raises:
-        CommandError, ConfigError: what was asked for cannot be a node, or files cannot be used.
+        CommandError, ConfigError: what was asked for cannot be a node, the folder belongs to
+            another hub, or files cannot be used.
     """
     if invitation.credential is not None and invitation.credential.user == OBSERVER:
         raise CommandError("this token is for looking at the swarm: `swarm observe TOKEN`; ask its operator for one to join with")
@@ -187,12 +212,10 @@ def prepare(
     if not entries and chosen is None and base is None:
         raise CommandError("the token offers no tasks: name some with --tasks, or give --config with [[tasks]]")
     folder = JoinFolder(first_look(base, entries).node.var_dir / "joined" / invitation.swarm_id)
+    folder.bind(invitation)
+    folder.grown_roster(invitation.roster)
     signing_key = folder.signing_key().public_key
     hub_key = folder.hub_key(invitation.credential).public_key if invitation.url.startswith("tls://") else ""
-    if invitation.authority:
-        folder.keep_authority(invitation.authority)
-    if invitation.roster:
-        folder.keep_roster(invitation.roster)
     node = checked_node(chosen_name(name, invitation, folder, signing_key))
     settings = node_settings(invitation, folder, node, model=model, revision=revision, tasks=entries)
     settings["nats"]["node_url"] = f"nats://127.0.0.1:{nats_port}"

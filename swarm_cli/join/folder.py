@@ -1,5 +1,6 @@
-"""What `swarm join` keeps of a swarm on this machine: keys, the hub's authority, the roster, and
-the node's configuration. Nothing else is written by it, and no key is ever replaced.
+"""What `swarm join` keeps of a swarm on this machine: which hub it is, keys, the hub's authority,
+the roster, and the node's configuration. Nothing else is written by it, and no key is ever
+replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Credential, Member
+from swarm_cli.invitation.token import Credential, Invitation, Member
+from swarm_cli.join.membership import bind
 from swarm_cli.replace_file import replace_file
 
 
@@ -22,6 +24,11 @@ class JoinFolder:
     """`var/joined/<swarm>/`. The swarm's name has no character that leads elsewhere."""
 
     path: Path
+
+    @property
+    def hub_file(self) -> Path:
+        """Which hub all the others belong to (`membership`)."""
+        return self.path / "hub.json"
 
     @property
     def signing_key_file(self) -> Path:
@@ -47,6 +54,12 @@ class JoinFolder:
     def config_file(self) -> Path:
         """The node's configuration, once it has joined."""
         return self.path / "node.toml"
+
+    def bind(self, invitation: Invitation) -> None:
+        """Make the folder the token's hub's, or find that it is. Raises CommandError where it is
+        another's: nothing there may be used with this token.
+        """
+        bind(self.hub_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
 
     def known_name(self) -> str:
         """The name under which this node joined before; empty: never. A file that cannot be read
@@ -87,24 +100,33 @@ class JoinFolder:
         replace_file(self.authority_file, certificates.decode())
 
     def keep_roster(self, members: list[Member]) -> None:
-        """Add the token's lines to the roster; those that are there stay.
+        """Add the token's lines to the roster; those that are there stay. Raises CommandError, as
+        `grown_roster`.
+        """
+        self._prepare()
+        try:
+            write_roster(self.roster_file, self.grown_roster(members))
+        except (RosterError, OSError) as error:
+            raise CommandError(str(error)) from None
+
+    def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
+        """The roster's lines and the token's, without writing them.
 
         Raises:
             CommandError: a name has another key here than in the token, or the file cannot be used.
         """
-        self._prepare()
         try:
-            known = read_roster(self.roster_file) if self.roster_file.exists() else {}
-            for member in members:
-                if member.node in known and known[member.node].public_key != member.public_key:
-                    raise CommandError(
-                        f"{self.roster_file} has another key for {member.node} than the token: ask the operator which is right, "
-                        f"then `swarm roster remove {member.node} --file {self.roster_file}` or another token"
-                    )
-                known.setdefault(member.node, RosterEntry(member.node, member.public_key))
-            write_roster(self.roster_file, known)
+            known = dict(read_roster(self.roster_file)) if self.roster_file.exists() else {}
         except (RosterError, OSError) as error:
             raise CommandError(str(error)) from None
+        for member in members:
+            if member.node in known and known[member.node].public_key != member.public_key:
+                raise CommandError(
+                    f"{self.roster_file} has another key for {member.node} than the token: ask the operator which is right, "
+                    f"then `swarm roster remove {member.node} --file {self.roster_file}` or another token"
+                )
+            known.setdefault(member.node, RosterEntry(member.node, member.public_key))
+        return known
 
     def _prepare(self) -> None:
         try:

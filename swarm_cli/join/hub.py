@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
+from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
@@ -44,12 +45,12 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
     except NotConnected as error:
         return HubLook(unreachable=str(error))
     try:
-        return await _look(hub, config.node.id)
+        return await _look(hub, config.node.id, config.nats.swarm_id)
     finally:
         await hub.close()
 
 
-async def _look(hub: Transport, name: str) -> HubLook:
+async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     before = time.time()
     try:
         state = await hub.stream_state(subjects.SWARM_ROLLOUTS)
@@ -59,13 +60,26 @@ async def _look(hub: Transport, name: str) -> HubLook:
         return HubLook()  # nobody has made the streams
     skew_s = None if state.at is None else (before + time.time()) / 2 - state.at
     listed = await read_directory(hub, [name])
-    return HubLook(streams=True, skew_s=skew_s, holder=await _holder(hub, name), nodes=listed.names)
+    return HubLook(streams=True, skew_s=skew_s, holder=await _holder(hub, name, swarm, state.at or time.time()), nodes=listed.names)
 
 
-async def _holder(hub: Transport, name: str) -> NodeRecord | None:
+async def _holder(hub: Transport, name: str, swarm: str, now: float) -> NodeRecord | None:
     try:
         entry = await hub.kv.get(subjects.SWARM_NODES_BUCKET, name)
-        heard = hear(entry.value, NodeRecord, time.time()) if entry is not None else None
-    except (TransportError, MessageError):
+    except TransportError:
         return None
-    return heard.said if heard is not None and heard.standing is not Standing.REFUSED else None
+    return None if entry is None else holder(entry.value, name, swarm, now)
+
+
+def holder(payload: bytes, name: str, swarm: str, now: float) -> NodeRecord | None:
+    """Who has the name by this entry of the directory. On an open hub anybody may write there: only
+    what a node signed for this swarm, and renewed in the time after which silence removes it, takes
+    a name.
+    """
+    try:
+        heard = hear(payload, NodeRecord, now, swarm)
+    except MessageError:
+        return None
+    said = heard.said
+    held = heard.standing is Standing.SIGNED and said.node == name and said.updated_at > now - SWARM_LIMITS.node_ttl_s
+    return said if held else None

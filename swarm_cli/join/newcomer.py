@@ -82,6 +82,9 @@ def node_settings(
         "swarm_id": invitation.swarm_id,
         # The node's own server lets it make its streams; the swarm's are only made if missing.
         "create_streams": True,
+        # A key that a configuration file names for another server is not shown to this one.
+        "swarm_key_file": "",
+        "swarm_ca_file": "",
     }
     if invitation.url.startswith("tls://"):
         nats["swarm_key_file"] = str(folder.hub_key_file)
@@ -91,7 +94,7 @@ def node_settings(
         "nats": nats,
         "verifier": {"signing_key_file": str(folder.signing_key_file)},
     }
-    if invitation.roster:
+    if invitation.roster or folder.roster_file.exists():  # who joined by a roster is not opened by a token without one
         settings["verifier"] |= {"trust": "roster", "roster_file": str(folder.roster_file)}
     if model:
         settings["model"] = {"path": model, "revision": revision}

@@ -94,11 +94,17 @@ async def write_entry(hub: NatsServer) -> None:
     plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
         identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
-        key, now = SigningKey(new_seed()).public_key, time.time()
+        key, now = SigningKey(new_seed()), time.time()
         record = NodeRecord(
-            node="alpha", public_key=key, model=identity, tasks=["gcd"], policy_version=7, software="swarm", updated_at=now
+            node="alpha",
+            public_key=key.public_key,
+            model=identity,
+            tasks=["gcd"],
+            policy_version=7,
+            software="swarm",
+            updated_at=now,
         )
-        await plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record))
+        await plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(sign_statement(record, key, "swarm")))
         for version, rate in ((0, 0.25), (7, 0.5)):
             figures: dict[str, Any] = {"n": 8, "pass_rate": rate, "mean_reward": rate, "per_task": {}, "seconds": 1.0}
             report = EvalReport(node="alpha", policy_version=version, created_at=now, **figures)
@@ -117,7 +123,7 @@ def test_a_newcomer_makes_its_key_sends_the_public_half_and_is_in_when_it_is_lis
     refused = found(invitation, name="nova")["connection"]
     assert refused.ok is False and "Send its operator this line" in refused.told
     name, hub_key, signs = refused.told.splitlines()[-1].split()
-    assert name == "nova" and (machine / "hub-ca.pem").read_text() in hub.ca_file.read_text()
+    assert name == "nova" and not (machine / "hub-ca.pem").exists(), "looking takes no authority over"
     assert all(stat.S_IMODE((machine / file).stat().st_mode) == 0o600 for file in ("node.nk", "swarm.nk"))
 
     list_nodes(hub, "alpha", f"nova={hub_key.removeprefix('hub=')}")
@@ -150,7 +156,7 @@ def test_on_an_open_hub_a_name_that_another_key_has_is_refused_with_a_free_one(t
         free = taken["name"].told.rpartition("--name ")[2]
         well = found(invitation, name=free)
         assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == free
-        assert [file.name for file in machine.iterdir()] == ["node.nk"]
+        assert sorted(file.name for file in machine.iterdir()) == ["hub.json", "node.nk"]
         seen = json.loads(CliRunner().invoke(app, ["observe", server.url, "--json"], catch_exceptions=False).stdout)
         assert [node["node"] for node in seen["nodes"]] == ["alpha"]
     finally:
@@ -179,7 +185,7 @@ def test_join_check_says_what_is_wrong_with_a_remedy_ends_with_78_and_starts_not
     assert isinstance(result.exception, CommandError) and result.exception.exit_code == 78
     assert str(result.exception) == "not joined: see connection, model above"
     assert "NO  model" in result.stdout and "no such folder" in result.stdout and "NO  connection" in result.stdout
-    assert sorted(file.name for file in machine.iterdir()) == ["hub-ca.pem", "node.nk", "swarm.nk"]
+    assert sorted(file.name for file in machine.iterdir()) == ["hub.json", "node.nk", "swarm.nk"]
 
 
 def test_a_spectator_sees_who_is_there_and_how_they_do(hub: SecuredServer) -> None:

@@ -53,3 +53,10 @@ def test_joining_is_two_lines_in_the_readme() -> None:
     section = (ROOT / "README.md").read_text().split("### Join a swarm")[1].split("## Commands")[0]
     lines = [line.split("#")[0].split() for line in section.splitlines() if line.startswith("    swarm")]
     assert [line[:2] for line in lines] == [["swarm", "invite"], ["swarm", "join"]]
+
+
+def test_a_node_that_is_listed_is_shown_with_the_reload_that_lets_it_in() -> None:
+    section = (ROOT / "docs" / "joining.md").read_text().split("## A secured hub")[1].split("\n## ")[0]
+    lines = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    after = [lines[place + 1].split("  ")[0] for place, line in enumerate(lines) if line.startswith("swarm nats config")]
+    assert after == ["nats-server --signal reload=swarm.pid"] * 2 and section.count("twice, seconds apart") == 2

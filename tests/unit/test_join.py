@@ -5,6 +5,8 @@ do.
 from __future__ import annotations
 
 import io
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,22 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shared.config import NodeConfig, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, Standing
+from shared.identity.statements import Heard, Standing, sign_statement
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.token import Credential, Invitation, Member
 from swarm_cli.join import findings
+from swarm_cli.join.command import prepare
 from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.hub import HubLook
+from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
+from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.observe.standings import as_object, standings, table
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.toml_view import config_toml
@@ -106,6 +112,83 @@ def test_a_roster_grows_by_the_tokens_lines_and_a_changed_key_is_refused(folder:
         folder.keep_roster([Member(node="alpha", public_key=OTHER)])
 
 
+def files(folder: JoinFolder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"url": "tls://attacker:4222"},
+        {"authority": b"-----BEGIN CERTIFICATE-----\nBB==\n-----END CERTIFICATE-----\n"},
+        {"authority": b""},
+        {"url": "nats://attacker:4222", "authority": b""},
+    ],
+    ids=["address", "authority", "the system's authorities", "open"],
+)
+def test_a_token_of_another_hub_gets_neither_the_key_nor_the_folder(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    ours = prepare(invitation(**SECURED))
+    assert ours.folder == folder
+    before = files(folder)
+    assert sorted(before) == ["hub.json", "node.nk", "swarm.nk"], "nothing else before the node is run"
+    roster = [Member(node="mallory", public_key=OTHER)]
+    with pytest.raises(CommandError, match=r"belongs to tls://hub:4222 .* move .* away or set SWARM_NODE__VAR_DIR"):
+        prepare(invitation(**(SECURED | {"roster": roster} | changes)))
+    assert files(folder) == before
+    assert prepare(invitation(**SECURED)).hub_key == ours.hub_key, "the hub's own token goes on"
+    folder.hub_file.unlink()
+    with pytest.raises(CommandError, match="says of which hub, is not there"):
+        prepare(invitation(**SECURED))
+
+
+def test_looking_leaves_authority_and_roster_to_running(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    said = invitation(**SECURED, roster=[Member(node="alpha", public_key=KEY)])
+    newcomer = prepare(said)
+    with newcomer._checking() as config:
+        temporary = Path(config.nats.swarm_ca_file)
+        assert temporary.read_bytes() == said.authority and temporary.parent != folder.path
+    assert not temporary.exists() and sorted(files(folder)) == ["hub.json", "node.nk", "swarm.nk"]
+    for variable in (CONFIG_FILE_VARIABLE, "SWARM_NODE__RUN", "SWARM_NATS__SWARM_URL"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    newcomer._configure(0)
+    assert folder.authority_file.read_bytes() == said.authority and "alpha" in folder.roster_file.read_text()
+
+
+def test_a_token_without_a_roster_opens_no_node_that_has_one(folder: JoinFolder) -> None:
+    folder.keep_roster([Member(node="alpha", public_key=KEY)])
+    settings = node_settings(invitation(), folder, "nova", model="", revision="", tasks=[])
+    assert settings["verifier"]["trust"] == "roster" and settings["verifier"]["roster_file"] == str(folder.roster_file)
+
+
+def test_a_key_that_a_configuration_names_for_another_server_is_not_shown_to_an_open_hub(folder: JoinFolder) -> None:
+    nats = node_settings(invitation(), folder, "nova", model="", revision="", tasks=[])["nats"]
+    assert (nats["swarm_key_file"], nats["swarm_ca_file"]) == ("", "")
+
+
+@pytest.mark.slow  # it imports reasoning-gym in a fresh process
+def test_a_task_that_takes_for_ever_is_a_sentence_and_no_hang() -> None:
+    for_ever = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [for_ever]}), 1.0)
+    assert "took longer than 1 s (gcd;" in told and "--tasks" in told
+
+
+@pytest.mark.slow  # as above
+def test_tasks_are_made_apart_with_the_same_verdict(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(99)))
+    own = {"source": "file", "path": str(rows), "verifier": "exact"}
+    well = load_config(DEMO_CONFIG, {"tasks": [own, *(spec.model_dump() for spec in DEMO.tasks)]})
+    assert problems_within(well, 60.0) == []
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}), 60.0)
+    assert "tasks[1] gdc: neither reasoning-gym nor an installed package" in told
+
+
 def look(**changes: Any) -> HubLook:
     return replace(HubLook(streams=True, skew_s=0.1), **changes)
 
@@ -121,6 +204,26 @@ def record(node: str, key: str, **changes: Any) -> NodeRecord:
         "updated_at": 100.0,
     }
     return NodeRecord(**(given | changes))
+
+
+def test_a_name_is_taken_by_a_fresh_entry_that_is_signed_for_this_swarm_and_by_no_other() -> None:
+    key = SigningKey(new_seed())
+    said = record("nova", key.public_key, updated_at=1000.0)
+
+    def signed(swarm: str = "demo", **changes: Any) -> bytes:
+        return encode(sign_statement(msgspec.structs.replace(said, **changes), key, swarm))
+
+    assert holder(signed(), "nova", "demo", 1800.0) == said
+    junk = {
+        "unsigned": encode(said),
+        "another swarm's": signed("other"),
+        "long silent": signed(updated_at=800.0),
+        "from the future": signed(updated_at=9000.0),
+        "another node's": signed(node="alpha"),
+        "of a key that did not sign": signed(public_key=OTHER),
+        "no entry": b"junk",
+    }
+    assert [what for what, payload in junk.items() if holder(payload, "nova", "demo", 1800.0) is not None] == []
 
 
 def connected(seen: HubLook, said: Invitation) -> findings.Finding:
