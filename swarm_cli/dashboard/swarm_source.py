@@ -24,7 +24,7 @@ from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.evaluation_log import EvaluationLog, roster_of
+from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
@@ -52,7 +52,7 @@ class SwarmSource:
         self._config = config
         self._node_url = node_url
         self._swarm_url = swarm_url
-        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config))
+        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
         self._records: dict[str, TrainedRecords] = {}
         self._swarm: str | None = None
