@@ -15,9 +15,10 @@ from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Standing, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
-from shared.transport.memory.transport import MemoryServer, MemoryTransport
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.observe.evaluation_log import NOT_ON_ROSTER, OTHER_KEY, REPORTS_A_NODE, EvaluationLog
-from swarm_cli.observe.kept_names import SWARMS_A_NAME
+from swarm_cli.observe.kept_names import KEYS_A_NAME, NAMES_WITH_KEYS, SWARMS_A_NAME
 
 NOW = 1_000_000.0
 KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())
@@ -184,3 +185,17 @@ async def test_the_swarm_that_is_looked_at_stays_whatever_others_a_stranger_sign
     for made_up in range(3 * SWARMS_A_NAME):
         log.take(subjects.evals("alpha"), encode(signed(report(9, pass_rate=1.0), OTHER, f"x-{made_up}")), NOW)
     assert [each.policy_version for each in log.reports("run-1")] == [1]
+
+
+def test_a_name_keeps_its_key_when_its_reports_are_pushed_out_and_however_many_names_come_after_it() -> None:
+    log = EvaluationLog(nodes_kept=2)
+    log.take(subjects.evals("alpha"), encode(signed(report(1))), NOW)
+    for stranger in range(2 * NAMES_WITH_KEYS + 9):
+        log.take(subjects.evals(f"n{stranger}"), encode(signed(report(9, f"n{stranger}"), OTHER)), NOW)
+    for made_up in range(2 * KEYS_A_NAME):
+        log.take(subjects.evals("alpha"), encode(signed(report(9), OTHER, f"x-{made_up}")), NOW)
+    assert log.reports("run-1") and all(each.node != "alpha" for each in log.reports("run-1")), "its report was pushed out"
+    log.take(subjects.evals("alpha"), encode(signed(report(9, pass_rate=1.0), OTHER)), NOW)
+    log.take(subjects.evals("alpha"), encode(signed(report(2))), NOW)
+    assert [each.policy_version for each in log.reports("run-1") if each.node == "alpha"] == [2]
+    assert log.key_of("run-1", "alpha") == KEY.public_key
