@@ -13,7 +13,7 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.control import EvalReport
+from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, Standing, hear
@@ -118,6 +118,15 @@ class EvaluationLog:
     def key_of(self, swarm: str, name: str) -> str | None:
         """The key that has the name; None where no key has it yet."""
         return self._keys.get(swarm, name) if self._roster is None else self._roster.get(name)
+
+    def checked(self, entry: Heard[NodeRecord]) -> Heard[NodeRecord]:
+        """A directory's entry, refused where another key has the name: what two keys say is never
+        shown as one node's.
+        """
+        key = self.key_of(entry.swarm or "", entry.said.node)
+        if entry.standing is not Standing.SIGNED or key in (None, entry.public_key):
+            return entry
+        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, OTHER_KEY)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
         """As `heard`, without those whose signature is refused, and without unsigned ones of a node
