@@ -34,7 +34,7 @@ from shared.runtime.status import StatusBoard
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
-from swarm_cli.dashboard.leaderboard import THIS_SERVER, curves_by_task, leaderboard, thinned
+from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
@@ -108,6 +108,14 @@ def test_a_report_said_again_changes_nothing_and_a_new_training_forgets_the_last
     again = signed("alpha", 3, 0.2, at=NOW + 100)
     (row,) = leaderboard([first, second, again])
     assert row.curve == ((0, 0.1), (3, 0.2)) and row.gain == pytest.approx(0.1)
+
+
+def test_a_key_has_rows_for_its_newest_sets_only_however_many_it_names() -> None:
+    made_up = [signed("eve", 100 + place, 1.0, held_out=f"{place:064}") for place in range(250)]
+    rows = leaderboard([*made_up, signed("alpha", 0, 0.1), signed("beta", 0, 0.1)])
+    assert sum(row.node == "eve" for row in rows) == SETS_A_KEY
+    assert {row.held_out for row in rows if row.node == "eve"} == {f"{248:064}", f"{249:064}"}, "the newest"
+    assert {"alpha", "beta"} <= {row.node for row in rows}
 
 
 def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
