@@ -31,7 +31,10 @@ from shared.identity.statements import Heard, Standing, hear
 from shared.roles import ROLES, Role
 from shared.run_records import TRAINED_FILE
 from shared.runtime.status import StatusBoard
+from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
+from swarm_cli.dashboard import swarm_source
+from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
@@ -89,6 +92,60 @@ def test_the_exchange_counts_groups_by_sender_taker_and_dataset_and_a_replayed_o
     for number in range(3, 3 + GROUPS_A_NODE):
         exchange.take("alpha", batch(number, item("alpha", "beta", 1.0)))
     assert len(exchange.recent(10_000)) == GROUPS_A_NODE and exchange.recent(10, "nobody") == []
+
+
+class StallingTransport(MemoryTransport):
+    """Stops answering after so many reads, as a server that is slow or cut off does."""
+
+    reads_left = 2
+
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            await asyncio.Event().wait()
+        return await super().read(stream, start_seq, max_messages, timeout_s)
+
+
+async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_the_node_it_was_at() -> None:
+    server = MemoryServer()
+    plane, stalling, follower = MemoryTransport(server), StallingTransport(server), BatchFollower()
+
+    async def make(taker: str, number: int) -> None:
+        stream, made = subjects.node_batches_stream(taker), batch(number, item(taker, "gamma", 1.0))
+        await plane.publish(subjects.node_batches(taker), encode(made), stream=stream, message_id=f"{taker}-{number}")
+
+    for taker in ("alpha", "beta"):
+        await ensure_node_streams(plane, taker)
+        for number in (1, 2, 3):
+            await make(taker, number)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    assert follower.exchange.batches == 2
+    stalling.reads_left = 3
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    await make("alpha", 4)
+    stalling.reads_left = 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    assert follower.exchange.batches == 6, "beta's last one is read before alpha is asked again"
+    await follower.follow(plane, ["alpha", "beta"])
+    assert {cell.taker: cell.groups for cell in follower.exchange.cells(10)} == {"alpha": 4, "beta": 3}
+
+
+async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seen(*_: object, **__: object) -> SwarmSnapshot:
+        return SwarmSnapshot(time.time(), (node(age_s=NOW - time.time()),), (), True)
+
+    monkeypatch.setattr(swarm_source, "take_snapshot", seen)
+    monkeypatch.setattr(swarm_source, "CONNECT_S", 0.1)
+    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
+    assert await source.look() is not None
+    found = source.answer("/swarm.json", {})
+    assert found is not None and json.loads(found[1])["state"] not in ("waiting", "lost")
 
 
 def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None:
