@@ -8,7 +8,7 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
-from shared.transport.base import NotConnected, Transport, TransportError
+from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 from swarm_cli.dashboard.exchange import Exchange
 
 BATCHES_BACK = 30
@@ -23,14 +23,18 @@ class BatchFollower:
     def __init__(self) -> None:
         self.exchange = Exchange()
         self._read_to: dict[str, int] = {}
+        self._at = ""
 
     async def follow(self, plane: Transport, nodes: Sequence[str]) -> None:
-        """Read what is new of `nodes`.
+        """Read what is new of `nodes`. It may be cancelled at any time: the next call goes on
+        behind the last batch that was read, first with the node that was being read.
 
         Raises:
             NotConnected: the server does not answer.
         """
-        for node in nodes:
+        first = nodes.index(self._at) if self._at in nodes else 0
+        for node in (*nodes[first:], *nodes[:first]):
+            self._at = node
             try:
                 await self._follow_node(plane, node)
             except NotConnected:
@@ -46,17 +50,26 @@ class BatchFollower:
             known = state.first_seq - 1
         oldest = max(known + 1, state.last_seq - BATCHES_BACK + 1)
         self.exchange.left_out += max(0, oldest - known - 1)
-        seq = oldest
-        while seq <= state.last_seq:
-            messages = await plane.read(stream, seq, 1)
+        self._read_to[node] = oldest - 1
+        while self._read_to[node] < state.last_seq:
+            messages = await plane.read(stream, self._read_to[node] + 1, 1)
             if not messages or messages[0].seq > state.last_seq:
                 break
-            seq = messages[0].seq + 1
-            if messages[0].size_bytes > BATCH_BYTES:
+            batch = await _batch(plane, messages[0])
+            # Counted and noted as read without a pause between, so that no batch counts twice.
+            if batch is None:
                 self.exchange.left_out += 1
-                continue
-            try:
-                self.exchange.take(node, decode(await plane.payload(messages[0]), Batch))
-            except MessageError:
-                self.exchange.left_out += 1
+            else:
+                self.exchange.take(node, batch)
+            self._read_to[node] = messages[0].seq
         self._read_to[node] = state.last_seq
+
+
+async def _batch(plane: Transport, message: StoredMessage) -> Batch | None:
+    """None where it is too large or none."""
+    if message.size_bytes > BATCH_BYTES:
+        return None
+    try:
+        return decode(await plane.payload(message), Batch)
+    except MessageError:
+        return None

@@ -14,6 +14,10 @@ from shared.identity.statements import Heard, Standing
 
 CURVE_POINTS = 24
 """Of a node's curve in the table; its own page has all that is kept."""
+SETS_A_KEY = 2
+"""The newest held-out sets that a key reported on: a change of set keeps the last one in sight, and
+nobody fills the table with sets that it made up.
+"""
 THIS_SERVER = "this server's own"
 """Standing of a score that came over the node's own plane, where no signature is needed."""
 
@@ -45,21 +49,26 @@ class Row:
 
 def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = ()) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, each by gain; what may not be ranked
-    comes last. `own`: newest reports of nodes on this server, shown where the swarm has none of
-    them.
+    comes last. Of a key the newest `SETS_A_KEY` sets. `own`: newest reports of nodes on this
+    server, shown where the swarm has none of them.
     """
-    by_key: dict[tuple[str, str, str, str, int], list[Heard[EvalReport]]] = {}
+    by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
         said = each.said
-        key = (said.node, each.public_key or "", each.standing.value, said.held_out or "", said.n)
-        by_key.setdefault(key, []).append(each)
-    rows = [_row(reports) for reports in by_key.values()]
+        sets = by_key.setdefault((said.node, each.public_key or "", each.standing.value), {})
+        sets.setdefault((said.held_out or "", said.n), []).append(each)
+    rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
     rows += [_own_row(report) for report in own if report.node not in told]
     nodes: dict[tuple[str, int], int] = {}
     for row in rows:
         nodes[row.held_out, row.n] = nodes.get((row.held_out, row.n), 0) + row.trusted
     return sorted(rows, key=lambda row: (not row.trusted, -nodes[row.held_out, row.n], row.held_out, row.n, *_rank(row)))
+
+
+def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:
+    newest_first = sorted(sets, key=lambda reports: -max(each.said.created_at for each in reports))
+    return [_row(reports) for reports in newest_first[:SETS_A_KEY]]
 
 
 def _rank(row: Row) -> tuple[float, float, str]:

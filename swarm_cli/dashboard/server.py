@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -105,8 +106,7 @@ class PageServer:
             nats = staticmethod(nats_figures)
             swarm = staticmethod(ask)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
         threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
 
@@ -118,6 +118,15 @@ class PageServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes a page in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -143,6 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if not self._asked_here():
             self._answer(403, "text/plain; charset=utf-8", b"ask for this page by 127.0.0.1 or localhost\n")
+        elif not self.path.isascii():
+            self._answer(400, "text/plain; charset=utf-8", b"the address has characters that need percent-encoding\n")
         elif path in FILES:
             name, kind = FILES[path]
             self._answer(200, kind, _file(name))

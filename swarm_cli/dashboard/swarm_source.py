@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.evaluation_log import EvaluationLog, roster_of
+from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
@@ -32,6 +33,8 @@ from swarm_cli.rollouts.rewards import Judge
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
+BATCHES_S = 10.0
+"""Of reading batches after a look; what is not read by then is left for the next one."""
 ASKED_S = 10.0
 NODES_LOOKED_AT = 1000
 TASKS_KEPT = 8
@@ -52,7 +55,7 @@ class SwarmSource:
         self._config = config
         self._node_url = node_url
         self._swarm_url = swarm_url
-        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config))
+        self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
         self._records: dict[str, TrainedRecords] = {}
         self._swarm: str | None = None
@@ -74,14 +77,20 @@ class SwarmSource:
                     evaluations=self._scores,
                     most=NODES_LOOKED_AT,
                 )
-                await self._read_batches(snapshot)
         except (NotConnected, TimeoutError) as error:
             self._away(error)
             return None
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
-        self._state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
-        self._state |= {"server": visible(self._node_url, 120), "problem": ""}
+        self._show(snapshot)
+        with suppress(NotConnected, TimeoutError):  # the next look says it if the server is gone
+            async with asyncio.timeout(BATCHES_S):
+                await self._read_batches(snapshot)
+        self._show(snapshot)
         return snapshot
+
+    def _show(self, snapshot: SwarmSnapshot) -> None:
+        state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
+        self._state = state | {"server": visible(self._node_url, 120), "problem": ""}
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
         plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 
 LOOK_S = 3.0
+ENTRIES_READ = 256
 
 
 def invite(
@@ -72,18 +74,28 @@ def members_swarm(url: str) -> str:
     its run, which another terminal does not know, and a newcomer that signs for another one is
     refused by everybody. The default where nobody is there yet or the server lets nobody look.
     """
-    from shared.identity.statements import Standing
+    from shared.contracts.control import NodeRecord
+    from shared.contracts.subjects import SWARM_NODES_BUCKET
+    from shared.contracts.wire import MessageError
+    from shared.identity.statements import Standing, hear
     from shared.transport.base import TransportError
     from shared.transport.connect import connect
-    from swarm_cli.observe.directory import read_directory
 
     async def named() -> list[str]:
         hub = await connect(url, name="invite", timeout_s=LOOK_S)
         try:
-            entries = (await read_directory(hub)).entries
+            entries, _ = await hub.kv.newest(SWARM_NODES_BUCKET, ENTRIES_READ)
         finally:
             await hub.close()
-        return [entry.swarm for entry in entries if entry.standing is Standing.SIGNED and entry.swarm]
+        found = []
+        for entry in entries:
+            try:
+                heard = hear(entry.value, NodeRecord, time.time())
+            except MessageError:
+                continue
+            if heard.standing is Standing.SIGNED and heard.said.node == entry.key and heard.swarm:
+                found.append(heard.swarm)
+        return found
 
     try:
         counted = Counter(asyncio.run(named())).most_common(1)

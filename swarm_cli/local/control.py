@@ -37,7 +37,7 @@ def holding_run(folder: Path) -> Iterator[None]:
         CommandError: another one is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as file:
+    with open(folder / LOCK, "a+", opener=_for_owner_only) as file:
         if not _taken(file):
             raise CommandError(
                 f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
@@ -48,6 +48,14 @@ def holding_run(folder: Path) -> Iterator[None]:
         file.flush()
         yield
         # The file stays: another process may have it open already, and wait for it.
+
+
+def _for_owner_only(path: str, flags: int) -> int:
+    """Who can read a file can hold it with flock: one that others could read is closed to them."""
+    descriptor = os.open(path, flags, 0o600)
+    with suppress(PermissionError):  # another user's
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _taken(file: TextIO) -> bool:
@@ -62,13 +70,15 @@ def _taken(file: TextIO) -> bool:
 
 
 def holder(folder: Path) -> int | None:
-    """The process that runs the run in `folder`; None where nobody does."""
+    """The process that runs the run in `folder`, 0 where it is not known which; None where nobody
+    does.
+    """
     try:
         with (folder / LOCK).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return _pid(file) or 0
+                return _pid(file)
     except OSError:
         pass
     return None
@@ -113,6 +123,11 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
             with line.makefile("rb") as file:
                 answer = json.loads(file.readline() or b"{}")
     except (OSError, ValueError) as error:
+        if not pid:
+            raise CommandError(
+                f"run {folder.name} does not answer ({error}), and which process holds {folder / LOCK} is not known: "
+                f"`fuser {folder / LOCK}` names it"
+            ) from None
         raise CommandError(
             f"run {folder.name} is running, as process {pid}, and does not answer ({error}): "
             f"`kill -9 {pid}` ends it, and its services end by themselves"
@@ -143,7 +158,7 @@ async def answering(folder: Path, answer: Answerer) -> AsyncIterator[None]:
             async with asyncio.timeout(_QUESTION_S):
                 line = await reader.readline()
             try:
-                said = await answer(json.loads(line))
+                said = await answer(_question(line))
             except (ValueError, TypeError, CommandError) as error:
                 said = {"error": str(error)}
             writer.write(json.dumps(said).encode() + b"\n")
@@ -160,6 +175,17 @@ async def answering(folder: Path, answer: Answerer) -> AsyncIterator[None]:
     finally:
         server.close()
         (folder / SOCKET).unlink(missing_ok=True)
+
+
+def _question(line: bytes) -> Mapping[str, Any]:
+    """Raises ValueError: it is no question."""
+    try:
+        question = json.loads(line)
+    except (ValueError, RecursionError):
+        question = None
+    if not isinstance(question, dict):
+        raise ValueError('a question is one line with a JSON object, such as {"do": "down"}')
+    return question
 
 
 def _listening(folder: Path) -> socket.socket:
@@ -186,9 +212,20 @@ def _short_name(folder: Path) -> Iterator[str]:
 
 
 def _pid(file: TextIO) -> int:
+    """The process that wrote its number into the lock, if it still has the lock open: a number may
+    be another process' by now, while somebody else holds the lock. 0 where it has not.
+    """
     file.seek(0)
     text = file.read(20).strip()
-    return int(text) if text.isdigit() else 0
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    lock = os.fstat(file.fileno())
+    with suppress(OSError):  # no such process, or another user's
+        for opened in Path(f"/proc/{text}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(opened.stat(), lock):
+                    return int(text)
+    return 0
 
 
 def _by(file: TextIO) -> str:

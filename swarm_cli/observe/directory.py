@@ -5,13 +5,14 @@ read in part and checked.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.wire import MessageError, is_node_name
-from shared.identity.statements import Heard, hear, said_in
+from shared.identity.statements import Heard, Standing, hear, said_at, said_in
 from shared.transport.base import KvEntry, Transport, TransportError
 
 ENTRIES_READ = 4096
@@ -36,11 +37,27 @@ class Directory:
         payload = self.payloads.get(name)
         return None if payload is None else hear(payload, NodeRecord, time.time())
 
-    @property
-    def entries(self) -> list[Heard[NodeRecord]]:
-        """All entries, each with its signature checked."""
+    def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
+        """All entries, each with its signature checked; those of another swarm than `swarm` are
+        refused.
+        """
         now = time.time()
-        return [hear(payload, NodeRecord, now) for payload in self.payloads.values()]
+        return [hear(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
+
+
+def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
+    """The swarm that most nodes say, as signed, that they are in; None where nobody signs.
+
+    Between swarms of equally many nodes the newest entry decides. One from the future counts as a
+    node and is never the newest: its sender would choose what others are shown.
+    """
+    names, newest = Counter[str](), dict[str, float]()
+    for entry in entries:
+        if entry.standing is Standing.SIGNED and entry.swarm is not None:
+            names[entry.swarm] += 1
+            at = said_at(entry.said)
+            newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)
+    return max(names, key=lambda swarm: (names[swarm], newest[swarm], swarm), default=None)
 
 
 def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:

@@ -5,20 +5,21 @@ top` and the page. Anybody can write there: a bounded part is kept.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from itertools import chain, islice
+from itertools import islice
 
 import msgspec
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.control import EvalReport
-from shared.contracts.wire import MessageError
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, Standing, hear
 from shared.transport.base import Transport, TransportError
 from swarm_cli.errors import CommandError
+from swarm_cli.observe.kept_names import ByName, FirstKeys
 
 REPORTS_A_LOOK = 8192
 """Of a stream with more that is new, the newest."""
@@ -28,8 +29,32 @@ _REPORTS_A_READ = 1024
 NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
-Sender = tuple[str | None, str]
-"""Swarm (None of an unsigned report) and name."""
+
+def configured_swarm(config: NodeConfig) -> str | None:
+    """The swarm that the configuration names; None where it has the default, as `swarm up` names a
+    swarm after its run, which another terminal need not know.
+    """
+    return None if config.nats.swarm_id == DEFAULT_SWARM_ID else config.nats.swarm_id
+
+
+class _Reports:
+    """A name's reports in a swarm, in the order of the stream."""
+
+    def __init__(self) -> None:
+        self.newest: deque[Heard[EvalReport]] = deque(maxlen=REPORTS_A_NODE)
+        self.base: Heard[EvalReport] | None = None
+
+    def add(self, heard: Heard[EvalReport]) -> None:
+        self.newest.append(heard)
+        if heard.said.policy_version == 0:
+            self.base = heard
+
+    def all(self) -> list[Heard[EvalReport]]:
+        """Besides the newest the base policy's, where newer ones have pushed it out: every gain is
+        measured against it.
+        """
+        pushed_out = self.base is not None and self.base not in self.newest
+        return [*([self.base] if self.base is not None and pushed_out else []), *self.newest]
 
 
 def roster_of(config: NodeConfig) -> dict[str, str] | None:
@@ -51,30 +76,57 @@ class EvaluationLog:
     last. As at the border, a name in a swarm belongs to the first key that is seen with it, and
     where there is a roster to the key that it lists.
 
-    `tasks_kept`: results by dataset that are kept of a report. `roster`: keys by name.
+    `tasks_kept`: results by dataset that are kept of a report. `nodes_kept`: names. `roster`: keys
+    by name. `swarm`: the only one whose signed reports are kept, where it is known.
     """
 
-    def __init__(self, tasks_kept: int = 0, nodes_kept: int = NODES_KEPT, roster: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        tasks_kept: int = 0,
+        nodes_kept: int = NODES_KEPT,
+        roster: Mapping[str, str] | None = None,
+        swarm: str | None = None,
+    ) -> None:
         self._roster = roster
         self._tasks_kept = tasks_kept
         self._nodes_kept = nodes_kept
+        self._only = swarm
+        self._looked_at = swarm
         self._begin()
 
     def _begin(self) -> None:
-        self._by_node: dict[Sender, deque[Heard[EvalReport]]] = {}
-        self._refused: dict[Sender, Heard[EvalReport]] = {}
-        self._bases: dict[Sender, Heard[EvalReport]] = {}
-        self._keys: dict[Sender, str] = {}
+        self._kept = ByName[_Reports](self._nodes_kept)
+        self._refused = ByName[Heard[EvalReport]](self._nodes_kept)
+        self._keys = FirstKeys(self._nodes_kept)
         self._next_seq = 1
 
     def heard(self, swarm: str | None) -> list[Heard[EvalReport]]:
         """What is kept of a swarm, each node's in the order of the stream, and all that is
         unsigned; of those whose signature is refused, the last of each name. `swarm` None: it is
-        not known which, and all are given.
+        not known which, and the one that most names report to is taken: what a name says in
+        different swarms is never put together.
         """
-        wanted = [sender for sender in self._by_node if swarm is None or sender[0] in (None, swarm)]
-        kept = [each for sender in wanted for each in chain(self._old_base(sender), self._by_node[sender])]
-        return kept + [each for sender, each in self._refused.items() if swarm is None or sender[0] == swarm]
+        swarm = self.usual_swarm() if swarm is None else swarm
+        kept = [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
+        return kept + [each for said_in, _, each in self._refused if said_in == swarm]
+
+    def usual_swarm(self) -> str | None:
+        """The swarm that most names report to; None where nobody signs."""
+        names = Counter(swarm for swarm, _, _ in self._kept if swarm is not None)
+        return max(names, key=lambda swarm: (names[swarm], swarm), default=None)
+
+    def key_of(self, swarm: str, name: str) -> str | None:
+        """The key that has the name; None where no key has it yet."""
+        return self._keys.get(swarm, name) if self._roster is None else self._roster.get(name)
+
+    def checked(self, entry: Heard[NodeRecord]) -> Heard[NodeRecord]:
+        """A directory's entry, refused where another key has the name: what two keys say is never
+        shown as one node's.
+        """
+        key = self.key_of(entry.swarm or "", entry.said.node)
+        if entry.standing is not Standing.SIGNED or key in (None, entry.public_key):
+            return entry
+        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, OTHER_KEY)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
         """As `heard`, without those whose signature is refused, and without unsigned ones of a node
@@ -94,10 +146,11 @@ class EvaluationLog:
         signing = {each.said.node for each in heard if each.standing is Standing.SIGNED}
         return frozenset(each.said.node for each in heard if each.standing is Standing.UNSIGNED) - signing
 
-    async def follow(self, swarm_plane: Transport) -> None:
+    async def follow(self, swarm_plane: Transport, swarm: str | None = None) -> None:
         """Read what is new. A server whose stream is shorter than what was read is another one:
-        begin again.
+        begin again. `swarm`: the one that is looked at, whose reports no other's push out.
         """
+        self._looked_at = self._only or swarm
         try:
             state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:
@@ -126,37 +179,27 @@ class EvaluationLog:
             return
         if subject != subjects.evals(heard.said.node):
             return
-        sender = (heard.swarm, heard.said.node)
-        if heard.standing is Standing.SIGNED and (problem := self._stranger(sender, heard.public_key or "")):
-            heard = Heard(heard.said, Standing.REFUSED, heard.public_key, heard.swarm, problem)
+        swarm, name = heard.swarm, heard.said.node
+        if self._only is not None and swarm not in (None, self._only):
+            return
+        kept = self._kept.get(swarm, name) or _Reports()
+        if heard.standing is Standing.SIGNED and (problem := self._stranger(swarm or "", name, heard.public_key or "", kept)):
+            heard = Heard(heard.said, Standing.REFUSED, heard.public_key, swarm, problem)
         per_task = dict(islice(heard.said.per_task.items(), self._tasks_kept))
         said = msgspec.structs.replace(heard.said, per_task=per_task)
-        heard = Heard(said, heard.standing, heard.public_key, heard.swarm, heard.problem)
+        heard = Heard(said, heard.standing, heard.public_key, swarm, heard.problem)
         if heard.standing is Standing.REFUSED:
             # Apart, so that forged reports push none of the node's own out.
-            self._refused[sender] = heard
-            if len(self._refused) > self._nodes_kept:
-                del self._refused[next(iter(self._refused))]
+            self._refused.put(swarm, name, heard, self._looked_at)
             return
-        kept = self._by_node.pop(sender, None) or deque(maxlen=REPORTS_A_NODE)
-        kept.append(heard)
-        self._by_node[sender] = kept
-        if said.policy_version == 0:
-            self._bases[sender] = heard
-        if len(self._by_node) > self._nodes_kept:
-            forgotten = next(iter(self._by_node))
-            for known in (self._by_node, self._bases, self._keys):
-                known.pop(forgotten, None)
+        kept.add(heard)
+        self._kept.put(swarm, name, kept, self._looked_at)
 
-    def _stranger(self, sender: Sender, public_key: str) -> str:
-        """Why the name is not this key's; empty where it is."""
-        if self._roster is not None:
-            return "" if self._roster.get(sender[1]) == public_key else NOT_ON_ROSTER
-        return "" if self._keys.setdefault(sender, public_key) == public_key else OTHER_KEY
-
-    def _old_base(self, sender: Sender) -> list[Heard[EvalReport]]:
-        """The base policy's report, where newer ones have pushed it out: every gain is measured
-        against it.
+    def _stranger(self, swarm: str, name: str, public_key: str, kept: _Reports) -> str:
+        """Why the name is not this key's; empty where it is. The reports that are kept say it too:
+        a key is forgotten where too many came after it.
         """
-        base = self._bases.get(sender)
-        return [] if base is None or base in self._by_node[sender] else [base]
+        if self._roster is not None:
+            return "" if self._roster.get(name) == public_key else NOT_ON_ROSTER
+        first = kept.newest[-1].public_key or "" if kept.newest else public_key
+        return "" if self._keys.first(swarm, name, first) == public_key else OTHER_KEY

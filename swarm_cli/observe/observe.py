@@ -27,7 +27,7 @@ from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.given_token import given_invitation, given_text
 from swarm_cli.invitation.token import Invitation, TokenError, checked_urls
-from swarm_cli.observe.directory import read_directory
+from swarm_cli.observe.directory import read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.snapshot import NODES_SHOWN
 from swarm_cli.observe.standings import Standings, as_object, standings, table
@@ -39,12 +39,15 @@ LOOK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where to look, and as whom. Files are empty where the server asks for none."""
+    """Where to look, and as whom. Files are empty where the server asks for none. `swarm`: which
+    swarm to look at, None where an address alone was given.
+    """
 
     url: str
     user: str = OBSERVER
     key_file: str = ""
     ca_file: str = ""
+    swarm: str | None = None
 
     async def connect(self) -> Transport:
         """Raises what connecting raises."""
@@ -115,19 +118,20 @@ def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Pat
     if invitation.authority and not ca:
         ca_file = str(folder / "ca.pem")
         Path(ca_file).write_bytes(invitation.authority)
-    return Hub(invitation.url, user, key_file, ca_file)
+    return Hub(invitation.url, user, key_file, ca_file, invitation.swarm_id)
 
 
 async def _once(hub: Hub) -> Standings:
     transport = await hub.connect()
     try:
-        return await look(transport, EvaluationLog())
+        return await look(transport, EvaluationLog(swarm=hub.swarm), hub.swarm)
     finally:
         await transport.close()
 
 
-async def look(transport: Transport, scores: EvaluationLog) -> Standings:
-    """One look; `scores` is brought up to date.
+async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = None) -> Standings:
+    """One look at `swarm`, or else at the one that most nodes of the directory are in; `scores` is
+    brought up to date. Of a name only what its first key signed for that swarm counts.
 
     Raises:
         NotConnected: the server does not answer in time.
@@ -135,7 +139,8 @@ async def look(transport: Transport, scores: EvaluationLog) -> Standings:
     try:
         async with asyncio.timeout(LOOK_S):
             listed = await read_directory(transport)
-            await scores.follow(transport)
+            swarm = swarm or usual_swarm(listed.entries(), time.time())
+            await scores.follow(transport, swarm)
             try:
                 counts = await transport.counts(subjects.SWARM_ROLLOUTS, subjects.ALL_ROLLOUTS)
             except NotConnected:
@@ -144,12 +149,13 @@ async def look(transport: Transport, scores: EvaluationLog) -> Standings:
                 counts = {}  # nobody has made the stream yet
     except TimeoutError:
         raise NotConnected(f"the server took longer than {LOOK_S:.0f} s to answer") from None
+    swarm = swarm or scores.usual_swarm()
     return standings(
         time.time(),
-        listed.entries,
-        scores.reports(None),
+        [scores.checked(entry) for entry in listed.entries(swarm)],
+        scores.reports(swarm),
         counts,
-        unsigned=scores.unsigned(None),
+        unsigned=scores.unsigned(swarm),
         most=NODES_SHOWN,
         left_out=listed.left_out,
         unreadable=listed.unreadable,
@@ -158,12 +164,12 @@ async def look(transport: Transport, scores: EvaluationLog) -> Standings:
 
 async def _live(hub: Hub, console: Console, every_s: float) -> None:
     """Look again and again. A server that goes away is waited for."""
-    transport, scores = await hub.connect(), EvaluationLog()
+    transport, scores = await hub.connect(), EvaluationLog(swarm=hub.swarm)
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 try:
-                    live.update(table(await look(transport, scores), hub.url), refresh=True)
+                    live.update(table(await look(transport, scores, hub.swarm), hub.url), refresh=True)
                 except NotConnected as error:
                     live.update(Text(f"{visible(str(error))}: trying again"), refresh=True)
                 await asyncio.sleep(every_s)

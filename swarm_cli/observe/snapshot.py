@@ -15,11 +15,11 @@ from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.permissions import OPERATOR
-from shared.identity.statements import Heard, Standing, said_at
+from shared.identity.statements import Heard
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
-from swarm_cli.observe.directory import Directory, read_directory
+from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.view import NodeView, gather, node_view
 
@@ -74,7 +74,7 @@ class SwarmSnapshot:
     left_out: int = 0
     unreadable: int = 0
     swarm: str | None = None
-    """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
+    """Which swarm (`nats.swarm_id`) the nodes are in, as most of their signed entries say."""
 
 
 async def take_snapshot(
@@ -118,8 +118,9 @@ async def take_snapshot(
                 for name in wanted
                 if name not in here
             ]
+            swarm = swarm_of(nodes, here, config.nats.swarm_id, at)
             if swarm_plane and evaluations:
-                await evaluations.follow(swarm_plane)
+                await evaluations.follow(swarm_plane, swarm)
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
         finally:
             if swarm_plane:
@@ -127,20 +128,19 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    swarm = swarm_of(nodes, here, config.nats.swarm_id)
     return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm)
 
 
-def swarm_of(nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str) -> str | None:
-    """The swarm that these nodes are in: the configured one, or else the one that the newest signed
-    entry names, first of a node on this server. `swarm up` names a swarm after its run, which
-    another terminal need not know.
+def swarm_of(nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str, now: float) -> str | None:
+    """The swarm that these nodes are in: the configured one, or else the one that most of the nodes
+    on this server say, or else most of all. `swarm up` names a swarm after its run, which another
+    terminal need not know.
     """
     if configured != DEFAULT_SWARM_ID:
         return configured
     entries = [(node.node in here, node.entry) for node in nodes if node.entry is not None]
-    signed = [(known, said_at(entry.said), entry.swarm or "") for known, entry in entries if entry.standing is Standing.SIGNED]
-    return max(signed)[2] if signed else None
+    local = usual_swarm((entry for known, entry in entries if known), now)
+    return local or usual_swarm((entry for _, entry in entries), now)
 
 
 def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:

@@ -23,7 +23,7 @@ from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.evaluation_log import EvaluationLog, roster_of
+from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
@@ -62,7 +62,7 @@ class Top:
         self._node_url = node_url or config.nats.node_url
         swarm = swarm_url or node_url or config.nats.swarm_url
         self._swarm_url = None if swarm == "none" else swarm
-        self._reports = EvaluationLog(roster=roster_of(config))
+        self._reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
         self._history = TopHistory()
         self._heard_at: float | None = None
 

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,26 @@ def test_the_page_is_served_to_this_machine_and_says_when_prometheus_is_away() -
             connection.close()
     finally:
         server.close()
+
+
+def test_an_address_that_is_not_ascii_is_refused_and_a_browser_that_goes_away_is_no_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = PageServer(0, "http://127.0.0.1:9", {"dashboards": []}, ask=reset_by_peer)
+    host, port = server.url.removeprefix("http://").rstrip("/").split(":")
+    try:
+        for path in (b"/prometheus/\xe9", b"/api/v1/query?query=\xe9", b"/swarm.json"):
+            with socket.create_connection((host, int(port)), timeout=5) as line:
+                line.sendall(b"GET " + path + b" HTTP/1.0\r\nHost: localhost:1\r\n\r\n")
+                answer = line.makefile("rb").read()
+            assert answer.startswith(b"HTTP/1.1 400 ") if b"\xe9" in path else answer == b""
+    finally:
+        server.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def reset_by_peer(path: str, query: Mapping[str, str]) -> None:
+    raise ConnectionResetError
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on the PATH, which would run the page's own functions")

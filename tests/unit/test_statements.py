@@ -15,7 +15,10 @@ from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Standing, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.observe.evaluation_log import NOT_ON_ROSTER, OTHER_KEY, REPORTS_A_NODE, EvaluationLog
+from swarm_cli.observe.kept_names import KEYS_A_NAME, NAMES_WITH_KEYS, SWARMS_A_NAME
 
 NOW = 1_000_000.0
 KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())
@@ -160,3 +163,39 @@ def test_what_was_said_in_an_earlier_run_under_the_same_name_is_another_swarms()
 def test_the_base_policys_report_outlives_the_newer_ones() -> None:
     log = log_of(encode(signed(report(0))), *(encode(signed(report(n))) for n in range(1, REPORTS_A_NODE + 9)))
     assert [each.policy_version for each in log.reports("run-1")][:2] == [0, 9]
+
+
+def test_who_signs_for_a_thousand_swarms_pushes_no_other_name_and_not_its_own_swarm_out() -> None:
+    log = EvaluationLog(nodes_kept=8)
+    log.take(subjects.evals("alpha"), encode(signed(report(1))), NOW)
+    for made_up in range(40):
+        log.take(subjects.evals("eve"), encode(signed(report(9, "eve"), OTHER, f"x-{made_up}")), NOW)
+    assert [each.node for each in log.reports("run-1")] == ["alpha"]
+    assert len({each.swarm for made_up in range(40) for each in log.heard(f"x-{made_up}")}) == SWARMS_A_NAME
+    known = EvaluationLog(swarm="run-1")
+    for swarm in ("run-0", "run-1"):
+        known.take(subjects.evals("alpha"), encode(signed(report(1), KEY, swarm)), NOW)
+    assert known.heard("run-0") == [] and len(known.reports("run-1")) == 1
+
+
+async def test_the_swarm_that_is_looked_at_stays_whatever_others_a_stranger_signs_for_the_name() -> None:
+    log = EvaluationLog()
+    await log.follow(MemoryTransport(MemoryServer()), "run-1")
+    log.take(subjects.evals("alpha"), encode(signed(report(1))), NOW)
+    for made_up in range(3 * SWARMS_A_NAME):
+        log.take(subjects.evals("alpha"), encode(signed(report(9, pass_rate=1.0), OTHER, f"x-{made_up}")), NOW)
+    assert [each.policy_version for each in log.reports("run-1")] == [1]
+
+
+def test_a_name_keeps_its_key_when_its_reports_are_pushed_out_and_however_many_names_come_after_it() -> None:
+    log = EvaluationLog(nodes_kept=2)
+    log.take(subjects.evals("alpha"), encode(signed(report(1))), NOW)
+    for stranger in range(2 * NAMES_WITH_KEYS + 9):
+        log.take(subjects.evals(f"n{stranger}"), encode(signed(report(9, f"n{stranger}"), OTHER)), NOW)
+    for made_up in range(2 * KEYS_A_NAME):
+        log.take(subjects.evals("alpha"), encode(signed(report(9), OTHER, f"x-{made_up}")), NOW)
+    assert log.reports("run-1") and all(each.node != "alpha" for each in log.reports("run-1")), "its report was pushed out"
+    log.take(subjects.evals("alpha"), encode(signed(report(9, pass_rate=1.0), OTHER)), NOW)
+    log.take(subjects.evals("alpha"), encode(signed(report(2))), NOW)
+    assert [each.policy_version for each in log.reports("run-1") if each.node == "alpha"] == [2]
+    assert log.key_of("run-1", "alpha") == KEY.public_key

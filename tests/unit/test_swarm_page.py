@@ -31,10 +31,13 @@ from shared.identity.statements import Heard, Standing, hear
 from shared.roles import ROLES, Role
 from shared.run_records import TRAINED_FILE
 from shared.runtime.status import StatusBoard
+from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
+from swarm_cli.dashboard import swarm_source
+from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
-from swarm_cli.dashboard.leaderboard import THIS_SERVER, curves_by_task, leaderboard, thinned
+from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
@@ -91,6 +94,60 @@ def test_the_exchange_counts_groups_by_sender_taker_and_dataset_and_a_replayed_o
     assert len(exchange.recent(10_000)) == GROUPS_A_NODE and exchange.recent(10, "nobody") == []
 
 
+class StallingTransport(MemoryTransport):
+    """Stops answering after so many reads, as a server that is slow or cut off does."""
+
+    reads_left = 2
+
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            await asyncio.Event().wait()
+        return await super().read(stream, start_seq, max_messages, timeout_s)
+
+
+async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_the_node_it_was_at() -> None:
+    server = MemoryServer()
+    plane, stalling, follower = MemoryTransport(server), StallingTransport(server), BatchFollower()
+
+    async def make(taker: str, number: int) -> None:
+        stream, made = subjects.node_batches_stream(taker), batch(number, item(taker, "gamma", 1.0))
+        await plane.publish(subjects.node_batches(taker), encode(made), stream=stream, message_id=f"{taker}-{number}")
+
+    for taker in ("alpha", "beta"):
+        await ensure_node_streams(plane, taker)
+        for number in (1, 2, 3):
+            await make(taker, number)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    assert follower.exchange.batches == 2
+    stalling.reads_left = 3
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    await make("alpha", 4)
+    stalling.reads_left = 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await follower.follow(stalling, ["alpha", "beta"])
+    assert follower.exchange.batches == 6, "beta's last one is read before alpha is asked again"
+    await follower.follow(plane, ["alpha", "beta"])
+    assert {cell.taker: cell.groups for cell in follower.exchange.cells(10)} == {"alpha": 4, "beta": 3}
+
+
+async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seen(*_: object, **__: object) -> SwarmSnapshot:
+        return SwarmSnapshot(time.time(), (node(age_s=NOW - time.time()),), (), True)
+
+    monkeypatch.setattr(swarm_source, "take_snapshot", seen)
+    monkeypatch.setattr(swarm_source, "CONNECT_S", 0.1)
+    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
+    assert await source.look() is not None
+    found = source.answer("/swarm.json", {})
+    assert found is not None and json.loads(found[1])["state"] not in ("waiting", "lost")
+
+
 def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None:
     heard = [signed("alpha", 0, 0.1), signed("alpha", 5, 0.5), signed("beta", 0, 0.1), signed("beta", 5, 0.7)]
     heard += [signed("gamma", 5, 0.9), signed("delta", 0, 0.2, held_out="b" * 64), signed("delta", 9, 1.0, held_out="b" * 64)]
@@ -108,6 +165,14 @@ def test_a_report_said_again_changes_nothing_and_a_new_training_forgets_the_last
     again = signed("alpha", 3, 0.2, at=NOW + 100)
     (row,) = leaderboard([first, second, again])
     assert row.curve == ((0, 0.1), (3, 0.2)) and row.gain == pytest.approx(0.1)
+
+
+def test_a_key_has_rows_for_its_newest_sets_only_however_many_it_names() -> None:
+    made_up = [signed("eve", 100 + place, 1.0, held_out=f"{place:064}") for place in range(250)]
+    rows = leaderboard([*made_up, signed("alpha", 0, 0.1), signed("beta", 0, 0.1)])
+    assert sum(row.node == "eve" for row in rows) == SETS_A_KEY
+    assert {row.held_out for row in rows if row.node == "eve"} == {f"{248:064}", f"{249:064}"}, "the newest"
+    assert {"alpha", "beta"} <= {row.node for row in rows}
 
 
 def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:

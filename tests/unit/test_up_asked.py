@@ -4,17 +4,19 @@ that is left behind means.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
-from swarm_cli.local.control import LOCK, SOCKET, ask, holder, holding_run, running_run
+from swarm_cli.local.control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
@@ -102,6 +104,38 @@ def test_a_number_in_the_file_of_a_process_that_is_another_by_now_holds_nothing(
     assert holder(folder) is None
     with holding_run(folder):
         pass
+
+
+def test_the_lock_is_its_owners_alone_also_where_an_older_one_was_not(tmp_path: Path) -> None:
+    old = tmp_path / "runs" / "old"
+    old.mkdir(parents=True)
+    (old / LOCK).touch(mode=0o644)
+    for folder in (old, tmp_path / "runs" / "new"):
+        with holding_run(folder):
+            assert (folder / LOCK).stat().st_mode & 0o777 == 0o600
+            assert holder(folder) == os.getpid()
+
+
+def test_no_process_is_named_that_does_not_hold_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    with holding_run(folder):
+        (folder / LOCK).write_text(str(os.getppid()))  # as where its number was given away again
+        assert holder(folder) == 0
+        with pytest.raises(CommandError, match="which process holds") as refused:
+            ask(folder, {"do": "down"})
+        assert "kill" not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", [b"[1]", b"7", b"{", b"[" * 60_000], ids=["list", "number", "cut", "deep"])
+async def test_what_is_no_question_is_refused_with_a_sentence(tmp_path: Path, line: bytes) -> None:
+    async def never(question: Mapping[str, object]) -> dict[str, object]:
+        raise AssertionError(question)
+
+    async with answering(tmp_path, never), asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
+        writer.write(line + b"\n")
+        assert "a question is one line with a JSON object" in json.loads(await reader.readline())["error"]
+        writer.close()
 
 
 def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
