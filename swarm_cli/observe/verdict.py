@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
@@ -19,7 +19,11 @@ from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_ste
 
 FEWEST_STEPS = 8
 """Of fewer, nothing is said but what the held-out tasks say."""
-CHANCE_ERRORS = 2.0
+FEWEST_TASKS = 16
+"""A pass rate of fewer held-out tasks says nothing."""
+CHANCE = NormalDist().cdf(-2.0)
+"""How often chance alone may pass for a fall, over all of a run's evaluations together: as often as
+a figure lies beyond two standard errors."""
 CHANCE_AT_LEAST = 0.02
 REWARD_ERRORS = 3.0
 """Standard errors: of runs without a change, at most one in fifty falls by so many."""
@@ -45,6 +49,7 @@ class Outcome(StrEnum):
     """What a run's records say."""
 
     LEARNED = "learned"
+    FELL = "fell"
     UNCLEAR = "unclear"
     FAILED = "failed"
     UNKNOWN = "unknown"
@@ -63,6 +68,7 @@ class Verdict:
         """
         words = {
             Outcome.LEARNED: "learned",
+            Outcome.FELL: "learned, and fell from its best",
             Outcome.UNCLEAR: "no clear gain",
             Outcome.FAILED: "LEARNING FAILS",
             Outcome.UNKNOWN: "not judged",
@@ -94,10 +100,17 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
     return lines
 
 
-def margin(one: Evaluation, other: Evaluation) -> float:
-    """How far two pass rates are apart by chance: two standard errors of their difference."""
-    variance = sum(each.pass_rate * (1 - each.pass_rate) / max(1, each.n) for each in (one, other))
-    return max(CHANCE_AT_LEAST, CHANCE_ERRORS * math.sqrt(variance))
+def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
+    """How far two pass rates are apart by chance where `looks` pairs are compared (Bonferroni):
+    2.3 standard errors of the difference for two, 3.6 for 120.
+
+    A right and a wrong answer are added to each: rates of 0 and 1 have an error too.
+    """
+    variance = 0.0
+    for each in (one, other):
+        rate = (each.pass_rate * each.n + 1) / (each.n + 2)
+        variance += rate * (1 - rate) / max(1, each.n)
+    return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 
 def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
@@ -106,16 +119,21 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     if base is None or len(evaluations) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
     newest, best = evaluations[-1], max(evaluations, key=lambda each: each.pass_rate)
-    gain = newest.pass_rate - base.pass_rate
-    if gain < -margin(newest, base):
+    if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
+        return Outcome.UNKNOWN, f"{fewest} held-out tasks say nothing: set eval.tasks to {FEWEST_TASKS} or more"
+    if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
+        words = f"mean held-out reward {newest.mean_reward:.3f}, of the base policy {base.mean_reward:.3f}"
+        return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
+    gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
+    if gain < -chance:
         return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
-    if best.pass_rate - newest.pass_rate > margin(best, newest):
+    if best.pass_rate - newest.pass_rate > margin(best, newest, 2 * len(evaluations)):
         words = f"held-out fell from its best, {best.pass_rate:.3f} at version {best.policy_version}, to {newest.pass_rate:.3f}"
-        return (Outcome.UNCLEAR if gain > margin(newest, base) else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
-    if gain > margin(newest, base):
+        return (Outcome.FELL if gain > chance else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
+    if gain > chance:
         return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
-    chance = f"chance explains up to {margin(newest, base):.3f} on {newest.n} tasks"
-    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {chance}"
+    explained = f"chance explains up to {chance:.3f} on {newest.n} tasks"
+    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -133,8 +151,9 @@ def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]] | 
 def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
     """The last quarter against the best of the three before it.
 
-    The error is that of the two means, from the differences of successive steps: a trend hardly adds
-    to those, so that a collapse does not hide itself, and all steps tell the spread of a short run.
+    The error is that of the two means, from the differences of successive steps: a trend hardly
+    adds to those, so that a collapse does not hide itself, and all steps tell the spread of a
+    short run.
     """
     values = _numbers(steps, "reward_local")
     if (ends := _ends(values)) is None:
@@ -179,8 +198,8 @@ def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Most steps without an update. A note, not a failure: the answers of most groups were simply all
-    right or all wrong.
+    """Most steps without an update. A note, not a failure: the answers of most groups were simply
+    all right or all wrong.
     """
     without = sum(step.get("updated") is False for step in steps)
     rewards = _ends(_numbers(steps, "reward_local"))

@@ -102,12 +102,36 @@ def test_a_pass_rate_below_the_base_policys_is_failing_and_one_within_chance_is_
     assert verdict([], rates(0.09, 0.0)).outcome is Outcome.FAILED
     assert "from 0.090 to 0.000" in verdict([], rates(0.09, 0.0)).reasons[0]
     assert verdict([], rates(0.09, 0.07)).outcome is Outcome.UNCLEAR
-    assert verdict([], rates(0.3, 0.1, n=10)).outcome is Outcome.UNCLEAR, "ten tasks say little"
+    few = verdict([], rates(1.0, 0.0, n=15))
+    assert few.outcome is Outcome.UNKNOWN and "15 held-out tasks say nothing" in few.reasons[0]
+    assert verdict([], rates(1.0, 0.0, n=16)).outcome is Outcome.FAILED
 
 
 def test_a_fall_from_the_best_is_told_though_there_is_a_gain_left() -> None:
-    found = verdict(steps(), rates(0.09, 0.7, 0.4))
-    assert found.outcome is Outcome.UNCLEAR and "0.700 at version 25, to 0.400" in found.reasons[0]
+    (told,) = verdict(steps(), rates(0.09, 0.7, 0.4)).lines("alpha")
+    assert told == (
+        "alpha: learned, and fell from its best: held-out fell from its best, 0.700 at version 25, to 0.400 (base 0.090)"
+    )
+    assert verdict(steps(), rates(0.09, 0.7, 0.1)).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("n", [16, 50, 200])
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("count", [2, 10, 60])
+def test_an_unchanged_policy_is_hardly_ever_called_failing_however_often_it_is_evaluated(count: int, rate: float, n: int) -> None:
+    random, runs, failed = Random(count), 200, 0
+    for _ in range(runs):
+        drawn = [sum(random.random() < rate for _ in range(n)) / n for _ in range(count)]
+        failed += verdict([], rates(*drawn, n=n)).outcome is Outcome.FAILED
+    assert failed <= 0.05 * runs
+
+
+def test_of_graded_answers_of_which_none_passes_the_mean_reward_is_told() -> None:
+    graded = [Evaluation(0, 0.0, 200, mean_reward=0.2), Evaluation(25, 0.0, 200, mean_reward=0.7)]
+    found = verdict(steps(), graded)
+    assert found.outcome is Outcome.UNKNOWN
+    assert found.reasons[0].endswith("mean held-out reward 0.700, of the base policy 0.200")
+    assert verdict(steps(), [Evaluation(0, 0.0, 200), Evaluation(25, 0.0, 200)]).outcome is Outcome.UNCLEAR
 
 
 def test_a_policy_that_is_right_nearly_always_may_be_sure_of_it_and_rest() -> None:
