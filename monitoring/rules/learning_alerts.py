@@ -6,13 +6,27 @@ from __future__ import annotations
 
 from monitoring.rules.base import NODE_DASHBOARD, SWARM_DASHBOARD, Alert, Severity
 
-_CHANCE = "clamp_min(1 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.02)"
-"""Two standard errors of a pass rate of a half, the widest there is, on so many tasks."""
+_NEWEST = "node:swarm_held_out_pass_ratio:latest"
+_BEST = f"max_over_time({_NEWEST}[1d])"
+_BASE = "max by (job, node) (swarm_held_out_base_pass_ratio)"
+_TASKS = "max by (job, node) (swarm_held_out_tasks)"
+_ENOUGH = f"and on (job, node) ({_TASKS} >= 16)"
+"""A pass rate of fewer tasks says nothing."""
+
+
+def _error(other: str, matching: str = "") -> str:
+    """The standard error of the difference between the newest pass rate and `other`."""
+    variance = f"{_NEWEST} * (1 - {_NEWEST}) + {matching} (({other}) * (1 - ({other})))"
+    return f"sqrt(({variance}) / on (job, node) group_left () ({_TASKS}))"
+
 
 RULES: tuple[Alert, ...] = (
     Alert(
         name="SwarmHeldOutBelowBase",
-        expr=f"(0 - node:swarm_held_out_gain:latest) > on (job, node) group_left () {_CHANCE}",
+        expr=f"""
+        ((0 - node:swarm_held_out_gain:latest) > clamp_min(2 * {_error(_BASE, "on (job, node) group_left ()")}, 0.02))
+        {_ENOUGH}
+        """,
         hold="5m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out tasks less than its base policy",
@@ -23,9 +37,10 @@ RULES: tuple[Alert, ...] = (
     ),
     Alert(
         name="SwarmHeldOutFalling",
-        expr="""
-        (max_over_time(node:swarm_held_out_pass_ratio:latest[1d]) - node:swarm_held_out_pass_ratio:latest)
-        > on (job, node) group_left () clamp_min(2 / sqrt(max by (job, node) (swarm_held_out_tasks)), 0.05)
+        # Three errors, not two: the best of a day is the best of many.
+        expr=f"""
+        (({_BEST} - {_NEWEST}) > clamp_min(3 * {_error(_BEST)}, 0.05))
+        {_ENOUGH}
         """,
         hold="15m",
         severity=Severity.WARNING,

@@ -8,6 +8,9 @@ Each stream with possibly large payloads has a companion for their chunks with t
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Sequence
+
 from shared.contracts import subjects
 from shared.contracts.limits import (
     MIB,
@@ -18,7 +21,9 @@ from shared.contracts.limits import (
     VERIFIER_MAX_DELIVER,
 )
 from shared.transport.base import ConsumerSpec, Lowering, NotConnected, Retention, StreamSpec, Transport, TransportError
+from shared.transport.blobs import companion
 from shared.transport.keys import bucket_stream
+from shared.transport.lowering import WouldLower
 
 
 def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
@@ -168,6 +173,38 @@ async def look_for_streams(transport: Transport, streams: list[str], command: st
 
 def _missing(error: TransportError, command: str) -> MissingStreams:
     return MissingStreams(f"{error}: nats.create_streams is false, so the server's operator makes them once: `{command}`")
+
+
+async def lowered_node_streams(transport: Transport, node: str, more: Sequence[StreamSpec] = (), *, replicas: int = 1) -> list[str]:
+    """What `ensure_node_streams` would lower of the node's streams and bucket and of `more`, a
+    sentence for each; nothing is created or changed.
+    """
+    bucket = transport.kv.ensure(
+        subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=Lowering.LOOK
+    )
+    return await _look(transport, [*node_streams(node, replicas=replicas), *more], bucket)
+
+
+async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
+    """What `update_swarm_streams` would lower, a sentence for each; nothing is changed."""
+    bucket = transport.kv.ensure(
+        subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas, lowering=Lowering.LOOK
+    )
+    return await _look(transport, swarm_streams(replicas=replicas), bucket)
+
+
+async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
+    """All sentences, not the first alone: who runs the command mends the configuration once.
+
+    Companions are looked at by themselves, because a stream that would be lowered hides its own.
+    """
+    companions = [each for each in map(companion, specs) if each is not None]
+    looks = [transport.ensure_stream(spec, Lowering.LOOK) for spec in (*specs, *companions)]
+    found = dict.fromkeys(await asyncio.gather(*looks, bucket, return_exceptions=True))
+    for error in found:
+        if error is not None and not isinstance(error, WouldLower):
+            raise error
+    return list(dict.fromkeys(str(error) for error in found if error is not None))
 
 
 async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1, lowering: Lowering = Lowering.KEEP) -> None:

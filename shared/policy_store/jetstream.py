@@ -45,21 +45,23 @@ _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
 
 
+def policies_stream(node: str, *, replicas: int = 1) -> StreamSpec:
+    """The stream of a node's policies."""
+    return StreamSpec(
+        name=node_policies_stream(node),
+        subjects=(node_policies(node), node_policies_catalogue(node)),
+        max_msg_bytes=CHUNK_BYTES,
+        replicas=replicas,
+        description=f"Policies of {node} in chunks",
+    )
+
+
 async def prepare_policies_stream(
     transport: Transport, node: str, *, create: bool, replicas: int = 1, lowering: Lowering = Lowering.KEEP
 ) -> None:
     """Make the stream of policies, or only look whether it is there. Raises MissingStreams."""
     if create:
-        await transport.ensure_stream(
-            StreamSpec(
-                name=node_policies_stream(node),
-                subjects=(node_policies(node), node_policies_catalogue(node)),
-                max_msg_bytes=CHUNK_BYTES,
-                replicas=replicas,
-                description=f"Policies of {node} in chunks",
-            ),
-            lowering,
-        )
+        await transport.ensure_stream(policies_stream(node, replicas=replicas), lowering)
     else:
         await look_for_streams(transport, [node_policies_stream(node)], "swarm nats init --plane node")
 

@@ -87,6 +87,8 @@ class Lowering(Enum):
     """Leave them higher and log that: right for a service, which decides about no stream."""
     REFUSE = "refuse"
     """Leave the stream alone and raise `WouldLower`: right where a person can decide."""
+    LOOK = "look"
+    """Create and change nothing; raise `WouldLower` where `REFUSE` would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,17 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.streams import ensure_node_streams, update_swarm_streams, verifier_consumer
+from shared.contracts.streams import (
+    ensure_node_streams,
+    lowered_node_streams,
+    lowered_swarm_streams,
+    update_swarm_streams,
+    verifier_consumer,
+)
 from shared.contracts.subjects import node_rollouts_stream
 from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
-from shared.policy_store.jetstream import prepare_policies_stream
+from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.logs import configure_logging
@@ -179,26 +185,41 @@ def init(
     replicas or a limit, the command refuses and says what differs.
     """
     node_config = load_chosen(config)
+    if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
+        raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
+    for_node, for_swarm = _with_key(node_config, "node_key_file", key), _with_key(node_config, "swarm_key_file", key)
     lowering = Lowering.APPLY if lower else Lowering.REFUSE
     try:
-        _init(plane, node_config, key, lowering)
-    except WouldLower as error:
-        raise CommandError(
-            f"{error}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
-            "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
-            EXIT_CONFIG,
-        ) from None
+        if not lower and (found := _would_lower(plane, for_node, for_swarm)):
+            raise _refusal("; ".join(found))
+        if plane in (Plane.NODE, Plane.BOTH):
+            asyncio.run(_init_node(for_node, lowering))
+            typer.echo(f"node plane of {node_config.node.id}: streams are there")
+        if plane in (Plane.SWARM, Plane.BOTH):
+            asyncio.run(_init_swarm(for_swarm, lowering))
+            typer.echo("swarm plane: streams are there")
+    except WouldLower as error:  # raised by somebody else since the look
+        raise _refusal(str(error)) from None
 
 
-def _init(plane: Plane, node_config: NodeConfig, key: Path | None, lowering: Lowering) -> None:
+def _refusal(found: str) -> CommandError:
+    return CommandError(
+        f"{found}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
+        "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
+        EXIT_CONFIG,
+    )
+
+
+def _would_lower(plane: Plane, for_node: NodeConfig, for_swarm: NodeConfig) -> list[str]:
+    """Look at all streams of both planes before the first is changed: a command that refuses
+    changes nothing.
+    """
+    found: list[str] = []
     if plane in (Plane.NODE, Plane.BOTH):
-        asyncio.run(_init_node(_with_key(node_config, "node_key_file", key), lowering))
-        typer.echo(f"node plane of {node_config.node.id}: streams are there")
+        found += asyncio.run(_look_at_node(for_node))
     if plane in (Plane.SWARM, Plane.BOTH):
-        if node_config.nats.swarm_url is None:
-            raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
-        asyncio.run(_init_swarm(_with_key(node_config, "swarm_key_file", key), lowering))
-        typer.echo("swarm plane: streams are there")
+        found += asyncio.run(_look_at_swarm(for_swarm))
+    return found
 
 
 @nats_app.command("watch")
@@ -266,6 +287,24 @@ def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> No
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
     return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, _public_key(folder / node / "swarm.nk")) for node in nodes))
+
+
+async def _look_at_node(config: NodeConfig) -> list[str]:
+    transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        replicas = config.nats.replicas
+        policies = policies_stream(config.node.id, replicas=replicas)
+        return await lowered_node_streams(transport, config.node.id, [policies], replicas=replicas)
+    finally:
+        await transport.close()
+
+
+async def _look_at_swarm(config: NodeConfig) -> list[str]:
+    transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        return await lowered_swarm_streams(transport, replicas=config.nats.swarm_replicas)
+    finally:
+        await transport.close()
 
 
 async def _init_node(config: NodeConfig, lowering: Lowering) -> None:

@@ -23,13 +23,15 @@ TAIL_BYTES = 65_536
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; `by_task` has the
-    pass rates of single datasets, where the file holds them.
+    pass rates of single datasets, where the file holds them; `mean_reward` tells graded answers
+    apart, of which none may pass.
     """
 
     policy_version: int
     pass_rate: float
     n: int
     by_task: Mapping[str, float] = field(default_factory=dict)
+    mean_reward: float | None = None
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
@@ -67,7 +69,10 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
         if _is_number(version) and _is_number(pass_rate) and _is_number(n):
-            by_version[int(version)] = Evaluation(int(version), float(pass_rate), int(n), _by_task(line.get("per_task")))
+            mean: Any = line.get("mean_reward")
+            by_version[int(version)] = Evaluation(
+                int(version), float(pass_rate), int(n), _by_task(line.get("per_task")), float(mean) if _is_number(mean) else None
+            )
     return [by_version[version] for version in sorted(by_version)]
 
 

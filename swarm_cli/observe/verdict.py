@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
@@ -19,13 +19,20 @@ from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_ste
 
 FEWEST_STEPS = 8
 """Of fewer, nothing is said but what the held-out tasks say."""
-CHANCE_ERRORS = 2.0
+FEWEST_TASKS = 16
+"""A pass rate of fewer held-out tasks says nothing."""
+CHANCE = NormalDist().cdf(-2.0)
+"""How often chance alone may pass for a fall, over all of a run's evaluations together: as often as
+a figure lies beyond two standard errors."""
 CHANCE_AT_LEAST = 0.02
+REWARD_ERRORS = 3.0
+"""Standard errors: of runs without a change, at most one in fifty falls by so many."""
 REWARD_PART = 0.5
 REWARD_DROP = 0.05
-REWARD_STEPS = 4
 ENTROPY_NATS = 0.02
 """Below it a policy gives nearly always the same answer; the demos' good ones have 0.05 to 0.2."""
+ENTROPY_PART = 0.5
+"""Of its first value: a policy that was as sure as this before it was trained has not collapsed."""
 SOLVED_REWARD = 0.9
 """A policy that is right nearly always may be sure of it."""
 ENTROPY_FACTOR = 3.0
@@ -42,6 +49,7 @@ class Outcome(StrEnum):
     """What a run's records say."""
 
     LEARNED = "learned"
+    FELL = "fell"
     UNCLEAR = "unclear"
     FAILED = "failed"
     UNKNOWN = "unknown"
@@ -49,7 +57,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reasons` begin with what the held-out tasks say; the rest are symptoms of failing."""
+    """`reasons` begin with what the held-out tasks say; symptoms of failing and notes follow."""
 
     outcome: Outcome
     reasons: tuple[str, ...]
@@ -60,6 +68,7 @@ class Verdict:
         """
         words = {
             Outcome.LEARNED: "learned",
+            Outcome.FELL: "learned, and fell from its best",
             Outcome.UNCLEAR: "no clear gain",
             Outcome.FAILED: "LEARNING FAILS",
             Outcome.UNKNOWN: "not judged",
@@ -75,9 +84,10 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     """
     outcome, held_out = _held_out(evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
+    notes = [note for look in _NOTES if len(steps) >= FEWEST_STEPS and (note := look(steps))]
     if symptoms and outcome is not Outcome.LEARNED:
         outcome = Outcome.FAILED
-    return Verdict(outcome, (held_out, *symptoms))
+    return Verdict(outcome, (held_out, *symptoms, *notes))
 
 
 def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
@@ -90,10 +100,17 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
     return lines
 
 
-def margin(one: Evaluation, other: Evaluation) -> float:
-    """How far two pass rates are apart by chance: two standard errors of their difference."""
-    variance = sum(each.pass_rate * (1 - each.pass_rate) / max(1, each.n) for each in (one, other))
-    return max(CHANCE_AT_LEAST, CHANCE_ERRORS * math.sqrt(variance))
+def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
+    """How far two pass rates are apart by chance where `looks` pairs are compared (Bonferroni):
+    2.3 standard errors of the difference for two, 3.6 for 120.
+
+    A right and a wrong answer are added to each: rates of 0 and 1 have an error too.
+    """
+    variance = 0.0
+    for each in (one, other):
+        rate = (each.pass_rate * each.n + 1) / (each.n + 2)
+        variance += rate * (1 - rate) / max(1, each.n)
+    return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 
 def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
@@ -102,16 +119,21 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     if base is None or len(evaluations) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
     newest, best = evaluations[-1], max(evaluations, key=lambda each: each.pass_rate)
-    gain = newest.pass_rate - base.pass_rate
-    if gain < -margin(newest, base):
+    if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
+        return Outcome.UNKNOWN, f"{fewest} held-out tasks say nothing: set eval.tasks to {FEWEST_TASKS} or more"
+    if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
+        words = f"mean held-out reward {newest.mean_reward:.3f}, of the base policy {base.mean_reward:.3f}"
+        return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
+    gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
+    if gain < -chance:
         return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
-    if best.pass_rate - newest.pass_rate > margin(best, newest):
+    if best.pass_rate - newest.pass_rate > margin(best, newest, 2 * len(evaluations)):
         words = f"held-out fell from its best, {best.pass_rate:.3f} at version {best.policy_version}, to {newest.pass_rate:.3f}"
-        return (Outcome.UNCLEAR if gain > margin(newest, base) else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
-    if gain > margin(newest, base):
+        return (Outcome.FELL if gain > chance else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
+    if gain > chance:
         return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
-    chance = f"chance explains up to {margin(newest, base):.3f} on {newest.n} tasks"
-    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {chance}"
+    explained = f"chance explains up to {chance:.3f} on {newest.n} tasks"
+    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -127,14 +149,21 @@ def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]] | 
 
 
 def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """The last quarter against the best of the three before it.
+
+    The error is that of the two means, from the differences of successive steps: a trend hardly
+    adds to those, so that a collapse does not hide itself, and all steps tell the spread of a
+    short run.
+    """
     values = _numbers(steps, "reward_local")
-    ends = _ends(values)
-    if ends is None:
+    if (ends := _ends(values)) is None:
         return None
-    size = max(REWARD_STEPS, len(values) // 8)
-    best, last = max(fmean(values[at : at + size]) for at in range(len(values) - size + 1)), fmean(ends[1])
-    falls = last < REWARD_PART * best and best - last > REWARD_DROP
-    return f"the reward of local groups fell from {best:.3f}, its best, to {last:.3f}" if falls else None
+    size = len(ends[1])
+    best, last = max(fmean(values[at * size : (at + 1) * size]) for at in range(3)), fmean(ends[1])
+    variance = fmean((later - earlier) ** 2 / 2 for earlier, later in zip(values, values[1:], strict=False))
+    drop = best - last
+    falls = last < REWARD_PART * best and drop > max(REWARD_DROP, REWARD_ERRORS * math.sqrt(2 * variance / size))
+    return f"the reward of local groups fell from {best:.3f}, its best quarter, to {last:.3f}" if falls else None
 
 
 def _entropy(steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -144,7 +173,7 @@ def _entropy(steps: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     ends = _ends(values) or (values[:1], values[-1:])
     first, last = fmean(ends[0]), fmean(ends[1])
-    if last < ENTROPY_NATS and (rewards is None or fmean(rewards[1]) < SOLVED_REWARD):
+    if last < min(ENTROPY_NATS, ENTROPY_PART * first) and (rewards is None or fmean(rewards[1]) < SOLVED_REWARD):
         return f"the policy's entropy collapsed, from {first:.3f} to {last:.3f} nats a token"
     if last > ENTROPY_FACTOR * first and last - first > ENTROPY_RISE_NATS:
         return f"the policy's entropy rose from {first:.2f} to {last:.2f} nats a token: it answers at random"
@@ -169,12 +198,19 @@ def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Most steps without an update; a solved set of tasks ends so too, and is not failing."""
+    """Most steps without an update. A note, not a failure: the answers of most groups were simply
+    all right or all wrong.
+    """
     without = sum(step.get("updated") is False for step in steps)
     rewards = _ends(_numbers(steps, "reward_local"))
     solved = rewards is not None and fmean(rewards[1]) >= SOLVED_REWARD
     told = without > UNCHANGED_PART * len(steps) and not solved
-    return f"{without} of {len(steps)} steps left the weights as they were" if told else None
+    return (
+        f"{without} of {len(steps)} steps left the weights as they were: the rewards of their groups did not differ"
+        if told
+        else None
+    )
 
 
-_SYMPTOMS: tuple[Callable[[Sequence[Mapping[str, Any]]], str | None], ...] = (_reward, _entropy, _divergence, _gradient, _unchanged)
+_SYMPTOMS: tuple[Callable[[Sequence[Mapping[str, Any]]], str | None], ...] = (_reward, _entropy, _divergence, _gradient)
+_NOTES = (_unchanged,)

@@ -21,6 +21,7 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
+from shared.transport.keys import bucket_stream
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
@@ -185,8 +186,16 @@ async def test_init_gives_streams_of_before_the_bounds_of_now_when_told_to_lower
         for number in range(bounds.evals_max_per_node + 20):
             await alpha.publish(subjects.evals("alpha"), b"%d" % number)
         await alpha.flush(timeout=ANSWER_S)
-        with pytest.raises(CommandError, match="max_msgs_per_subject from no limit to"):
+        bucket = bucket_stream(subjects.SWARM_NODES_BUCKET)
+        for name, changed in ((subjects.SWARM_ROLLOUTS, {"description": "older"}), (bucket, {"max_age": 0})):
+            config = (await state_of(operator, name))["config"] | changed
+            config.pop("metadata", None)
+            request = operator.request(f"$JS.API.STREAM.UPDATE.{name}", json.dumps(config).encode(), timeout=ANSWER_S)
+            assert "error" not in json.loads((await request).data)
+        with pytest.raises(CommandError, match=f"max_msgs_per_subject from no limit to.*{bucket}.*max_age_s from no limit to"):
             await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path))
+        first = await state_of(operator, subjects.SWARM_ROLLOUTS)
+        assert first["config"]["description"] == "older", "a command that refuses changes no stream, also none that it may"
         found = await state_of(operator, subjects.SWARM_EVALS)
         assert found["state"]["messages"] == bounds.evals_max_per_node + 20
         await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path), "--lower")

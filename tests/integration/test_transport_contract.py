@@ -712,6 +712,11 @@ async def test_copies_room_and_time_are_lowered_only_where_that_is_meant(over, e
         lower = replace(spec, **{name: value for name, value in wanted.items()})
         with pytest.raises(WouldLower, match=told):
             await transport.ensure_stream(lower, Lowering.REFUSE)
+        with pytest.raises(WouldLower, match=told):
+            await transport.ensure_stream(lower, Lowering.LOOK)
+        await transport.ensure_stream(replace(lower, name=f"{lower.name}_none", subjects=("none",)), Lowering.LOOK)
+        with pytest.raises(TransportError):
+            await transport.stream_state(f"{lower.name}_none")
         await transport.ensure_stream(lower, Lowering.KEEP)
         await transport.ensure_stream(spec, Lowering.REFUSE)  # nothing was lowered, so nothing would be raised or lowered
         assert (await transport.stream_state(spec.name)).messages == 5

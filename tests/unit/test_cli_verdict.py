@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -48,7 +50,6 @@ def test_a_rising_held_out_rate_is_learning_and_says_by_how_much() -> None:
         ({"entropy": 6.6}, "answers at random"),
         ({"kl_behaviour": 5.0}, "away from the one that sampled (KL)"),
         ({"grad_norm": 400.0}, "gradient's norm rose"),
-        ({"updated": False, "entropy": None, "kl_behaviour": None, "grad_norm": None}, "40 of 60 steps left the weights"),
     ],
 )
 def test_each_way_of_failing_is_named_with_its_figures(values: dict[str, Any], words: str) -> None:
@@ -61,16 +62,76 @@ def test_each_way_of_failing_is_named_with_its_figures(values: dict[str, Any], w
     assert verdict(steps(), rates(0.09, 0.1)).outcome is Outcome.UNCLEAR
 
 
+@pytest.mark.parametrize("mean", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("count", [8, 30, 60])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_rewards_that_only_vary_by_chance_are_hardly_ever_called_failing(groups: int, count: int, mean: float) -> None:
+    random, runs, failed = Random(1000 * groups + count), 400, 0
+    for _ in range(runs):
+        record = [{"reward_local": chance_reward(random, groups, mean), "updated": True} for _ in range(count)]
+        failed += verdict(record, []).outcome is Outcome.FAILED
+    assert failed <= 0.05 * runs
+
+
+def chance_reward(random: Random, groups: int, mean: float) -> float:
+    """Of groups of eight answers to tasks whose difficulty differs widely."""
+    rates = [random.betavariate(mean, 1 - mean) for _ in range(groups)]
+    return fmean(random.random() < rate for rate in rates for _ in range(8))
+
+
+@pytest.mark.parametrize("means", [(0.5, 0.05), (0.1, 0.5, 0.5, 0.05)])
+@pytest.mark.parametrize("count", [30, 60])
+def test_a_collapse_of_the_reward_is_found_in_nearly_every_run(count: int, means: tuple[float, ...]) -> None:
+    random, found = Random(count), 0
+    for _ in range(100):
+        rewards = [chance_reward(random, 4, means[at * len(means) // count]) for at in range(count)]
+        found += verdict([{"reward_local": reward} for reward in rewards], []).outcome is Outcome.FAILED
+    assert found >= 90
+
+
+def test_groups_that_are_all_right_or_all_wrong_are_a_note_and_not_a_failure() -> None:
+    told = verdict(steps(reward_local=0.3, updated=False), rates(0.3, 0.31))
+    assert told.outcome is Outcome.UNCLEAR and "40 of 40 steps left the weights" in told.reasons[1]
+
+
+def test_a_policy_that_was_sure_before_it_was_trained_has_not_collapsed() -> None:
+    assert verdict(steps(entropy=0.01), rates(0.3, 0.31)).outcome is Outcome.UNCLEAR
+
+
 def test_a_pass_rate_below_the_base_policys_is_failing_and_one_within_chance_is_not() -> None:
     assert verdict([], rates(0.09, 0.0)).outcome is Outcome.FAILED
     assert "from 0.090 to 0.000" in verdict([], rates(0.09, 0.0)).reasons[0]
     assert verdict([], rates(0.09, 0.07)).outcome is Outcome.UNCLEAR
-    assert verdict([], rates(0.3, 0.1, n=10)).outcome is Outcome.UNCLEAR, "ten tasks say little"
+    few = verdict([], rates(1.0, 0.0, n=15))
+    assert few.outcome is Outcome.UNKNOWN and "15 held-out tasks say nothing" in few.reasons[0]
+    assert verdict([], rates(1.0, 0.0, n=16)).outcome is Outcome.FAILED
 
 
 def test_a_fall_from_the_best_is_told_though_there_is_a_gain_left() -> None:
-    found = verdict(steps(), rates(0.09, 0.7, 0.4))
-    assert found.outcome is Outcome.UNCLEAR and "0.700 at version 25, to 0.400" in found.reasons[0]
+    (told,) = verdict(steps(), rates(0.09, 0.7, 0.4)).lines("alpha")
+    assert told == (
+        "alpha: learned, and fell from its best: held-out fell from its best, 0.700 at version 25, to 0.400 (base 0.090)"
+    )
+    assert verdict(steps(), rates(0.09, 0.7, 0.1)).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("n", [16, 50, 200])
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("count", [2, 10, 60])
+def test_an_unchanged_policy_is_hardly_ever_called_failing_however_often_it_is_evaluated(count: int, rate: float, n: int) -> None:
+    random, runs, failed = Random(count), 200, 0
+    for _ in range(runs):
+        drawn = [sum(random.random() < rate for _ in range(n)) / n for _ in range(count)]
+        failed += verdict([], rates(*drawn, n=n)).outcome is Outcome.FAILED
+    assert failed <= 0.05 * runs
+
+
+def test_of_graded_answers_of_which_none_passes_the_mean_reward_is_told() -> None:
+    graded = [Evaluation(0, 0.0, 200, mean_reward=0.2), Evaluation(25, 0.0, 200, mean_reward=0.7)]
+    found = verdict(steps(), graded)
+    assert found.outcome is Outcome.UNKNOWN
+    assert found.reasons[0].endswith("mean held-out reward 0.700, of the base policy 0.200")
+    assert verdict(steps(), [Evaluation(0, 0.0, 200), Evaluation(25, 0.0, 200)]).outcome is Outcome.UNCLEAR
 
 
 def test_a_policy_that_is_right_nearly_always_may_be_sure_of_it_and_rest() -> None:

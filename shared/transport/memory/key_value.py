@@ -25,13 +25,16 @@ class MemoryKeyValue:
         values can be read.
         """
         server = self._link.server
+        if lowering is Lowering.LOOK and bucket not in server.buckets:
+            return
         existing = server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now))
         wanted, actual = {"max_age": ttl_s}, {"max_age": existing.ttl_s}
         if lowering is not Lowering.APPLY and (lower := lowered(wanted, actual, wanted)):
-            if lowering is Lowering.REFUSE:
+            if lowering is not Lowering.KEEP:
                 raise WouldLower(bucket, wanted, actual, lower)
             return
-        existing.ttl_s = ttl_s
+        if lowering is not Lowering.LOOK:
+            existing.ttl_s = ttl_s
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted."""

@@ -32,9 +32,11 @@ class MemoryServer:
         """Create or update. Raises WouldLower as a server's transport does."""
         if spec.name in self.streams:
             stream = self.streams[spec.name]
-            stream.update(spec if lowering is Lowering.APPLY else _not_lower(spec, stream.spec, lowering))
-            return
-        self.streams[spec.name] = MemoryStream(spec, self.now)
+            wanted = spec if lowering is Lowering.APPLY else _not_lower(spec, stream.spec, lowering)
+            if lowering is not Lowering.LOOK:
+                stream.update(wanted)
+        elif lowering is not Lowering.LOOK:
+            self.streams[spec.name] = MemoryStream(spec, self.now)
 
     def stream(self, name: str) -> MemoryStream:
         """A stream. Raises NotConnected like a server on which no stream answers."""
@@ -71,6 +73,6 @@ def _not_lower(wanted: StreamSpec, actual: StreamSpec, lowering: Lowering) -> St
     """
     new, old = asdict(wanted), asdict(actual)
     higher = lowered(new, old, _PROTECTIONS)
-    if higher and lowering is Lowering.REFUSE:
+    if higher and lowering in (Lowering.REFUSE, Lowering.LOOK):
         raise WouldLower(wanted.name, new, old, higher)
     return replace(wanted, **{name: old[name] for name in higher})

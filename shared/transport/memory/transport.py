@@ -75,7 +75,7 @@ class MemoryTransport:
         companion = blobs.companion(spec)
         if companion is not None:
             self._link.server.ensure_stream(companion, lowering)
-            if not spec.deny_purge:
+            if not spec.deny_purge and lowering is not Lowering.LOOK:
                 self._chunks.sweep(spec.name)
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:

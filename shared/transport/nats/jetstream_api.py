@@ -9,7 +9,7 @@ only fields that the server returned or that we know.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -141,6 +141,23 @@ def _in_seconds(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **{shown: config[key] / NANOSECONDS for key, shown in SECONDS.items() if config.get(key)}}
 
 
+def _would_lower(wanted: Mapping[str, Any], actual: Mapping[str, Any], higher: Sequence[str]) -> WouldLower:
+    return WouldLower(wanted["name"], _in_seconds(wanted), _in_seconds(actual), [SECONDS.get(key, key) for key in higher])
+
+
+async def _look(connection: Connection, wanted: Mapping[str, Any], deadline: Deadline) -> None:
+    """Raises WouldLower where an update would lower a protection; changes nothing."""
+    name = wanted["name"]
+    try:
+        actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, f"stream {name}"))["config"]
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return
+        raise
+    if higher := lowered(wanted, actual, PROTECTIONS):
+        raise _would_lower(wanted, actual, higher)
+
+
 async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lowering: Lowering = Lowering.APPLY) -> None:
     """Create the stream or update what differs. Settings that `wanted` does not name stay as an
     operator left them.
@@ -150,6 +167,9 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
     """
     name, deadline = wanted["name"], Deadline(SETUP_TIMEOUT_S)
     what = f"stream {name}"
+    if lowering is Lowering.LOOK:
+        await _look(connection, wanted, deadline)
+        return
     try:
         await call(connection, f"STREAM.CREATE.{name}", wanted, deadline, what)
         return
@@ -165,7 +185,7 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
     actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, what))["config"]
     higher = [] if lowering is Lowering.APPLY else lowered(wanted, actual, PROTECTIONS)
     if higher and lowering is Lowering.REFUSE:
-        raise WouldLower(name, _in_seconds(wanted), _in_seconds(actual), [SECONDS.get(key, key) for key in higher])
+        raise _would_lower(wanted, actual, higher)
     if higher:
         kept = {key: actual.get(key) for key in higher}
         log.warning("stream_not_lowered", stream=name, kept=kept, wanted={key: wanted[key] for key in higher})

@@ -76,7 +76,7 @@ class NatsTransport:
         companion = blobs.companion(spec)
         if companion is not None:
             await api.ensure_stream(self._connection, api.stream_config(companion), lowering)
-            if not spec.deny_purge:
+            if not spec.deny_purge and lowering is not Lowering.LOOK:
                 await self._chunks.sweep(spec.name)
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
