@@ -47,7 +47,9 @@ def invite(
         raise CommandError("--node and --observer are two tokens: one for a newcomer, one for spectators")
     chosen = load_chosen(config)
     address = url or chosen.nats.swarm_url or ""
-    swarm_id = chosen.nats.swarm_id if chosen.nats.swarm_id != DEFAULT_SWARM_ID else members_swarm(address)
+    # A secured server lets nobody look without a key: there the configuration names the swarm.
+    look = chosen.nats.swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://")
+    swarm_id = members_swarm(address) if look else chosen.nats.swarm_id
     try:
         token = write_token(
             Invitation(
