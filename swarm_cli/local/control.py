@@ -34,9 +34,14 @@ def holding_run(folder: Path) -> Iterator[None]:
     """Be the one process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another one is.
+        CommandError: another one is, or nothing can be written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(
+            f"folder {folder} of the run cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
+        ) from None
     with open(folder / LOCK, "a+", opener=_for_owner_only) as file:
         if not _taken(file):
             raise CommandError(

@@ -30,7 +30,7 @@ def down(
     ask(folder, {"do": "down", "now": now})
     if not wait_until_over(folder, _PATIENCE_S):
         raise CommandError(f"run {folder.name} has not ended within {_PATIENCE_S:g} s: `swarm down {folder.name} --now` kills it")
-    note(f"run {folder.name} has ended; `swarm up --run {folder.name}` goes on with it")
+    note(f"run {folder.name} has ended; the command that started it goes on with it (`swarm up` with --run {folder.name})")
 
 
 def restart(

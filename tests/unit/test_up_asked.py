@@ -35,6 +35,13 @@ sys.exit(outcome.code)
 """
 
 
+@pytest.mark.parametrize("place", ["file", "/proc/none"])
+def test_a_place_where_no_run_can_be_is_a_sentence_that_names_the_setting(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CommandError, match=r"cannot be made .*node\.var_dir"), holding_run(tmp_path / place / "runs" / "one"):
+        pass
+
+
 def started(folder: Path, lines: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", RUN, str(folder), json.dumps(lines)], cwd=ROOT, stdout=subprocess.DEVNULL)
 
