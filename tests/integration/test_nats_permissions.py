@@ -59,7 +59,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]
     operators.
     """
     folder = tmp_path_factory.mktemp("secured")
-    server = SecuredServer(folder, ["alpha", "beta", "gamma"])
+    server = SecuredServer(folder, ["alpha", "beta", "gamma", "delta"])
     server.start()
     for node in server.nodes:
         server.init("node", server.config(node, folder))
@@ -99,19 +99,19 @@ def everything_anybody_may_publish() -> list[str]:
 
 
 async def test_every_role_takes_renews_and_gives_up_its_lease_with_its_own_key(secured: SecuredServer, tmp_path: Path):
-    config, log, before = secured.config("gamma", tmp_path), structlog.get_logger(), len(secured.violations())
+    config, log, before = secured.config("delta", tmp_path), structlog.get_logger(), len(secured.violations())
     for role in ROLES:
         plane = await connect_node_plane(config, role)
-        await check_name(plane, "gamma", "test", "here")
+        await check_name(plane, "delta", "test", "here")
         lease = await take_lease(plane, config, role, "", log)
         async with leased(plane, lease, config, role, log) as node:
             await lease.renew()
             for key in sole_keys(role, config.node.replica):
-                await node.kv.put(subjects.node_bucket("gamma"), key, b"")
-        found = await plane.kv.get(subjects.node_bucket("gamma"), subjects.LEASE_PREFIX + lease_name(role, config.node.replica))
+                await node.kv.put(subjects.node_bucket("delta"), key, b"")
+        found = await plane.kv.get(subjects.node_bucket("delta"), subjects.LEASE_PREFIX + lease_name(role, config.node.replica))
         assert found is not None and decode(found.value, LeaseRecord).released
         with pytest.raises(NameTaken, match="belong to run test"):
-            await check_name(plane, "gamma", "another", "here")
+            await check_name(plane, "delta", "another", "here")
         await plane.close()
     assert len(secured.violations()) == before
 

@@ -299,10 +299,13 @@ async def test_senders_in_good_standing_are_heard_behind_a_flood_too_large_to_re
         await senders.send_one("beta", 0)
         await until(lambda: alpha.status.get("accepted") == 1)
         await asyncio.gather(senders.send("beta", 1, 1.0), senders.flood("mallory", 1, 200.0))
-        await asyncio.sleep(2.0)
-        taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
-    print("taken in:", dict(taken), "sent:", dict(senders.sent))
-    assert taken["beta"] - 1 >= senders.sent["beta", 1] / 2
+        # Two seconds are enough on a quiet machine; ten, at four looks a second, are too few for chance.
+        for _ in range(20):
+            await asyncio.sleep(0.5)
+            taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
+            if taken["beta"] - 1 >= senders.sent["beta", 1] / 2:
+                break
+    assert taken["beta"] - 1 >= senders.sent["beta", 1] / 2, (dict(taken), dict(senders.sent))
 
 
 async def test_many_names_of_one_key_and_copies_come_in_once_and_leave_honest_newcomers_room_also_after_a_restart(
