@@ -299,7 +299,8 @@ async def test_senders_in_good_standing_are_heard_behind_a_flood_too_large_to_re
         await senders.send_one("beta", 0)
         await until(lambda: alpha.status.get("accepted") == 1)
         await asyncio.gather(senders.send("beta", 1, 1.0), senders.flood("mallory", 1, 200.0))
-        # Two seconds are enough on a quiet machine; ten, at four looks a second, are too few for chance.
+        # Two seconds are enough on a quiet machine; ten, at four looks a second, are too few for
+        # chance.
         for _ in range(20):
             await asyncio.sleep(0.5)
             taken = Counter(each.group.node for each in await scored(alpha.node, "alpha"))
