@@ -5,6 +5,7 @@ else."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 from shared.contracts.streams import ensure_node_streams
@@ -173,13 +175,27 @@ async def as_user(servers: list[Server], keys: Path, node: str, role: str, key: 
 
 
 async def make_streams(operator: Transport, cluster: list[Server]) -> None:
-    """As the Job does; a new cluster needs a while to choose its leaders."""
+    """As the Job does. A new cluster needs a while to choose its leaders; so does a stream whose
+    number of copies was just changed: what is published meanwhile may go unanswered.
+    """
+    connection = operator._connection.client  # type: ignore[attr-defined]
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            return await ensure_node_streams(operator, "alpha", replicas=3)
+            await ensure_node_streams(operator, "alpha", replicas=3)
+            break
         except TransportError:
             assert time.monotonic() < deadline, cluster[0].log[-3000:]
+    for stream in (node_rollouts_stream("alpha"), node_scored_stream("alpha"), "KV_node_alpha"):
+        while True:
+            copies = {}
+            with contextlib.suppress(nats.errors.Error):
+                told = await connection.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
+                copies = json.loads(told.data).get("cluster", {})
+            if copies.get("leader") and [each["current"] for each in copies.get("replicas", [])] == [True, True]:
+                break
+            assert time.monotonic() < deadline, (copies, cluster[0].log[-3000:])
+            await asyncio.sleep(0.1)
 
 
 async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_and_each_role_to_its_own(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -98,6 +99,12 @@ def test_classes_are_short(sources: list[Source]) -> None:
         if length(node) > MOST_CLASS_LINES or methods > MOST_METHODS
     ]
     assert not found, f"at most {MOST_CLASS_LINES} lines and {MOST_METHODS} methods: {', '.join(found)}"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports a test file by its basename and refuses a second one."""
+    names = Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))
+    assert not [name for name, files in names.items() if files > 1]
 
 
 def test_no_function_is_called_of_something(sources: list[Source]) -> None:
