@@ -40,12 +40,12 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reward on own rollouts (sampled, on-policy)", "mean reward, 0 to 1", ("reward_local",)),
-    Panel("Reward of other nodes' rollouts (scored here)", "mean reward, 0 to 1", ("reward_external",)),
+    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward, 0 to 1", ("reward_local",)),
+    Panel("Reward of foreign rollouts (scored here)", "mean reward, 0 to 1", ("reward_external",)),
     Panel("Loss", "loss", ("loss",)),
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
     Panel("Entropy of the policy", "nats per token", ("entropy",)),
-    Panel("Staleness of own rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
+    Panel("Staleness of local rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
     Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign")),
 )
 
