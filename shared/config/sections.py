@@ -62,7 +62,8 @@ class NodeSection(Section):
         le=3600,
         description="A process of this node that is silent this long (suspended, cut off from NATS) may lose its place to another "
         "one under the same name, and then writes nothing more. 30: a busy machine or a server that restarts costs nobody his "
-        "place. After a crash on the same disk a restart does not wait for it. The same for all processes of the node.",
+        "place. After a crash a restart on the same disk does not wait for it, unless the machine was started anew. The same for "
+        "all processes of the node.",
     )
     var_dir: Path = Field(
         Path("var"),

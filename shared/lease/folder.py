@@ -1,7 +1,10 @@
 """The lock of a run's folder: one process of a machine at a time is a node's trainer in it.
 
 `flock(2)` holds for as long as the process lives, stopped or not, and leaves nothing behind when it
-dies. Whoever gets the lock knows therefore that the process is dead whose lease names this file.
+dies. Whoever gets the lock knows therefore that the process is dead whose lease names this file,
+if that process had it on this machine and since the machine was started. A lock on a copy of the
+disk, on a disk that was moved, or over a network says nothing of a process elsewhere: then, as
+after a restart of the machine, its lease is waited for.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.05
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class FolderTaken(Exception):
@@ -27,7 +31,8 @@ class FolderTaken(Exception):
 class FolderLock:
     """A lock file, held until `close` or the end of the process.
 
-    place: random number of this file, the same for every process that ever holds it.
+    place: random number of this file, the same for every process that holds it between two starts
+        of the machine.
     """
 
     def __init__(self, descriptor: int, place: str) -> None:
@@ -84,16 +89,28 @@ def _content(descriptor: int) -> dict[str, Any]:
 
 
 def _place(descriptor: int) -> str:
-    """The file's number, and in the file who holds it. A copy of the file is another place: its
-    inode tells.
+    """The file's number, and in the file who holds it. A copy is another place, also one of a whole
+    disk, whose files have the numbers of the original's: whoever wrote the last line did it on this
+    device, since this machine was started, or its death is not proven by the lock.
     """
-    inode, found = os.fstat(descriptor).st_ino, _content(descriptor)
-    known = found.get("place") if found.get("inode") == inode else None
+    file, found = os.fstat(descriptor), _content(descriptor)
+    here = {"boot": _boot_id(), "device": file.st_dev, "inode": file.st_ino}
+    known = found.get("place") if here["boot"] and here == {key: found.get(key) for key in here} else None
     place = known if isinstance(known, str) and len(known) == 32 else uuid.uuid4().hex
-    holder = {"place": place, "inode": inode, "pid": os.getpid(), "host": socket.gethostname()}
+    holder = {"place": place, **here, "pid": os.getpid(), "host": socket.gethostname()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     return place
+
+
+def _boot_id() -> str:
+    """The number that the kernel drew when it started: containers of a machine share it, as they
+    share its locks. Empty where there is none.
+    """
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _taken(file: Path, who: str, found: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Opens a transport from a URL: `nats://...` (or `tls://`, `ws://`) for a server, `memory://name`
-for tests.
+"""Opens a transport from a URL: `nats://...` (or `tls://`) for a server, `memory://name` for
+tests.
 """
 
 from __future__ import annotations

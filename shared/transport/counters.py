@@ -8,8 +8,9 @@ from typing import Literal, get_args
 ErrorKind = Literal["unreachable", "slow_consumer", "permissions", "access_denied", "malformed", "unanswered", "other"]
 """unreachable: the connection broke, or an attempt to connect failed. slow_consumer: messages were
 dropped here. permissions: the server forbade a subject. access_denied: it refused this process's
-key, or is not who it should be. malformed: a message that nobody can read. unanswered: a request
-without an answer until its deadline. other: what else the server or the client complained of."""
+key, or is not who it should be. malformed: a message that nobody can read, or a server that sends
+what none should. unanswered: a request without an answer until its deadline. other: what else the
+server or the client complained of."""
 
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 

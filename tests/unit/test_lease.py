@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.subjects import node_bucket
+from shared.lease import folder
 from shared.lease.errors import NameTaken
 from shared.lease.fenced import FencedKeyValue, FencedTransport
 from shared.lease.folder import FolderLock, FolderTaken
@@ -280,3 +282,41 @@ async def test_a_copied_folder_is_another_place(tmp_path: Path) -> None:
     assert second.place != first.place
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("elsewhere", ["boot", "device", "inode"])
+async def test_a_disk_that_was_copied_or_moved_or_a_machine_started_anew_is_another_place(tmp_path: Path, elsewhere: str) -> None:
+    file = tmp_path / "trainer.lock"
+    first = await FolderLock.take(file, who="trainer", patience_s=0.0)
+    first.close()
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written | {elsewhere: "another"}))  # the very same file, number and all, as a copied disk has it
+    second = await FolderLock.take(file, who="trainer", patience_s=0.0)
+    second.close()
+    assert second.place != first.place, "its process may live on the other machine"
+    third = await FolderLock.take(file, who="trainer", patience_s=0.0)
+    third.close()
+    assert third.place == second.place
+
+
+async def test_where_the_kernel_has_no_number_of_its_start_no_death_is_taken_for_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_BOOT_ID", tmp_path / "none")
+    places = set()
+    for _ in range(2):
+        lock = await FolderLock.take(tmp_path / "trainer.lock", who="trainer", patience_s=0.0)
+        places.add(lock.place)
+        lock.close()
+    assert len(places) == 2
+
+
+async def test_the_lease_of_a_holder_that_died_with_its_machine_is_had_after_its_time() -> None:
+    lives = await Lives().open()
+    await lives.holder(place="before")
+    after = lives.newcomer("after")
+    verdicts = []
+    for _ in range(11):
+        verdicts.append(await after.look())
+        lives.clock.now_s += 1.0
+    assert verdicts == ["wait"] * 10 + ["take"]

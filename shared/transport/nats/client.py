@@ -12,19 +12,25 @@ import nats.errors
 import structlog
 
 from shared.transport.nats import credentials, headers
+from shared.transport.nats.parser import BoundedParser, ServerMisbehaves, checked_info
 
 log = structlog.get_logger(__name__)
 
 
+_MOST_SERVERS = 64
+
+
 class Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for five things in 2.16: its read loop ends for good when a foreign message's
+    """nats-py, but for seven things in 2.16: its read loop ends for good when a foreign message's
     status line is not UTF-8, it parses headers of any size, it takes a publisher's `Status` for
     the server's, it goes on in the clear when a server, or somebody between, says that it has no
-    TLS, and closing can raise what belongs to a task of its own."""
+    TLS, it waits for a message or a line of any length, a greeting that it cannot read ends its
+    reconnecting for good, and closing can raise what belongs to a task of its own."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
         self._demands_tls = demands_tls
+        self._ps = BoundedParser(self)
 
     @property
     def certificate_expires_at(self) -> float | None:
@@ -37,9 +43,19 @@ class Client(nats.NATS):  # type: ignore[misc]
         return float(ssl.cert_time_to_seconds(ends)) if ends else None
 
     async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
+        info = checked_info(info)
         if initial_connection and self._demands_tls and not info.get("tls_required"):
             raise nats.errors.Error(credentials.NO_TLS)
+        # A server names others of its cluster, as often as it likes; each is tried one day.
+        room = max(0, _MOST_SERVERS - len(self._server_pool))
+        info = {**info, "connect_urls": (info.get("connect_urls") or [])[:room]}
         await super()._process_info(info, initial_connection=initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise ServerMisbehaves(f"the server's greeting cannot be read ({type(error).__name__}: {error})") from None
 
     async def end(self, timeout_s: float) -> None:
         """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as

@@ -11,6 +11,7 @@ from shared.transport.base import AccessDenied
 from shared.transport.counters import Counters, ErrorKind
 from shared.transport.nats import credentials
 from shared.transport.nats.options import Options
+from shared.transport.nats.parser import ServerMisbehaves
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +74,6 @@ def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
         return "access_denied"
     if isinstance(error, nats.errors.SlowConsumerError):
         return "slow_consumer"
-    if isinstance(error, (UnicodeDecodeError, IndexError)):
+    if isinstance(error, (UnicodeDecodeError, IndexError, ServerMisbehaves)):
         return "malformed"
     return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"

@@ -74,6 +74,9 @@ class Connection:
 
     async def open(self, timeout_s: float) -> None:
         """Connect. Raises NotConnected after `timeout_s`, AccessDenied when the server refuses."""
+        if any(url.startswith(("ws://", "wss://")) for url in self.options.url.split(",")):
+            # Of a websocket nats-py takes frames of any size, before its parser can look at them.
+            raise AccessDenied(f"{self.options.url}: websockets are not spoken here: give a nats:// or tls:// address")
         client = Client(demands_tls=self.options.demands_tls)
         settings = _settings(self.options) | self._callbacks()
         self._opening = True

@@ -21,6 +21,7 @@ from shared.transport.base import NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.headers import OVERSIZED_HEADER
+from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 
 REPLY_BYTES = 16 * 1024 * 1024
@@ -28,6 +29,8 @@ REPLY_BYTES = 16 * 1024 * 1024
 READ_BYTES = 64 * 1024 * 1024
 """One `read` returns no more than this in bodies and headers, besides the last message."""
 MAX_BATCH = 1024
+_SENT_MOST = 2
+"""The server counts the bytes of a batch a little differently."""
 _SHORTEST_SILENCE_S = 2.0
 _SERVER_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
@@ -128,7 +131,7 @@ async def batch(
     while not deadline.passed and await connection.until_connected(deadline):
         try:
             async with connection.replies(f"{connection.options.api_prefix}.DIRECT.GET.{stream}", body) as replies:
-                page = await _collect(stream, replies, deadline)
+                page = await _collect(stream, replies, deadline, max_bytes)
         except nats.errors.Error as error:
             page, reason = None, str(error)
         if page is not None:
@@ -138,11 +141,15 @@ async def batch(
     raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: {reason}")
 
 
-async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline) -> Page | None:
+async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline, max_bytes: int = REPLY_BYTES) -> Page | None:
+    """The replies to one batched get, up to the status that ends it. One that has more than was
+    asked for, which no server of ours sends, ends there."""
     messages: list[StoredMessage] = []
     previous: int | None = 0
     size_bytes = 0
-    while True:
+    for _ in range(MAX_BATCH + 1):
+        if size_bytes > _SENT_MOST * max_bytes + LARGEST_MESSAGE_BYTES:
+            break
         try:
             # Half of what is left: a large message on a slow line has time, and a lost request can
             # be made again.
@@ -175,6 +182,7 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline)
             return _interrupted(messages, size_bytes)
         messages.append(message)
         previous = message.seq
+    return _interrupted(messages, size_bytes)
 
 
 def _header_bytes(headers: Mapping[str, str]) -> int:

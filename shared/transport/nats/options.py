@@ -30,4 +30,4 @@ class Options:
         """Whether this connection must be encrypted: it was given an authority or a `tls://`
         url.
         """
-        return self.ca_file is not None or any(url.startswith(("tls://", "wss://")) for url in self.url.split(","))
+        return self.ca_file is not None or any(url.startswith("tls://") for url in self.url.split(","))

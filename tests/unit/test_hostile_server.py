@@ -1,0 +1,183 @@
+"""A hub, or somebody between, that announces or sends without end: a client keeps its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from shared.transport.base import AccessDenied, NotConnected
+from shared.transport.connect import connect
+from shared.transport.deadline import Deadline
+from shared.transport.nats import connection as connections
+from shared.transport.nats import direct
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.options import Options
+from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES, LINE_BYTES, USUAL_MESSAGE_BYTES
+
+Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+INFO: dict[str, Any] = {"server_id": "S", "version": "2.15.1", "headers": True, "max_payload": 1_000_000, "proto": 1}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "RECONNECT_WAIT_S", 0.01)
+
+
+class Hub:
+    """Greets as a server does, then says what a test wants it to, as no real server can be made
+    to.
+    """
+
+    def __init__(self, says: Says, greetings: list[bytes]) -> None:
+        self._says, self._greetings = says, greetings
+        self.connections, self.port = 0, 0
+        self.taken = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = self._greetings[min(self.connections, len(self._greetings) - 1)]
+        self.connections += 1
+        try:
+            writer.write(greeting)
+            while (line := await reader.readline()) and not line.startswith(b"PING"):
+                pass
+            writer.write(b"PONG\r\n")
+            await self._says(reader, writer)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+
+def info(**other: Any) -> bytes:
+    return b"INFO " + json.dumps({**INFO, **other}).encode() + b"\r\n"
+
+
+@asynccontextmanager
+async def hub(says: Says, *greetings: bytes) -> AsyncIterator[Hub]:
+    made = Hub(says, list(greetings or [info()]))
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def client_of(made: Hub) -> AsyncIterator[Connection]:
+    connection = Connection(Options(url=f"nats://127.0.0.1:{made.port}", name="test"))
+    await connection.open(10.0)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def quiet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers pings, and nothing else."""
+    while line := await reader.readline():
+        if line.startswith(b"PING"):
+            writer.write(b"PONG\r\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"MSG x 1 2000000000\r\n", "announces a message of 2000000000 bytes"),
+        (b"HMSG x 1 20 2000000000\r\n", "announces a message of 2000000000 bytes"),
+        (b"HMSG x 1 900000 10\r\n", "headers are longer than the whole"),
+        (b"MSG " + b"x" * (LINE_BYTES + 1), "a line of the server goes on after"),
+        (b"INFO " + b"x" * (LINE_BYTES + 1), "a line of the server goes on after"),
+        (b"INFO []\r\n", "INFO is no object"),
+        (b"INFO " + b"[" * 20_000 + b"\r\n", "cannot be read"),
+        (b'INFO {"max_payload": -1}\r\n', "max_payload is no size"),
+        (b"-ERR\r\n", "cannot be read"),
+        (b"NONSENSE\r\n", "cannot be read"),
+    ],
+)
+async def test_a_server_that_announces_without_end_or_nonsense_loses_the_connection_and_is_told(said: bytes, words: str) -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if made.connections == 1:
+            writer.write(said)
+        await quiet(reader, writer)
+
+    with capture_logs() as logs:
+        async with hub(says) as made, client_of(made) as connection:
+            await until(lambda: connection.counters.reconnects == 1)
+        assert any(words in str(line.get("error")) for line in logs), logs
+        assert connection.counters.errors["malformed"] == 1
+        assert len(connection.client._ps.buf) <= LINE_BYTES
+
+
+async def test_a_message_as_long_as_servers_of_ours_take_is_received_whatever_this_one_announced() -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not (await reader.readline()).startswith(b"SUB"):
+            pass
+        writer.write(b"MSG x 1 %d\r\n" % USUAL_MESSAGE_BYTES + bytes(USUAL_MESSAGE_BYTES) + b"\r\n")
+        await quiet(reader, writer)
+
+    async with hub(says) as made, client_of(made) as connection:
+        found = await connection.client.subscribe("x")
+        assert len((await found.next_msg(timeout=20)).data) == USUAL_MESSAGE_BYTES
+
+
+async def test_no_server_talks_a_client_into_more_than_servers_ever_take_nor_into_endless_lists_of_servers() -> None:
+    many = [f"192.0.2.1:{port}" for port in range(1, 900)]
+    async with hub(quiet, info(max_payload=10**15, connect_urls=many)) as made, client_of(made) as connection:
+        assert connection.max_payload_bytes == LARGEST_MESSAGE_BYTES
+        assert len(connection.client._server_pool) <= 64
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"INFO []\r\n", b"INFO " + b"x" * 100_000 + b"\r\n", info(max_payload="much"), info(connect_urls=7)]
+)
+async def test_a_greeting_that_cannot_be_read_does_not_end_reconnecting(greeting: bytes) -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if made.connections > 1:
+            await quiet(reader, writer)
+
+    async with hub(says, info(), greeting, info()) as made, client_of(made) as connection:
+        await until(lambda: connection.counters.reconnects == 1 and made.connections >= 3)
+
+
+async def test_a_greeting_that_cannot_be_read_is_the_reason_why_there_is_no_connection() -> None:
+    async with hub(quiet, b"INFO []\r\n") as made:
+        connection = Connection(Options(url=f"nats://127.0.0.1:{made.port}", name="test"))
+        with pytest.raises(NotConnected, match="greeting cannot be read"):
+            await connection.open(0.5)
+
+
+async def test_a_batch_that_does_not_end_is_cut_at_what_was_asked_for() -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inbox = b""
+        while not inbox:
+            line = await reader.readline()
+            if line.startswith(b"PUB"):
+                inbox = line.split()[2]
+        head = b"NATS/1.0\r\nNats-Subject: a\r\nNats-Sequence: %d\r\nNats-Time-Stamp: 2026-01-01T00:00:00Z\r\n"
+        head += b"Nats-Last-Sequence: %d\r\n\r\n"
+        for seq in range(1, 5_000):
+            lines = head % (seq, seq - 1)
+            writer.write(b"HMSG %s 1 %d %d\r\n%s\r\n" % (inbox, len(lines), len(lines), lines))
+        await quiet(reader, writer)
+
+    async with hub(says) as made, client_of(made) as connection, asyncio.timeout(20):
+        found = await direct.batch(connection, "LOG", {"seq": 1, "batch": 10}, Deadline(5.0))
+        assert len(found.messages) <= direct.MAX_BATCH + 1
+
+
+async def test_websockets_whose_frames_nobody_bounds_are_refused() -> None:
+    with pytest.raises(AccessDenied, match="nats:// or tls://"):
+        await connect("ws://127.0.0.1:1", name="test", timeout_s=0.5)
