@@ -14,7 +14,7 @@ from shared.config.basic import BASIC
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import ConfigOption, check_objective, load_chosen, sources
-from swarm_cli.console import say
+from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
@@ -91,8 +91,8 @@ def check(
         problems += asyncio.run(unreachable(node_config))
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
-    beside = f", {len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else ""
-    say(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}{beside}")
+    beside = f", {count(len(warnings), 'warning')}" if warnings else ""
+    say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
 
 
 def facts_of(model: ModelSection) -> tuple[int, bool]:
