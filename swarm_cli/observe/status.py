@@ -21,7 +21,7 @@ from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
-from swarm_cli.observe.standing import finished, standing, trouble
+from swarm_cli.observe.standing import absent, finished, standing, trouble
 
 NAMES_A_LINE = 5
 
@@ -72,7 +72,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
         "step": view.step,
         "policy_version": view.version,
         "finished": finished(view),
-        "trouble": [*(f"no word from {role}" for role in ROLES if not view.alive(role, at)), *trouble(view, at)],
+        "trouble": [*absent(view, at), *trouble(view, at)],
         "evaluation": None
         if view.evaluation is None
         else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
