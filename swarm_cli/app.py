@@ -48,6 +48,7 @@ GROUPS = {
 HIDDEN = {"progress"}
 """What `swarm up` prints, as a process of its own."""
 
+_LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
 
@@ -104,7 +105,7 @@ def main() -> NoReturn:
         code = _exit_code(error)
         if code is None:
             raise
-        note(f"swarm: {error}")
+        note(f"swarm: {error}{_where_to_look(asked, error)}")
         sys.exit(code)
     sys.exit(0)
 
@@ -121,6 +122,15 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, CommandError):
         return error.exit_code
     return 1 if isinstance(error, TransportError) else None
+
+
+def _where_to_look(command: str, error: Exception) -> str:
+    """How to name another server, for commands that look at a running swarm."""
+    from shared.transport.base import NotConnected
+
+    if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
+        return ""
+    return "\nTo look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"
 
 
 def _found(where: str) -> typer.Typer:

@@ -23,6 +23,7 @@ from shared.transport.base import Conflict, Transport
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
+from swarm_cli.local.run_note import servers
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0
@@ -30,7 +31,7 @@ TRIES = 10
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ByOption = Annotated[str, typer.Option("--by", help="The node that bans.  [default: node.id]")]
-NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's streams.  [default: nats.node_url]")]
+NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's streams.  [default: the running run's, or nats.node_url]")]
 
 
 def ban(
@@ -97,7 +98,8 @@ def _removed(bans: BanList, sender: str) -> BanList:
 
 
 async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=node_url)
+    node_plane, _ = servers(config, node_url)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=node_plane)
     try:
         return await action(plane)
     finally:

@@ -41,9 +41,16 @@ def check_objective(config: NodeConfig) -> None:
     """Refuse an objective that the other settings do not allow, as the trainer would. Does not
     import torch itself.
     """
+    if problem := objective_problem(config):
+        raise CommandError(f"the configuration cannot be used:\n{problem}", EXIT_CONFIG)
+
+
+def objective_problem(config: NodeConfig) -> str:
+    """Why the trainer would refuse its objective; empty where it would not."""
     from services.trainer.objectives.config import configured_objective
 
     try:
         configured_objective(config)
     except (ValueError, TypeError) as error:
-        raise CommandError(f"the configuration cannot be used:\n{error}", EXIT_CONFIG) from None
+        return str(error)
+    return ""

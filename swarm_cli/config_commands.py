@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
-from shared.config import NodeConfig, TaskSpec
+from shared.config import ConfigError, NodeConfig, TaskSpec
 from shared.config.basic import BASIC
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
-from swarm_cli.chosen_config import ConfigOption, check_objective, load_chosen, sources
-from swarm_cli.console import say
+from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
+from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
@@ -68,16 +68,20 @@ def check(
     connect: Annotated[bool, typer.Option("--connect", help="Try its servers and ports too.")] = False,
 ) -> None:
     """Check the values, make one task of each source, look for the model and the key files. Notes
-    say which settings have no effect, warnings which are likely to ruin the run.
+    say which settings have no effect, warnings which are likely to ruin the run. All mistakes are
+    told at once.
     """
-    node_config = load_chosen(config)
-    check_objective(node_config)
-    for sentence in settings_without_effect(node_config):
-        say(f"note: {sentence}")
+    faults = None
+    try:
+        node_config = load_chosen(config)
+    except ConfigError as error:
+        if error.rest is None:
+            raise
+        faults, node_config = error, error.rest
+    objective = objective_problem(node_config)
     toy = toy_to_be_built(node_config)
-    if toy:
-        say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
     problems = [
+        *([objective] if objective else []),
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
         *([] if toy else model_problems(node_config.model)),
@@ -85,14 +89,27 @@ def check(
     warnings = ruinous_settings(node_config)
     if not toy and not problems:
         warnings += ruinous_with_model(node_config, *facts_of(node_config.model))
-    for sentence in warnings:
-        say(f"warning: {sentence}")
     if connect:
         problems += asyncio.run(unreachable(node_config))
+    if faults is None:  # else notes and warnings would be about defaults in place of what was meant
+        _advise(node_config, warnings, toy)
+    elif not problems:
+        raise faults
+    else:
+        problems.insert(0, str(faults))
     if problems:
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
-    beside = f", {len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else ""
-    say(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}{beside}")
+    beside = f", {count(len(warnings), 'warning')}" if warnings else ""
+    say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
+
+
+def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
+    for sentence in settings_without_effect(config):
+        say(f"note: {sentence}")
+    if toy:
+        say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+    for sentence in warnings:
+        say(f"warning: {sentence}")
 
 
 def facts_of(model: ModelSection) -> tuple[int, bool]:

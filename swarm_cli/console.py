@@ -48,6 +48,12 @@ def say(text: str = "") -> None:
     typer.echo(visible_lines(text))
 
 
+def count(number: int, noun: str) -> str:
+    """Such as `1 node`, `2 nodes` and `4 processes`."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def indented(text: str) -> str:
     """`text` with all lines but the first indented, so that a line of an answer cannot look like
     the beginning of the next answer.

@@ -19,11 +19,14 @@ from shared.transport.base import Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.local.run_note import servers
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 
 NodeOption = Annotated[str, typer.Option("--node", help="The node whose dead letters.  [default: the configuration's node]")]
-UrlOption = Annotated[str, typer.Option("--node-url", help="Server of the node's streams.  [default: nats.node_url]")]
+UrlOption = Annotated[
+    str, typer.Option("--node-url", help="Server of the node's streams.  [default: the running run's, or nats.node_url]")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 CONNECT_TIMEOUT_S = 5.0
@@ -97,8 +100,10 @@ def requeue_letters(
 
 
 def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:
+    node_plane, _ = servers(config, url)
+
     async def run() -> T:
-        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
+        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
         try:
             return await work(plane)
         finally:

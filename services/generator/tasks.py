@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,16 +52,29 @@ class Prompter:
         fits. The same draw under the same secret always gives the same task.
 
         Raises:
-            FatalError: none of many candidates fits the model. TaskError: a dataset cannot be used.
+            FatalError: none of many candidates can be used. TaskError: a dataset cannot be used.
         """
-        for task in self._source.candidates(draw, self._held_out):
+        passed_over: Counter[str] = Counter()
+        for task in self._source.candidates(draw, self._held_out, passed_over):
             prompt_ids = self.prompt(task)
             if len(prompt_ids) <= self._longest_prompt:
                 return PromptedTask(task, prompt_ids)
-        raise FatalError(
-            f"none of {MAX_ATTEMPTS} tasks tried is new and fits {self._longest_prompt} prompt tokens: use a smaller "
-            "generator.max_new_tokens, datasets with shorter questions, or a smaller eval.tasks if a dataset has few questions"
-        )
+            passed_over["too_long"] += 1
+        raise FatalError(f"{self._source.ref(draw).dataset}: {self._why_none(passed_over)}")
+
+    def _why_none(self, passed_over: Counter[str]) -> str:
+        """Causes with their remedies, the most frequent one first; those that did not occur are not
+        named.
+        """
+        explained = {
+            "held_out": f"held out for evaluation: lower eval.tasks ({self._config.eval.tasks}), or let the source have several "
+            "times as many different questions",
+            "too_long": f"longer than the {self._longest_prompt} prompt tokens that generator.max_new_tokens leaves: lower that, "
+            "or choose tasks with shorter questions",
+            "failed": "impossible to make: change the dataset's config",
+        }
+        causes = [f"{number} are {explained[cause]}" for cause, number in passed_over.most_common()]
+        return f"none of the {MAX_ATTEMPTS} tasks tried can be trained on; {'; '.join(causes)}"
 
     def prompt(self, task: Task) -> list[int]:
         """Token ids that ask a task."""

@@ -20,6 +20,7 @@ from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.objectives.config import configured_objective
 from services.trainer.records import MetricsLog, StepRecord
+from services.trainer.selection.remedies import remedies
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
 from services.trainer.trained import trained_line
@@ -245,7 +246,7 @@ class _Training:
             self._upkeep.failed("trained", remedy, error)
         self._gauges.observe(record, self._context)
         if record.skipped:
-            self._log.warning("groups_skipped", step=record.step, reasons=record.skipped)
+            self._log.warning("groups_skipped", step=record.step, reasons=record.skipped, remedy=remedies(record.skipped))
         self._log.info(
             "step",
             **batch_fields(batch),

@@ -20,21 +20,26 @@ def setting_variables(variables: Iterable[str]) -> list[str]:
     return sorted(name for name in variables if name.startswith(ENV_PREFIX) and name != CONFIG_FILE_VARIABLE)
 
 
-def environment_problem(variables: Mapping[str, str], settings: type[BaseModel]) -> str | None:
-    """The problem of the first variable that names no section of `settings`, or that is plain text
-    where JSON is needed; None if there is none.
+def environment_problems(variables: Mapping[str, str], settings: type[BaseModel]) -> dict[str, str]:
+    """The problem of each variable that names no section of `settings`, or that is plain text where
+    JSON is needed, by the variable's name.
     """
+    problems = {}
     for name in setting_variables(variables):
         path = name[len(ENV_PREFIX) :].lower().split("__")
         if path[0] not in settings.model_fields:
             names = ", ".join(sorted([*settings.model_fields, "config"]))
             hint = did_you_mean(path[0], settings.model_fields)
-            return f"environment variable {name}: no section {path[0]!r}; {f'{hint} ' if hint else ''}sections are {names}"
+            problems[name] = (
+                f"environment variable {name}: no section {path[0]!r}; {f'{hint} ' if hint else ''}sections are {names}"
+            )
+            continue
         kinds = _kinds(settings, path)
         structured = [kind for kind in kinds if _is_structured(kind)]
         if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):
-            return f"environment variable {name} is {variables[name]!r}: give JSON, e.g. {_as_json(variables[name], structured[0])}"
-    return None
+            form = _as_json(variables[name], structured[0])
+            problems[name] = f"environment variable {name} is {variables[name]!r}: give JSON, e.g. {form}"
+    return problems
 
 
 def _kinds(settings: type[BaseModel], path: list[str]) -> list[Any]:

@@ -5,18 +5,23 @@ then explicit overrides.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problem
-from shared.config.meant_keys import meant_key
+from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problems
+from shared.config.faults import fault_lines, variable_at, without
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -32,13 +37,17 @@ from shared.config.sections import (
     VerifierSection,
 )
 from shared.roles import ROLES
-from shared.suggestion import did_you_mean
 
 
 class ConfigError(ValueError):
     """The configuration is invalid; the message names each field, its problem and where the value
-    came from.
+    came from. `rest` is the configuration without the settings at fault, for checks that tell all
+    mistakes at once; None where nothing usable is left.
     """
+
+    def __init__(self, message: str, rest: NodeConfig | None = None) -> None:
+        super().__init__(message)
+        self.rest = rest
 
 
 class NodeConfig(BaseSettings):
@@ -63,23 +72,28 @@ class NodeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> NodeConfig:
+        problems = [] if _current is not None and not _current.together else list(self._problems_together())
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems_together(self) -> Iterator[str]:
         """What no single section can see. Only what could never run is refused; a setting without
         effect is `swarm config check`'s to point out.
         """
         if not self.tasks:
-            raise ValueError("tasks: at least one [[tasks]] entry is needed; see `swarm task list` for dataset names")
+            yield "tasks: at least one [[tasks]] entry is needed; see `swarm task list` for dataset names"
         if self.sampler.local + self.sampler.external == 0:
-            raise ValueError("sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0")
+            yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"
         if self.sampler.external and self.nats.swarm_url is None:
-            raise ValueError(
+            yield (
                 f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
                 "groups from; set sampler.external = 0 or give nats.swarm_url"
             )
         if self.sampler.strategy == "bandit" and not self.eval.tasks:
-            raise ValueError("sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy")
+            yield "sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy"
         if self.generator.engine == "openai" and not self.generator.openai_url:
-            raise ValueError("generator.engine is openai: set generator.openai_url to the server's base URL")
-        return self
+            yield "generator.engine is openai: set generator.openai_url to the server's base URL"
 
     @property
     def max_foreign_completions(self) -> int:
@@ -113,10 +127,49 @@ class NodeConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Overrides, then environment, then the TOML file that `load_config` chose."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _current_file)
+        loading = _current or _Loading({}, {})
+        if isinstance(env_settings, EnvSettingsSource):
+            left_out = {name.lower() for name in loading.left_out}
+            env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name.lower() not in left_out}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, loading.file)
 
 
-_current_file: Path | None = None
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What a configuration is made from at the moment. pydantic-settings asks the class for its
+    sources, so it stands beside the class.
+
+    left_out: variables that are not read. together: whether settings are checked together.
+    """
+
+    file: dict[str, Any]
+    overrides: dict[str, Any]
+    left_out: frozenset[str] = frozenset()
+    together: bool = True
+
+    def config(self) -> NodeConfig:
+        """Raises ValidationError."""
+        global _current
+        _current = self
+        try:
+            return NodeConfig(**self.overrides)
+        finally:
+            _current = None
+
+    def variables(self) -> dict[str, str]:
+        """The environment without what is left out."""
+        return {name: value for name, value in os.environ.items() if name not in self.left_out}
+
+    def without(self, error: ValidationError) -> _Loading:
+        """The same without the settings at fault."""
+        locations = [problem["loc"] for problem in error.errors() if problem["loc"]]
+        at_fault = {name for location in locations if (name := variable_at(location, self.variables()))}
+        return _Loading(without(self.file, locations), without(self.overrides, locations), self.left_out | at_fault, together=False)
+
+
+_current: _Loading | None = None
+_ROUNDS = 4
+"""How often faulty settings are taken out: what is left may show others."""
 
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
@@ -127,52 +180,47 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         overrides: Nested values that override everything, e.g. `{"node": {"id": "beta"}}`.
 
     Raises:
-        ConfigError: with one line per problem: field, what is wrong, what was given.
+        ConfigError: with one line per problem: field or environment variable, what is wrong, what
+            was given.
     """
-    global _current_file
     chosen = path or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
-    source = str(chosen) if chosen else "the environment"
-    if chosen is not None:
-        _check_toml(chosen)
-    if problem := environment_problem(os.environ, NodeConfig):
-        raise ConfigError(problem)
-    _current_file = chosen
+    file = _read_toml(chosen) if chosen is not None else {}
+    misread = environment_problems(os.environ, NodeConfig)
+    loading = _Loading(file, dict(overrides or {}), frozenset(misread))
     try:
-        return NodeConfig(**dict(overrides or {}))
+        config = loading.config()
     except ValidationError as error:
-        raise ConfigError(explain(error, source)) from None
-    finally:
-        _current_file = None
+        faults = fault_lines(error, NodeConfig, loading.variables())
+        raise ConfigError(_told([*misread.values(), *faults], chosen), _rest(loading, error)) from None
+    if misread:
+        raise ConfigError(_told(list(misread.values()), chosen), config)
+    return config
 
 
-def _check_toml(path: Path) -> None:
+def _told(lines: list[str], file: Path | None) -> str:
+    from_environment = all(line.startswith("environment variable") for line in lines)
+    if len(lines) == 1 and from_environment:
+        return lines[0]
+    source = "the environment" if from_environment or file is None else str(file)
+    return f"configuration from {source} cannot be used:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _rest(loading: _Loading, error: ValidationError) -> NodeConfig | None:
+    for _ in range(_ROUNDS):
+        loading = loading.without(error)
+        try:
+            return loading.config()
+        except ValidationError as further:
+            error = further
+    return None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
             f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
-
-
-def explain(error: ValidationError, source: str) -> str:
-    """The problems of a configuration from `source`, one per line, each with the field's name."""
-    lines = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            hint = meant_key(problem["loc"], NodeConfig) or "remove it or correct its spelling"
-            message = f"unknown key; {hint} (`swarm config show --all` lists all keys)"
-        elif field and problem["type"] not in {"value_error", "missing"}:
-            message += f", got {problem['input']!r}"
-            if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
-                message += f"; {hint}"
-        lines.append(f"  {field}: {message}" if field else f"  {message}")
-    return f"configuration from {source} cannot be used:\n" + "\n".join(lines)
-
-
-def _choices(problem: ErrorDetails) -> list[str]:
-    """The values that a field accepts; pydantic lists them in one sentence, in quotes."""
-    return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))

@@ -9,6 +9,24 @@ from pydantic import BaseModel
 
 from shared.suggestion import did_you_mean
 
+OTHER_NAMES = {
+    **dict.fromkeys(("group_size", "num_generations", "rollouts_per_prompt", "samples_per_prompt"), "generator.completions"),
+    **dict.fromkeys(("max_tokens", "max_completion_length", "max_response_length"), "generator.max_new_tokens"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "sampler.local and sampler.external"),
+    **dict.fromkeys(("kl_coef", "kl_beta", "beta"), "trainer.kl_coefficient"),
+    **dict.fromkeys(("steps", "total_steps"), "trainer.max_steps"),
+    **dict.fromkeys(("micro_batch_size", "max_tokens_per_micro_batch"), "trainer.token_budget"),
+    **dict.fromkeys(("loss", "loss_type", "algorithm", "algo"), "trainer.objective"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clipping"), "trainer.grad_clip"),
+    **dict.fromkeys(("lora_rank", "r"), "trainer.lora.rank"),
+    "gpu_memory_utilization": "generator.gpu_memory_fraction",
+    "tensor_parallel_size": "generator.tensor_parallel",
+    "lr": "trainer.learning_rate",
+    "model_name_or_path": "model.path",
+    "eval_every": "eval.every_versions",
+}
+"""What other trainers call these settings. No spelling leads from one to the other."""
+
 
 def meant_key(location: Sequence[int | str], settings: type[BaseModel]) -> str:
     """The question to ask about an unknown key at `location`, or nothing.
@@ -17,6 +35,8 @@ def meant_key(location: Sequence[int | str], settings: type[BaseModel]) -> str:
     `("trainer", "top_p")`, which another section has, `did you mean generator.top_p?`.
     """
     *path, key = location
+    if usual := OTHER_NAMES.get(str(key)):
+        return f"did you mean {usual}?"
     section = _section(path, settings)
     name = str(key)
     elsewhere = [found for found in _keys(settings) if found.rpartition(".")[2] == name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -76,21 +77,26 @@ class TaskSource:
             dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=order.sample(range(size), place_in_block + 1)[-1]
         )
 
-    def candidates(self, draw: int, held_out: HeldOut) -> Iterator[Task]:
+    def candidates(self, draw: int, held_out: HeldOut, passed_over: Counter[str] | None = None) -> Iterator[Task]:
         """The tasks that a draw may mean, in order: at most `MAX_ATTEMPTS`, without those that
-        cannot be made and those that are held out.
+        cannot be made and those that are held out. `passed_over` counts these two kinds, as
+        `failed` and `held_out`.
 
         Raises:
             TaskError: the dataset cannot be used, or the last candidate cannot be made.
         """
+        passed = Counter() if passed_over is None else passed_over
         for attempt in range(MAX_ATTEMPTS):
             try:
                 task = derive_task(self.ref(draw, attempt))
             except TaskError as error:
                 if not error.only_this_item or attempt == MAX_ATTEMPTS - 1:
                     raise
+                passed["failed"] += 1
                 continue
-            if not held_out.contains(task.question):
+            if held_out.contains(task.question):
+                passed["held_out"] += 1
+            else:
                 yield task
 
     def _uniform(self, purpose: str, draw: int) -> float:

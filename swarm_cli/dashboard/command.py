@@ -21,6 +21,7 @@ from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import PageServer, page_panels
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.ports import check_ports
+from swarm_cli.local.run_note import servers
 
 DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")
@@ -33,8 +34,12 @@ server that does not answer and a flood are told within two minutes."""
 def dashboard(
     port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
     folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
-    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
-    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    node_url: Annotated[
+        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
+    ] = "",
+    swarm_url: Annotated[
+        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
+    ] = "",
     nats_monitor: Annotated[
         str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
     ] = "",
@@ -48,6 +53,7 @@ def dashboard(
     """
     program = installed_prometheus()
     node_config = load_chosen(config)
+    node_plane, swarm_plane = servers(node_config, node_url, swarm_url)
     wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
     check_ports(wanted, "end what has them, or choose others with --port (make dashboard DASHBOARD_FLAGS='--port 8500')")
     prometheus = None
@@ -56,9 +62,7 @@ def dashboard(
     else:
         own = folder or node_config.node.var_dir / "watch"
         prometheus = Prometheus(program, own, port + 1, rule_file(scale=patience), f"http://127.0.0.1:{port}")
-    node_plane = node_url or node_config.nats.node_url
-    swarm = swarm_url or node_url or node_config.nats.swarm_url
-    source = SwarmSource(node_config, node_plane, None if swarm == "none" else swarm)
+    source = SwarmSource(node_config, node_plane, swarm_plane)
     scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor)
     asyncio.run(Dashboard(source, prometheus, scraping, port).run())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from swarm_cli.console import count
 from swarm_cli.dashboard.nats_figures import figures, monitor_of
 from swarm_cli.dashboard.prometheus import Prometheus
 from swarm_cli.dashboard.server import NATS_FIGURES, PageServer
@@ -40,7 +41,7 @@ class Scraping:
         self._views = views
         groups = self._write(page)
         nodes = sorted({group["labels"]["node"] for group in groups})
-        followed = f"{len(groups)} processes of {len(nodes)} nodes ({', '.join(nodes) or 'none has started yet'})"
+        followed = f"{count(len(groups), 'process')} of {count(len(nodes), 'node')} ({', '.join(nodes) or 'none has started yet'})"
         return f"{'scraping' if self._prometheus else 'found'} {followed}"
 
     def saw_no_server(self, page: PageServer) -> str:
@@ -50,7 +51,7 @@ class Scraping:
         if run_is_over(self._views, socket.gethostname(), process_exists):
             self._views, self._monitor_seen = (), None
             self._write(page)
-            start = "start one with `swarm up` (`make run`) in another terminal; waiting for it"
+            start = "start one with `swarm up` (`make run`) in another terminal, or name its server with --node-url; waiting"
             return f"no swarm answers at {self._node_url}: {start}"
         self._write(page)
         return f"the NATS server at {self._node_url} does not answer, but processes of its nodes still run: see the alerts"

@@ -37,6 +37,7 @@ from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
+from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.replace_file import replace_file
 from swarm_cli.toml_view import config_toml
@@ -134,6 +135,7 @@ class Newcomer:
             check_ports(layout.ports, "end what has them, or choose others with --nats-port and --base-port")
             ensure_toy_policy(config)
             self._configure(steps)
+            write_note(run_folder, note_of(layout, config, "the same `swarm join`"))
             outcome = run_lines(
                 process_lines(layout),
                 os.environ,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,14 @@ _STOPPED = 143
 
 
 class Asked:
-    """Answers questions about one run. `layout` is what runs where; it grows with `add`."""
+    """Answers questions about one run. `layout` is what runs where; it grows with `add`, and
+    `on_growth` is told.
+    """
 
-    def __init__(self, supervisor: Supervisor, layout: Layout) -> None:
+    def __init__(self, supervisor: Supervisor, layout: Layout, on_growth: Callable[[Layout], None] = lambda layout: None) -> None:
         self._supervisor = supervisor
         self._layout = layout
+        self._on_growth = on_growth
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Do what is asked. Raises CommandError, with the remedy."""
@@ -44,6 +47,7 @@ class Asked:
             raise CommandError(f"a swarm on one machine has {MAX_NODES} nodes at most, and this one has {self._layout.nodes}")
         check_ports({port: what for port, what in wider.ports.items() if port not in self._layout.ports})
         self._layout = wider
+        self._on_growth(wider)
         return await self._supervisor.change(process_lines(wider))
 
 

@@ -37,22 +37,55 @@ def holding_run(folder: Path) -> Iterator[None]:
         CommandError: another one is, or nothing can be written there.
     """
     try:
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(
             f"folder {folder} of the run cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
-    with open(folder / LOCK, "a+", opener=_for_owner_only) as file:
-        if not _taken(file):
-            raise CommandError(
-                f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
-                f"`swarm add --run {folder.name}` adds a node to it; or choose another name with --run"
-            )
+    with _locked(folder) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        try:
+            yield
+        except CommandError:
+            if new:
+                _remove_if_unused(folder)
+            raise
         # The file stays: another process may have it open already, and wait for it.
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[TextIO]:
+    """Hold the run's lock. Raises CommandError: another process does.
+
+    A process that was refused may remove the folder, and the lock with it, while another waits:
+    what that one then holds is no longer the run's lock, and it tries again.
+    """
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / LOCK, "a+", opener=_for_owner_only) as file:
+            if not _taken(file):
+                raise CommandError(
+                    f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
+                    f"`swarm add --run {folder.name}` adds a node to it; or choose another name with --run"
+                )
+            try:
+                removed = not os.path.samestat((folder / LOCK).stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                removed = True
+            if not removed:
+                yield file
+                return
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it left anything there."""
+    if [file.name for file in folder.iterdir()] == [LOCK]:
+        with suppress(OSError):  # somebody came meanwhile
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 def _for_owner_only(path: str, flags: int) -> int:
@@ -89,6 +122,11 @@ def holder(folder: Path) -> int | None:
     return None
 
 
+def running_runs(var_dir: Path) -> list[Path]:
+    """Folders of the runs that a process on this machine runs, by name."""
+    return sorted(file.parent for file in (var_dir / "runs").glob(f"*/{LOCK}") if holder(file.parent) is not None)
+
+
 def running_run(run: str, var_dir: Path) -> Path:
     """Folder of the named run, or of the only one that runs.
 
@@ -96,7 +134,7 @@ def running_run(run: str, var_dir: Path) -> Path:
         CommandError: it does not run, none does, or several do.
     """
     runs = var_dir / "runs"
-    running = sorted(file.parent for file in runs.glob(f"*/{LOCK}") if holder(file.parent) is not None)
+    running = running_runs(var_dir)
     names = ", ".join(folder.name for folder in running)
     if run:
         if runs / run in running:

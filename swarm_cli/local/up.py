@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.launch import GRACE_S, STOPPED_BY_SIGNAL, Outcome, run_lines
+from swarm_cli.local.launch import GRACE_S, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
@@ -30,8 +29,7 @@ from swarm_cli.local.procfile import (
     process_lines,
     render_procfile,
 )
-from swarm_cli.observe.plot import where_runs_are
-from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
@@ -89,7 +87,8 @@ def up(
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
         check_ports(layout.ports)
-        _announce(node_config, layout)
+        announce(node_config, layout)
+        ran = Ran(node_config, layout)
         for sentence in ruinous_settings(node_config):
             note(f"warning: {sentence}")
         outcome = run_lines(
@@ -98,11 +97,9 @@ def up(
             ends_by_steps=node_config.trainer.max_steps > 0 and progress,
             grace_s=grace_s,
             log_file=folder / "up.log",
-            beside=lambda supervisor: answering(folder, Asked(supervisor, layout).answer),
+            beside=lambda supervisor: answering(folder, Asked(supervisor, layout, ran.grow).answer),
         )
-    # With those that `swarm add` brought.
-    known = [*layout.node_names, *(each.name for each in sorted(folder.iterdir()) if each.is_dir() and is_node_name(each.name))]
-    _explain_end(outcome, node_config, list(dict.fromkeys(known)))
+    explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
 
 
@@ -158,37 +155,3 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
     if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
         return {}
     return {"SWARM_NATS__SWARM_ID": config.node.run}
-
-
-def _announce(config: NodeConfig, layout: Layout) -> None:
-    folder = config.node.var_dir / "runs" / config.node.run
-    known = any((folder / node).exists() for node in layout.node_names)
-    steps = config.trainer.max_steps
-    note(
-        f"run {config.node.run}: {'goes on where it stopped' if known else 'new'}, {layout.nodes} nodes "
-        f"({', '.join(layout.node_names)}), {f'ends after {steps} steps' if steps else 'until Ctrl-C'}"
-    )
-    note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
-    elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
-    note(f"look:  swarm top{elsewhere} (one screen, live)")
-    note(f"       swarm dashboard{elsewhere} (in a browser; make dashboard)")
-    note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
-
-
-def _explain_end(outcome: Outcome, config: NodeConfig, nodes: Sequence[str]) -> None:
-    run = config.node.run
-    if outcome.code in STOPPED_BY_SIGNAL:
-        # A run that has taken its steps has had its verdict from the progress view.
-        for line in run_verdicts(config.node.var_dir / "runs" / run, nodes):
-            note(line)
-        note(
-            f"stopped. `swarm up --run {run}` goes on with it (make run RUN={run}), "
-            f"`swarm plot {run}{where_runs_are(config)}` draws its curves (make plot RUN={run})"
-        )
-        return
-    if outcome.code == 0 or outcome.first is None:
-        return
-    node, _, role = outcome.first.rpartition("-")
-    log = config.node.var_dir / "runs" / run / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
-    why = "cannot go on" if outcome.code == EXIT_CONFIG else f"ended with code {outcome.code}"
-    note(f"{outcome.first} {why}, so everything was stopped. Its last words are above; more in {log}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
-from swarm_cli.console import note
+from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
 from swarm_cli.observe.verdict import run_verdicts
@@ -38,7 +38,7 @@ def plot(
     draw_curves(run_dir.resolve().name, nodes, target)
     for line in run_verdicts(run_dir, [node.name for node in nodes]):
         note(line)
-    note(f"{len(nodes)} nodes ({', '.join(node.name for node in nodes)})")
+    note(f"{count(len(nodes), 'node')} ({', '.join(node.name for node in nodes)})")
     typer.echo(str(target))
 
 

@@ -14,7 +14,7 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation
-from swarm_cli.observe.standing import trouble
+from swarm_cli.observe.standing import absent, trouble
 from swarm_cli.observe.view import NodeView
 
 HEADER = (
@@ -91,7 +91,7 @@ def state(view: NodeView, now: float) -> str:
     if len(missing) == len(ROLES) or (view.step == 0 and missing):
         return "starting: waiting for " + ", ".join(missing)
     if missing:
-        return "no word from " + ", ".join(missing)
+        return ", ".join(absent(view, now))
     still = trouble(view, now)
     return ", ".join(still) if still else view.alive("trainer", now)[0].state
 

@@ -10,13 +10,16 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
-from shared.runtime.status import STATUS_INTERVAL_S
+from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
 from swarm_cli.observe.view import NodeView
 
 FIRST_WORK_S = 600.0
 """A model loads, and the base policy is evaluated, before there is a first step."""
 QUIET_S = 5 * STATUS_INTERVAL_S
 """A process that is silent this long is told, long before it counts as gone (`SILENT_S`)."""
+
+START_AGAIN_S = 60.0
+"""A process that was restarted imports and loads its model before its first word."""
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role makes, those first whose standing still says most."""
@@ -58,6 +61,20 @@ def standing(view: NodeView, now: float) -> Standing | None:
 def finished(view: NodeView) -> bool:
     """Whether the trainer has taken all its steps, after which the node rests."""
     return bool(view.position and view.position.finished)
+
+
+def absent(view: NodeView, now: float) -> list[str]:
+    """The roles that do not answer, in words: `starting again: trainer` of those that ended in
+    order a moment ago, `no word from verifier` of the others.
+    """
+    missing = [role for role in ROLES if not view.alive(role, now)]
+    again = [role for role in missing if any(_ended_a_moment_ago(status, now) for status in view.roles(role)[:1])]
+    gone = [role for role in missing if role not in again]
+    return [f"{words}{', '.join(roles)}" for words, roles in (("no word from ", gone), ("starting again: ", again)) if roles]
+
+
+def _ended_a_moment_ago(status: ServiceStatus, now: float) -> bool:
+    return status.state == STOPPED and now - status.updated_at <= START_AGAIN_S
 
 
 def quiet(view: NodeView, now: float) -> list[str]:

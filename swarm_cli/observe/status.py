@@ -19,8 +19,9 @@ from shared.transport.base import ConsumerState
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
-from swarm_cli.observe.standing import finished, standing, trouble
+from swarm_cli.observe.standing import absent, finished, standing, trouble
 
 NAMES_A_LINE = 5
 
@@ -28,8 +29,12 @@ NAMES_A_LINE = 5
 def status(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
-    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    node_url: Annotated[
+        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
+    ] = "",
+    swarm_url: Annotated[
+        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
     """Show nodes, policy versions, stream fill and consumer lag."""
@@ -44,9 +49,8 @@ def status(
 
 
 async def _snapshot(config: NodeConfig, nodes: list[str], node_url: str, swarm_url: str) -> SwarmSnapshot:
-    plane = node_url or config.nats.node_url
-    swarm = swarm_url or node_url or config.nats.swarm_url
-    return await take_snapshot(config, plane, None if swarm == "none" else swarm, nodes, timeout_s=5.0)
+    node_plane, swarm_plane = servers(config, node_url, swarm_url)
+    return await take_snapshot(config, node_plane, swarm_plane, nodes, timeout_s=5.0)
 
 
 def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
@@ -68,7 +72,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
         "step": view.step,
         "policy_version": view.version,
         "finished": finished(view),
-        "trouble": [*(f"no word from {role}" for role in ROLES if not view.alive(role, at)), *trouble(view, at)],
+        "trouble": [*absent(view, at), *trouble(view, at)],
         "evaluation": None
         if view.evaluation is None
         else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},

@@ -23,6 +23,7 @@ from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.local.run_note import servers
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
@@ -40,8 +41,12 @@ def top(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
-    node_url: Annotated[str, typer.Option(help="Server of the nodes' own streams.  [default: nats.node_url]")] = "",
-    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    node_url: Annotated[
+        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
+    ] = "",
+    swarm_url: Annotated[
+        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
 ) -> None:
     """Show who learns, who shares and what waits for what, live; q ends it."""
@@ -59,9 +64,7 @@ class Top:
     def __init__(self, config: NodeConfig, nodes: Sequence[str], node_url: str, swarm_url: str) -> None:
         self._config = config
         self._nodes = nodes
-        self._node_url = node_url or config.nats.node_url
-        swarm = swarm_url or node_url or config.nats.swarm_url
-        self._swarm_url = None if swarm == "none" else swarm
+        self._node_url, self._swarm_url = servers(config, node_url, swarm_url)
         self._reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
         self._history = TopHistory()
         self._heard_at: float | None = None
@@ -116,7 +119,7 @@ class Top:
 
     def _away(self, error: Exception) -> str:
         if self._heard_at is None:
-            return f" no server answers at {self._node_url} yet; trying again ({error})"
+            return f" no server answers at {self._node_url} yet (--node-url names another); trying again ({error})"
         silent_s = time.time() - self._heard_at
         return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({error})"
 

@@ -17,6 +17,7 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.local.run_note import servers
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -55,7 +56,9 @@ def rollouts(
     characters: Annotated[int, typer.Option(min=1, help="Cut a text after so many characters; JSON has all of it.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each group.")] = False,
     run: RunOption = "",
-    node_url: Annotated[str, typer.Option(help="Server of the node's streams.  [default: nats.node_url]")] = "",
+    node_url: Annotated[
+        str, typer.Option(help="Server of the node's streams.  [default: the running run's, or nats.node_url]")
+    ] = "",
     config: ConfigOption = None,
 ) -> None:
     """Read the groups in a node's batches: question, completions, rewards and why, who sent each
@@ -154,7 +157,8 @@ async def _groups(
     """The place in the log is taken before the newest batches are printed: a batch that comes
     meanwhile is then shown by `follow`, neither twice nor never.
     """
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
+    node_plane, _ = servers(config, url)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
     try:
         reader = BatchReader(plane, config.node.id)
         if step is not None:

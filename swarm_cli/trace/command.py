@@ -17,6 +17,7 @@ from shared.transport.base import Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
+from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
@@ -35,8 +36,12 @@ def trace(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     run: RunOption = "",
-    node_url: Annotated[str, typer.Option(help="Server of the nodes' streams.  [default: nats.node_url]")] = "",
-    swarm_url: Annotated[str, typer.Option(help="Server of the swarm's streams, or none.  [default: nats.swarm_url]")] = "",
+    node_url: Annotated[
+        str, typer.Option(help="Server of the nodes' streams.  [default: the running run's, or nats.node_url]")
+    ] = "",
+    swarm_url: Annotated[
+        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
+    ] = "",
     config: ConfigOption = None,
 ) -> None:
     """Follow one group: generated, scored, shared, taken in or refused by whom, in which batch, and
@@ -68,20 +73,21 @@ async def _find(config: NodeConfig, prefix: str, run: str, node_url: str, swarm_
     from swarm_cli.trace.search import Search
 
     search = Search(config, prefix, run)
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_url)
+    node_plane, swarm_plane = servers(config, node_url, swarm_url)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
     try:
         nodes = sorted(await nodes_here(plane))
-        await _with_swarm(search, config, plane, nodes, swarm_url or node_url or config.nats.swarm_url or "none")
+        await _with_swarm(search, config, plane, nodes, swarm_plane)
     finally:
         await plane.close()
     say_what_is_missing(search.path, nodes, search.windows)
     return search.path
 
 
-async def _with_swarm(search: Search, config: NodeConfig, plane: Transport, nodes: list[str], url: str) -> None:
+async def _with_swarm(search: Search, config: NodeConfig, plane: Transport, nodes: list[str], url: str | None) -> None:
     """Look at the swarm's stream too, where there is one that answers."""
     swarm = None
-    if url != "none":
+    if url is not None:
         try:
             swarm = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
         except TransportError as error:

@@ -122,6 +122,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stop
             pytest.fail(f"the nodes did not go on within the deadline: {json.dumps(seen)[:6000]}")
         again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
         added = swarm.call("add")
+        unasked = swarm.call("status", "--json")
         while time.monotonic() < deadline:
             third = swarm.status("gamma")
             if third and all(any(replica["alive"] for replica in third["nodes"]["gamma"]["services"][role]) for role in ROLES):
@@ -138,6 +139,9 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stop
     assert set(alpha["services"]) == set(ROLES)
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
+    assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha", "beta"}, unasked.stderr
+    goes_on_with = f"swarm up --run first --nodes 3 --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
+    assert goes_on_with in added.stderr and goes_on_with in err
     assert added.returncode == 0 and "gamma-trainer: process" in added.stderr
     assert (swarm.node_dir("gamma") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"

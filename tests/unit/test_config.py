@@ -30,7 +30,7 @@ def test_the_number_of_copies_can_come_from_the_environment(monkeypatch: pytest.
     config = load_config(overrides={"tasks": [{"dataset": "gcd"}]})
     assert (config.nats.replicas, config.nats.swarm_replicas) == (3, 5)
     monkeypatch.setenv("SWARM_NATS__REPLICAS", "2")
-    with pytest.raises(ConfigError, match="nats.replicas: Input should be 1, 3 or 5"):
+    with pytest.raises(ConfigError, match=r"SWARM_NATS__REPLICAS \(nats.replicas\): Input should be 1, 3 or 5"):
         load_config(overrides={"tasks": [{"dataset": "gcd"}]})
 
 

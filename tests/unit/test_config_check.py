@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.load import load_config as load
+from shared.config.meant_keys import OTHER_NAMES
 from shared.identity.keys import new_seed
 from swarm_cli import reachable
 from swarm_cli.key_files import key_file_problems
@@ -63,6 +66,7 @@ def test_the_models_context_and_chat_template_are_held_against_the_settings() ->
         ("[trainer]\nlearing_rate = 1e-5", "trainer.learing_rate: unknown key; did you mean learning_rate?"),
         ("[trainer]\ntop_p = 0.9", "did you mean generator.top_p?"),
         ("[trainer.lora]\nrnak = 8", "trainer.lora.rnak: unknown key; did you mean rank?"),
+        ("[generator]\ngroup_size = 8", "generator.group_size: unknown key; did you mean generator.completions?"),
         ("[trainr]\nlearning_rate = 1e-5", "trainr: unknown key; did you mean trainer?"),
         ("[sampler]\nzzz = 1", "remove it or correct its spelling"),
     ],
@@ -72,6 +76,55 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(tmp_path: Path, 
     with pytest.raises(ConfigError) as refused:
         load(tmp_path / "node.toml")
     assert words in str(refused.value)
+
+
+def test_the_names_that_other_trainers_use_lead_to_settings_that_there_are() -> None:
+    for meant in {each for names in OTHER_NAMES.values() for each in names.split(" and ")}:
+        section: Any = configured()
+        for part in meant.split("."):
+            section = getattr(section, part)
+
+
+def test_a_misspelt_variable_is_named_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
+    monkeypatch.setenv("SWARM_TRAINER__LEARNING_RAT", "1e-5")
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "node.toml")
+    said = str(refused.value)
+    assert said.startswith("environment variable SWARM_TRAINER__LEARNING_RAT (trainer.learning_rat): unknown key; did you mean")
+    assert "node.toml" not in said
+
+
+def test_every_mistake_is_told_at_once_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node.toml").write_text(
+        '[sampler]\nlocal = -1\n[trainer]\nlearing_rate = 1e-5\n[node]\nid = "beta"\n'
+        '[[tasks]]\nweigth = 2.0\ndataset = "gcd"\n[[tasks]]\ndataset = "gdc"\n'
+    )
+    monkeypatch.setenv("SWARM_TRAINER__WARMUP_STEPS", "few")
+    monkeypatch.setenv("SWARM_TRIANER__THREADS", "1")
+    monkeypatch.setenv("SWARM_TRAINER__OBJECTIVE", "oapl")
+    monkeypatch.setenv("SWARM_TRAINER__VESPO_POSITIVE", "1,2")
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "node.toml")
+    said = str(refused.value).splitlines()
+    for words in ("TRIANER", "VESPO_POSITIVE", "sampler.local", "trainer.learing_rate", "tasks.0.weigth", "WARMUP_STEPS"):
+        assert len([line for line in said if words in line]) == 1, (words, said)
+    rest = refused.value.rest
+    assert rest is not None
+    assert (rest.node.id, rest.sampler.local, rest.trainer.objective) == ("beta", 2, "oapl")
+    assert [task.dataset for task in rest.tasks] == ["gcd", "gdc"]
+
+
+@pytest.mark.slow
+def test_config_check_goes_on_with_datasets_and_model_after_a_misspelt_key(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(
+        '[trainer]\nlearing_rate = 1e-5\n[model]\npath = "./not-there"\n[[tasks]]\ndataset = "gdc"\n'
+    )
+    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 78
+    for words in ("trainer.learing_rate", "gdc", "not-there"):
+        assert words in checked.stderr, checked.stderr
 
 
 def test_a_key_of_a_task_source_that_was_misspelt_is_answered_too(tmp_path: Path) -> None:

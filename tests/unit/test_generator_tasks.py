@@ -45,11 +45,20 @@ def test_a_dataset_that_makes_nothing_is_said(monkeypatch: pytest.MonkeyPatch, r
         prompter().for_draw(3)
 
 
-def test_a_node_whose_questions_are_all_held_out_or_too_long_is_told_what_to_change() -> None:
+def test_a_node_whose_questions_are_all_held_out_or_too_long_is_told_which_and_what_to_change() -> None:
     tiny = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     config = NodeConfig(tasks=[tiny], generator={"max_new_tokens": 8})
     all_of_them = HeldOut(held_out_tasks([tiny], 5000))
-    with pytest.raises(FatalError, match=r"none of 1000 tasks tried is new and fits 4088 prompt tokens: .*smaller eval.tasks"):
+    with pytest.raises(
+        FatalError, match=r"chain_sum: none of the 1000 .*; 1000 are held out for evaluation: lower eval.tasks"
+    ) as told:
         Prompter(config, byte_tokenizer(), 4096, all_of_them).for_draw(0)
-    with pytest.raises(FatalError, match=r"fits 2 prompt tokens: .*shorter questions"):
+    assert "max_new_tokens" not in str(told.value)
+    with pytest.raises(
+        FatalError, match=r"; 1000 are longer than the 2 prompt tokens that generator.max_new_tokens leaves"
+    ) as told:
         Prompter(config, byte_tokenizer(), 10, HeldOut([])).for_draw(0)
+    assert "eval.tasks" not in str(told.value)
+    some_of_them = HeldOut(held_out_tasks([tiny], 30))
+    with pytest.raises(FatalError, match=r"; \d+ are longer .*; \d+ are held out"):
+        Prompter(config, byte_tokenizer(), 10, some_of_them).for_draw(0)

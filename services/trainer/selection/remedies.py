@@ -1,0 +1,30 @@
+"""What to do about groups that a step leaves out, by reason, for the trainer's log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
+
+_FORMAT = "compare the tokenizer's and the generator's model (model.path, model.revision)"
+REMEDIES = {
+    "unscored": "see the verifier's log for why it gave no rewards",
+    "empty": "nothing: the group has no tokens to train on; often: raise generator.max_new_tokens",
+    "too_long": "raise model.max_length, or lower generator.max_new_tokens",
+    "malformed_tokens": _FORMAT,
+    "unknown_token": _FORMAT,
+    "text_alone": "use an engine that returns token ids; a server of text alone can generate but not be trained from",
+    "control_text": "nothing: foreign text that contains the model's control tokens is not trained on",
+    "absurd": "one now and then is usual between unequal models; many from one sender: `swarm rollouts NODE --from SENDER` shows "
+    "them, `swarm ban SENDER` ends them, a larger trainer.foreign_logprob_slack admits them",
+    "truncated": "raise generator.max_new_tokens, or set trainer.drop_truncated = false",
+    "negative": "nothing: no answer of these groups has an advantage of 0 or more, and trainer.drop_foreign_negatives (or "
+    "drop_local_negatives) leaves the others out",
+    GROUP_BUDGET: "nothing: one foreign group may cost only so much of a step; raise trainer.foreign_cost_factor to admit more",
+    SENDER_BUDGET: "nothing: one sender may cost only so much of a step; raise trainer.foreign_cost_factor to admit more",
+}
+
+
+def remedies(skipped: Mapping[str, int]) -> dict[str, str]:
+    """The remedy for each reason in `skipped`."""
+    return {reason: REMEDIES[reason] for reason in skipped if reason in REMEDIES}

@@ -1,0 +1,117 @@
+"""Which server a command looks at that was told of none, how a run is gone on with, and what a
+refused start leaves.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shared.config import NodeConfig, load_config
+from swarm_cli.errors import CommandError
+from swarm_cli.local.control import LOCK, holding_run
+from swarm_cli.local.procfile import Layout
+from swarm_cli.local.run_note import NOTE, make_command, note_of, read_note, servers, up_command, write_note
+from swarm_cli.local.run_told import Ran, announce
+from swarm_cli.shipped import DEMO_CONFIG, shown
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def var_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.delenv("SWARM_NATS__NODE_URL", raising=False)
+    return tmp_path
+
+
+def configured(run: str = "one") -> NodeConfig:
+    return load_config(DEMO_CONFIG, {"node": {"run": run}})
+
+
+def running(stack: ExitStack, var_dir: Path, run: str, port: int) -> None:
+    folder = var_dir / "runs" / run
+    stack.enter_context(holding_run(folder))
+    write_note(folder, note_of(Layout(nats_port=port, config=shown(DEMO_CONFIG)), configured(run), "swarm up"))
+
+
+def test_a_command_looks_at_the_only_running_run_unless_it_is_told_otherwise(
+    var_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = configured().nats
+    with ExitStack() as stack:
+        running(stack, var_dir, "one", 21_001)
+        assert servers(configured(), "") == ("nats://127.0.0.1:21001",) * 2
+        assert servers(configured(), "nats://given:1") == ("nats://given:1",) * 2
+        assert servers(configured(), "", "none") == ("nats://127.0.0.1:21001", None)
+        monkeypatch.setenv("SWARM_NATS__NODE_URL", "nats://configured:1")
+        assert servers(configured(), "")[0] == "nats://configured:1"
+        monkeypatch.delenv("SWARM_NATS__NODE_URL")
+    assert servers(configured(), "") == (default.node_url, default.swarm_url), "its note stays, but nobody runs it"
+
+
+def test_where_several_runs_are_running_the_command_names_them(var_dir: Path) -> None:
+    with ExitStack() as stack:
+        for number, run in enumerate(["one", "two"]):
+            running(stack, var_dir, run, 21_001 + number)
+        with pytest.raises(CommandError, match=r"--node-url nats://127.0.0.1:21001   run one\n.*21002   run two"):
+            servers(configured(), "")
+
+
+@pytest.mark.slow
+def test_a_command_that_finds_no_server_names_the_option(var_dir: Path) -> None:
+    command = [sys.executable, "-m", "swarm_cli", "rollouts", "alpha", "--node-url", "nats://127.0.0.1:1"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 1 and "--node-url nats://HOST:PORT" in answer.stderr
+
+
+def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_places() -> None:
+    demo = shown(DEMO_CONFIG)
+    plain = Layout(base_port=configured().http.base_port, config=demo)
+    assert up_command(configured(), plain) == "swarm up --run one"
+    assert make_command(configured(), plain) == "make run RUN=one"
+    moved = Layout(3, 21_001, 21_100, config=demo)
+    assert up_command(configured(), moved) == "swarm up --run one --nodes 3 --nats-port 21001 --base-port 21100"
+    assert make_command(configured(), moved) == "make run RUN=one NODES=3 UP_FLAGS='--nats-port 21001 --base-port 21100'"
+    other = Layout(1, nats_url="nats://hub:4222", base_port=9400, config=Path("my node.toml"), names=("gamma",))
+    asked = shlex.split(up_command(configured(), other))
+    assert asked[4:] == [*("--nodes", "1", "--name", "gamma"), *("--config", "my node.toml", "--nats-url", "nats://hub:4222")]
+
+
+def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> None:
+    folder = var_dir / "runs" / "one"
+    folder.mkdir(parents=True)
+    ran = Ran(configured(), Layout(config=shown(DEMO_CONFIG)))
+    ran.grow(Layout(3, config=shown(DEMO_CONFIG)))
+    note = read_note(folder)
+    assert note is not None and note.goes_on == "swarm up --run one --nodes 3"
+    (folder / NOTE).write_text("{}")
+    assert read_note(folder) is None
+
+
+def test_a_start_with_fewer_nodes_than_the_run_has_names_those_that_stay_away(
+    var_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in ("alpha", "beta", "gamma"):
+        (var_dir / "runs" / "one" / node).mkdir(parents=True)
+        (var_dir / "runs" / "one" / node / "trainer.log").touch()
+    announce(configured(), Layout(2))
+    said = capsys.readouterr().err
+    assert "this run also has gamma, which is not started: --nodes 3 starts every node" in said
+    announce(configured(), Layout(3))
+    assert "not started" not in capsys.readouterr().err
+
+
+def test_a_refused_start_leaves_no_folder_and_takes_nothing_from_a_run_that_was_there(tmp_path: Path) -> None:
+    new, old = tmp_path / "runs" / "new", tmp_path / "runs" / "old"
+    with holding_run(old):
+        pass
+    for folder in (new, old):
+        with pytest.raises(CommandError, match="a port is taken"), holding_run(folder):
+            raise CommandError("a port is taken")
+    assert not new.exists() and (old / LOCK).exists()
