@@ -229,7 +229,7 @@ def test_each_role_has_its_own_key_and_the_verifier_alone_those_of_the_swarm(var
         read = {name for kind, name, _ in references(workload) if kind == "Secret"}
         allowed = {
             "verifier": {f"{node}-verifier", f"{node}-signing"},
-            "operator": {f"{node}-operator", "swarm-operator"},
+            "operator": {f"{node}-operator"} if node else {"swarm-operator"},
             "nats": {"nats-server-tls", "nats-accounts"},
             "nats-watch": {"nats-watch"},
             "model-download": {f"{node}-hub"},
@@ -237,6 +237,15 @@ def test_each_role_has_its_own_key_and_the_verifier_alone_those_of_the_swarm(var
         assert read <= allowed, f"{name_of(workload)} reads {sorted(read - allowed)}"
         if role == "verifier":
             assert f"{node}-signing" in read
+
+
+def test_the_swarms_streams_are_made_with_the_operators_key_in_one_pod_and_in_as_many_copies_as_there_are_servers() -> None:
+    objects = render("cluster")
+    holders = [each for each in workloads(objects) if ("Secret", "swarm-operator", {"swarm.nk"}) in references(each)]
+    assert [name_of(each) for each in holders] == ["swarm-operator"]
+    (init,) = pod_of(holders[0])["initContainers"]
+    assert init["command"][3:] == ["nats", "init", "--plane", "swarm", "--key", "/etc/swarm-operator/swarm.nk"]
+    assert environment(objects, init)["SWARM_NATS__SWARM_REPLICAS"] == "3"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
