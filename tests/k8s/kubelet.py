@@ -73,7 +73,8 @@ class Running:
         if startup and not self._started(startup):
             return
         self.started_s = time.monotonic() - self.started_at
-        for kind in ("readinessProbe", "livenessProbe"):
+        self.ready = "readinessProbe" not in self.pod.container
+        for kind in {"readinessProbe", "livenessProbe"} & self.pod.container.keys():
             threading.Thread(target=self._repeat, args=(kind, self.pod.container[kind]), daemon=True).start()
 
     def _started(self, probe: Object) -> bool:

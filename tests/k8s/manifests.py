@@ -98,12 +98,18 @@ def render(name: str) -> tuple[Object, ...]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "k8s"
         shutil.copytree(K8S, copy)
-        overlay = copy / "overlays" / variant.overlay
-        for file, component in variant.on:
-            _switch(overlay / file, component, on=True)
-        for file, component in variant.off:
-            _switch(overlay / file, component, on=False)
+        overlay = switched(variant, copy)
         return tuple(document for document in yaml.safe_load_all(build(overlay)) if document)
+
+
+def switched(variant: Variant, copy: Path) -> Path:
+    """The variant's overlay in a copy of the folder `k8s`, with its components switched."""
+    overlay = copy / "overlays" / variant.overlay
+    for file, component in variant.on:
+        _switch(overlay / file, component, on=True)
+    for file, component in variant.off:
+        _switch(overlay / file, component, on=False)
+    return overlay
 
 
 def _switch(file: Path, component: str, *, on: bool) -> None:

@@ -118,7 +118,7 @@ def test_a_node_is_added_by_a_copied_folder_and_one_line(tmp_path: Path) -> None
     after = {(each["kind"], name_of(each)) for each in yaml.safe_load_all(build(overlay))}
     assert before < after
     first_words = {name.removeprefix("delta-").partition("-")[0] for _, name in after - before}
-    assert first_words >= {*ROLES, "node", "settings", "model", "streams"}
+    assert first_words >= {*ROLES, "node", "settings", "model", "operator"}
     assert all(name.startswith("delta-") for _, name in after - before)
 
 

@@ -115,7 +115,7 @@ def test_commands_of_manifests_are_those_of_the_images(variant: str) -> None:
 
 @pytest.mark.slow
 def test_every_container_starts_and_gets_ready_as_its_probes_ask(running: dict[str, Running]) -> None:
-    assert {container.pod.role for container in running.values()} == {*ROLES, "nats"}
+    assert {container.pod.role for container in running.values()} == {*ROLES, "nats", "operator"}
     deadline = time.monotonic() + STARTED_S
     while not all((holds := {name: container.ready for name, container in running.items()}).values()):
         wait_for(running, holds, "all are ready", deadline)
