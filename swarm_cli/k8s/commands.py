@@ -16,6 +16,7 @@ import typer
 from shared.identity.permissions import OPERATOR
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.k8s.check.command import check
 from swarm_cli.k8s.key_state import (
     accounts_text,
     complete_certificates,
@@ -42,6 +43,7 @@ from swarm_cli.k8s.secret_objects import (
 from swarm_cli.replace_file import replace_file
 
 k8s_app = typer.Typer(name="k8s", help="Secrets of a cluster, and a look at it before `kubectl apply`.", no_args_is_help=True)
+k8s_app.command()(check)
 
 STANDARD = "-"
 NODE_CONNECTIONS = 18
