@@ -50,7 +50,7 @@ def _custom_kinds(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 def _classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     """RuntimeClasses and PriorityClasses: a pod that names one that is missing is never created."""
-    brought = {str(each["metadata"]["name"]) for each in overlay.of_kind("PriorityClass")}
+    brought = {str(each["metadata"]["name"]) for each in overlay.with_kind("PriorityClass")}
     runtimes: dict[str, list[str]] = {}
     priorities: dict[str, list[str]] = {}
     for workload in overlay.workloads():
@@ -72,7 +72,7 @@ def _classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _metrics(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    scaled = [each for each in overlay.of_kind("HorizontalPodAutoscaler")]
+    scaled = [each for each in overlay.with_kind("HorizontalPodAutoscaler")]
     if not scaled or not cluster.knows("apiservices"):
         return
     served = cluster.find("apiservices", _METRICS)

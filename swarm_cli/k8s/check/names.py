@@ -16,7 +16,7 @@ _ALLOW = "add it to k8s/components/network-policy/default-deny.yaml; without, po
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     """Nothing where no policy limits what pods may reach."""
-    policies = [each for each in overlay.of_kind("NetworkPolicy") if "Egress" in each["spec"].get("policyTypes", [])]
+    policies = [each for each in overlay.with_kind("NetworkPolicy") if "Egress" in each["spec"].get("policyTypes", [])]
     if not policies or not cluster.knows("dns"):
         return
     peers = [

@@ -83,7 +83,7 @@ class Overlay:
         named = [each["metadata"].get("namespace") for each in self.objects if each["kind"] in _POD_MAKERS]
         return next(filter(None, named), "default")
 
-    def of_kind(self, kind: str) -> list[Object]:
+    def with_kind(self, kind: str) -> list[Object]:
         """Objects of one kind."""
         return [each for each in self.objects if each["kind"] == kind]
 
@@ -103,8 +103,8 @@ class Overlay:
 
     def claims(self) -> list[Claim]:
         """Volumes of the overlay and of its StatefulSets' templates."""
-        found = [_claim(each["metadata"]["name"], each["spec"]) for each in self.of_kind("PersistentVolumeClaim")]
-        for each in self.of_kind("StatefulSet"):
+        found = [_claim(each["metadata"]["name"], each["spec"]) for each in self.with_kind("PersistentVolumeClaim")]
+        for each in self.with_kind("StatefulSet"):
             name, copies = each["metadata"]["name"], each["spec"].get("replicas", 1)
             templates = each["spec"].get("volumeClaimTemplates", [])
             found += [_claim(f"{each['metadata']['name']}-{name}", each["spec"], copies, name) for each in templates]
