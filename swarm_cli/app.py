@@ -37,6 +37,7 @@ GROUPS = {
     "config": "swarm_cli.config_commands:config_app",
     "dlq": "swarm_cli.dlq_commands:dlq_app",
     "experiment": "swarm_cli.experiment.commands:experiment_app",
+    "k8s": "swarm_cli.k8s.commands:k8s_app",
     "keys": "swarm_cli.key_commands:keys_app",
     "roster": "swarm_cli.key_commands:roster_app",
     "model": "swarm_cli.model.commands:model_app",

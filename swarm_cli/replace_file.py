@@ -10,9 +10,10 @@ from shared.policy_store.files import draft_in, keep_draft
 from swarm_cli.errors import CommandError
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     """Write `text` to a temporary file next to `path`, sync it, and rename it to `path`. The mode
-    and, if permitted, the owner of an existing file are kept; a symbolic link stays a link.
+    and, if permitted, the owner of an existing file are kept; a symbolic link stays a link. With
+    `private`, only the owner may read the file, also one that was there before.
 
     Raises:
         CommandError: it cannot be written; an existing file is unchanged.
@@ -25,6 +26,8 @@ def replace_file(path: Path, text: str) -> None:
                 with suppress(PermissionError):
                     os.fchown(stream.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(stream.fileno(), before.st_mode & 0o777)
+            if private:
+                os.fchmod(stream.fileno(), 0o600)
             left = memoryview(text.encode())
             while left:
                 left = left[stream.write(left) :]

@@ -36,6 +36,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
 from swarm_cli.nats.config import Tls, render, render_accounts_only
+from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
 from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
 
@@ -64,13 +65,8 @@ def make_keys(
     operator needs.
     """
     for node in nodes:
-        names = ["swarm", WATCH, OBSERVER] if node == OPERATOR else [*ROLES, OPERATOR, "swarm"]
-        for name in names:
-            path = folder / checked_node(node) / f"{name}.nk"
-            try:
-                typer.echo(f"{node} {name} {keys.load_or_create(path).public_key} {path}")
-            except keys.KeyFileError as error:
-                raise CommandError(str(error)) from None
+        for name, public_key in make_missing_keys(folder, node, OPERATOR_KEYS if node == OPERATOR else NODE_KEYS).items():
+            typer.echo(f"{node} {name} {public_key} {key_file(folder, node, name)}")
 
 
 @nats_app.command("config")

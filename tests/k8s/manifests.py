@@ -57,6 +57,7 @@ VARIANTS = {
         "cluster", on=tuple((f"nodes/{node}/kustomization.yaml", "gpu-nvidia-operator") for node in ("alpha", "beta", "gamma"))
     ),
     "cluster-without-priorities": Variant("cluster", off=((TOP, "priorities"),)),
+    "cluster-kueue": Variant("cluster", on=((TOP, "kueue"),)),
     "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
     "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),
     "cluster-everything": Variant(

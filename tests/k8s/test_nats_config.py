@@ -5,11 +5,11 @@ else."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import nats.errors
 import pytest
+import yaml
 
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import (
@@ -36,7 +37,7 @@ from shared.transport.connect import connect
 from swarm_cli.shipped import NATS_CONFIG
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
 from tests.nats_server import find_binary, free_port
-from tests.secured_server import make_certificates, swarm
+from tests.secured_server import swarm
 
 START_TIMEOUT_S = 30.0
 NODES = ("alpha", "beta", "gamma")
@@ -59,22 +60,18 @@ def configuration(objects: tuple[Object, ...], folder: Path) -> tuple[Path, dict
 
 
 def secrets(folder: Path, keys: Path) -> None:
-    """Secrets nats-server-tls and nats-accounts, made by the commands of docs/operations.md."""
-    (folder / "etc/nats-accounts").mkdir()
-    (folder / "etc/nats-tls").mkdir()
-    which = ("--plane", "both", "--nodes", ",".join(NODES), "--node-connections", "18")
-    accounts = swarm("nats", "config", "--accounts-only", *which, "--folder", str(keys))
-    (folder / "etc/nats-accounts/accounts.conf").write_text(accounts)
-    for name in ("tls.crt", "tls.key", "ca.crt"):
-        shutil.copy(keys / name, folder / "etc/nats-tls" / name)
+    """What the server's pod mounts, from the objects that `swarm k8s secrets` made."""
+    made = {each["metadata"]["name"]: each["data"] for each in yaml.safe_load_all((keys / "secrets.yaml").read_text())}
+    for name, path in (("nats-accounts", "etc/nats-accounts"), ("nats-server-tls", "etc/nats-tls")):
+        (folder / path).mkdir()
+        for key, value in made[name].items():
+            (folder / path / key).write_bytes(base64.b64decode(value))
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
-    swarm("nats", "keys", *NODES, "operator", "--folder", str(folder))
-    for made, name in zip(make_certificates(folder / "made"), ("ca.crt", "tls.crt", "tls.key"), strict=True):
-        shutil.copy(made, folder / name)
+    swarm("k8s", "secrets", "--nodes", ",".join(NODES), "--keys", str(folder), "--out", str(folder / "secrets.yaml"))
     return folder
 
 
@@ -175,8 +172,8 @@ async def as_user(servers: list[Server], keys: Path, node: str, role: str, key: 
 
 
 async def make_streams(operator: Transport, cluster: list[Server]) -> None:
-    """As the Job does. A new cluster needs a while to choose its leaders; so does a stream whose
-    number of copies was just changed: what is published meanwhile may go unanswered.
+    """As the operator does. A new cluster needs a while to choose its leaders; so does a stream
+    whose number of copies was just changed: what is published meanwhile may go unanswered.
     """
     connection = operator._connection.client  # type: ignore[attr-defined]
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -215,6 +212,34 @@ async def test_three_servers_form_a_cluster_that_keeps_each_stream_three_times_a
         await as_user(cluster, keys, "alpha", "stranger", "", timeout_s=3.0)
     for transport in (operator, generator, other):
         await transport.close()
+
+
+async def test_every_key_that_a_pod_mounts_opens_the_servers_for_its_role(
+    cluster: list[Server], keys: Path, tmp_path: Path
+) -> None:
+    """From the Secrets as they are applied, over TLS by the authority in the ConfigMap."""
+    made = {each["metadata"]["name"]: each for each in yaml.safe_load_all((keys / "secrets.yaml").read_text())}
+    authority = tmp_path / "ca.crt"
+    authority.write_text(made["nats-ca"]["data"]["ca.crt"])
+    tried = set()
+    for name, each in made.items():
+        for key in each["data"] if each["kind"] == "Secret" and not name.endswith("-signing") else ():
+            if not key.endswith(".nk"):
+                continue
+            file = tmp_path / f"{name}-{key}"
+            file.touch(0o600)
+            file.write_bytes(base64.b64decode(each["data"][key]))
+            connected = await connect(
+                ",".join(f"tls://127.0.0.1:{server.port}" for server in cluster),
+                name=name,
+                timeout_s=START_TIMEOUT_S,
+                key_file=str(file),
+                ca_file=str(authority),
+                inbox_prefix=f"_INBOX_{name}",
+            )
+            await connected.close()
+            tried.add((name, key))
+    assert len(tried) == 6 * len(NODES) + 2, "five roles and the swarm key of each node, the swarm's operator and the watch"
 
 
 async def test_init_without_the_pods_environment_refuses_to_leave_one_copy_of_three(cluster: list[Server], keys: Path) -> None:

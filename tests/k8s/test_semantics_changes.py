@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.k8s.manifests import K8S, VARIANTS, Object, build, containers, find, name_of, pod_of, render, role_of, switched, with_kind
+from tests.k8s.manifests import (
+    K8S,
+    VARIANTS,
+    Object,
+    build,
+    containers,
+    find,
+    name_of,
+    pod_of,
+    render,
+    role_of,
+    switched,
+    with_kind,
+)
 
 MUTABLE = {
     "StatefulSet": {
@@ -89,7 +102,9 @@ def test_a_job_whose_template_changes_would_be_found() -> None:
     assert list(refused([job], [changed])) == ["Job streams: template"]
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if VARIANTS[name].overlay == "cluster" and "without-tls" not in name])
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if VARIANTS[name].overlay == "cluster" and "without-tls" not in name]
+)
 def test_streams_are_made_by_a_pod_that_keeps_its_logs_and_has_as_many_copies_as_the_services(variant: str) -> None:
     """A Job would be removed with its logs when it has failed often enough, or been done long
     enough; `kubectl wait` for it then fails."""

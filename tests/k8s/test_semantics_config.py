@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
+from swarm_cli.k8s.secret_objects import expected
 from swarm_cli.nats.accounts import node_account
 from tests.k8s.manifests import (
     K8S,
@@ -40,25 +41,13 @@ from tests.k8s.manifests import (
 
 NOT_OURS = {"HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HOME", "MODEL", "REVISION", "POD_NAME", "NATS_MAX_FILE_STORE", "GOMEMLIMIT"}
 """Variables of other people's programs, and of NATS's configuration file."""
-NODE_SECRETS = {
-    "generator": {"node.nk"},
-    "verifier": {"node.nk", "swarm.nk"},
-    "sampler": {"node.nk"},
-    "trainer": {"node.nk"},
-    "operator": {"node.nk"},
-    "signing": {"node.nk"},
-    "hub": {"token"},
-}
-"""Secrets that people make for each node, with its name before these, and the keys in them.
-docs/operations.md has the commands.
-"""
-SECRETS = {
-    "nats-server-tls": {"tls.crt", "tls.key", "ca.crt"},
-    "nats-accounts": {"accounts.conf"},
-    "nats-watch": {"watch.nk"},
-    "swarm-operator": {"swarm.nk"},
-}
-CONFIG_MAPS = {"nats-ca": {"ca.crt"}, "swarm-roster": {"roster.txt"}}
+HUB_TOKEN = {"token"}
+"""Secret <node>-hub, which is a person's own; `swarm k8s secrets` makes the others."""
+
+
+def made_by_command(kind: str, nodes: Iterable[str]) -> dict[str, set[str]]:
+    """Secrets or ConfigMaps of `swarm k8s secrets`, with the entries in them."""
+    return {each.name: set(each.files) for each in expected(sorted(nodes)) if each.kind == kind}
 
 
 def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,32 +160,16 @@ def test_what_a_process_is_told_to_read_or_write_is_mounted(variant: str, tmp_pa
 def test_every_config_map_and_secret_and_key_that_is_used_exists_or_is_one_that_people_make(variant: str) -> None:
     objects = render(variant)
     nodes = {str(node_of(workload)) for workload, _ in services(objects)}
-    secrets = SECRETS | {f"{node}-{name}": keys for node in nodes for name, keys in NODE_SECRETS.items()}
-    maps = CONFIG_MAPS | {name_of(each): set(each["data"]) for each in with_kind(objects, "ConfigMap")}
+    shared, secrets = made_by_command("Secret", []), made_by_command("Secret", nodes)
+    secrets |= {f"{node}-hub": HUB_TOKEN for node in nodes}
+    maps = made_by_command("ConfigMap", []) | {name_of(each): set(each["data"]) for each in with_kind(objects, "ConfigMap")}
     assert not with_kind(objects, "Secret"), "secrets are named, never stored"
     for workload in workloads(objects):
         for kind, name, keys in references(workload):
             held = (secrets if kind == "Secret" else maps).get(name)
             assert held is not None and keys <= held, f"{name_of(workload)}: {kind} {name} {sorted(keys)}"
-            if kind == "Secret" and (node := node_of(workload)) and name not in SECRETS:
+            if kind == "Secret" and (node := node_of(workload)) and name not in shared:
                 assert name.startswith(f"{node}-"), f"{name_of(workload)} reads {name}"
-
-
-def test_the_commands_of_the_operations_page_make_every_secret_that_is_named() -> None:
-    """All but the hub's token, which is optional and a person's own."""
-    page = (K8S.parent / "docs" / "operations.md").read_text()
-    (block,) = re.findall(r"^```bash\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
-    commands = "\n".join(line for line in block.splitlines() if not line.startswith(("kubectl", "apply()")))
-    shown = subprocess.run(
-        ["bash", "-c", f'apply() {{ echo "$@"; }}\n{commands}'], capture_output=True, text=True, check=True
-    ).stdout
-    made = {
-        line.split()[1 if line.startswith("configmap") else 2]: set(re.findall(r"file=([^=\s]+)", line))
-        for line in shown.splitlines()
-    }
-    nodes = {file.parent.name for file in K8S.glob("overlays/cluster/nodes/*/node.toml")}
-    expected = {f"{node}-{name}": keys for node in nodes for name, keys in NODE_SECRETS.items() if name != "hub"}
-    assert made == SECRETS | CONFIG_MAPS | expected
 
 
 def references(workload: Object) -> list[tuple[str, str, set[str]]]:

@@ -54,6 +54,8 @@ class Client(nats.NATS):  # type: ignore[misc]
     async def _process_connect_init(self) -> None:
         try:
             await super()._process_connect_init()
+        except OSError:  # a certificate that does not verify is a ValueError too, and says itself what is wrong
+            raise
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ServerMisbehaves(f"the server's greeting cannot be read ({type(error).__name__}: {error})") from None
 

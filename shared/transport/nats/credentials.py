@@ -15,6 +15,8 @@ import nkeys
 from shared.transport.base import AccessDenied
 
 NO_TLS = "the server offers no TLS"
+_HAS_EXPIRED = 10
+"""X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked", "user authentication")
 
 
@@ -43,6 +45,11 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
     """
     if NO_TLS in str(error):
         return f"{url}: {NO_TLS}, and the url or a CA file asks for it: add a `tls` block to the server's configuration"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == _HAS_EXPIRED:
+        return (
+            f"{url}: the server's certificate has run out (or this machine's clock is wrong): whoever runs the server makes a new "
+            "one, on Kubernetes with `swarm k8s secrets`, and reloads it"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         trusted = f"the authority in {ca_file}" if ca_file else "the system's authorities"
         return (

@@ -1,0 +1,63 @@
+"""`swarm k8s check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from swarm_cli.console import note, say
+from swarm_cli.k8s.check import control_plane, images, machines, mounted, names, storage
+from swarm_cli.k8s.check.cluster import Cluster
+from swarm_cli.k8s.check.findings import Finding
+from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered
+from swarm_cli.k8s.check.overlay import Overlay
+
+
+def check(
+    overlay: Annotated[str, typer.Argument(help="The overlay's folder, a file of rendered YAML, or - for standard input.")],
+    context: Annotated[str, typer.Option(help="Context of the kubeconfig.  [default: the current one]")] = "",
+    cluster: Annotated[bool, typer.Option("--cluster/--no-cluster", help="Also look at the cluster.")] = True,
+) -> None:
+    """Say what in an overlay, or in the cluster behind your kubeconfig, would stop it, before
+    `kubectl apply` does.
+
+    Only reads. Each finding is one line: `stops` or `note`, what is wrong, and the remedy. Ends
+    with 1 if anything stops the swarm or a part of it.
+    """
+    objects = rendered(overlay)
+    found = list(images.findings(objects))
+    asked = current_context(context) if cluster else ""
+    if asked:
+        found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))
+    elif cluster:
+        note("there is no kubectl or no kubeconfig here, so no cluster was looked at")
+    for each in sorted(found, key=lambda finding: not finding.stops):
+        say(str(each))
+    stopping = sum(each.stops for each in found)
+    where = f"{overlay} on {asked}" if asked else overlay
+    note(
+        f"{where}: {stopping} of {len(found)} findings would stop it" if stopping else f"{where}: nothing found that would stop it"
+    )
+    if stopping:
+        raise typer.Exit(1)
+
+
+def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> list[Finding]:
+    """What every rule says of an overlay and a cluster."""
+    return [
+        *control_plane.findings(overlay, cluster),
+        *mounted.findings(overlay, cluster, now),
+        *storage.findings(overlay, cluster),
+        *machines.findings(overlay, cluster),
+        *names.findings(overlay, cluster),
+        *_unread(cluster),
+    ]
+
+
+def _unread(cluster: Cluster) -> Iterator[Finding]:
+    for kind, why in sorted(cluster.unread.items()):
+        what = "DNS pods" if kind == "dns" else kind
+        yield Finding(False, f"{what} could not be read ({why}), so nothing is said of them", "ask for the right to list them")

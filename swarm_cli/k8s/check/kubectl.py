@@ -1,0 +1,146 @@
+"""Renders an overlay and reads a cluster with `kubectl`. Asks, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swarm_cli.errors import CommandError
+from swarm_cli.k8s.check.cluster import Cluster
+from swarm_cli.k8s.check.overlay import Overlay
+
+TIMEOUT_S = 30.0
+"""Of one question. The first may have to fetch a token."""
+STANDARD = "-"
+_DNS_LABELS = ("k8s-app in (kube-dns,coredns,node-local-dns)", "dns.operator.openshift.io/daemonset-dns")
+_WHOLE_CLUSTER = ("nodes", "runtimeclasses", "storageclasses", "priorityclasses", "apiservices")
+_NAMESPACED = ("secrets", "configmaps", "persistentvolumeclaims", "resourcequotas")
+
+
+def rendered(source: str) -> Overlay:
+    """The objects of a folder (rendered here), of a YAML file, or of standard input (`-`).
+
+    Raises:
+        CommandError: it cannot be rendered or read.
+    """
+    try:
+        text = (
+            sys.stdin.read()
+            if source == STANDARD
+            else _kustomize(Path(source))
+            if Path(source).is_dir()
+            else Path(source).read_text()
+        )
+        objects = [each for each in yaml.safe_load_all(text) if each]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{source} cannot be read ({error}): give an overlay's folder, a file of YAML, or -") from None
+    except yaml.YAMLError as error:
+        raise CommandError(f"{source} is no YAML ({' '.join(str(error).split())}): give what `kubectl kustomize` prints") from None
+    whole = [each for each in objects if isinstance(each, dict) and {"apiVersion", "kind", "metadata"} <= each.keys()]
+    if not whole or len(whole) < len(objects):
+        raise CommandError(f"{source} holds no objects of Kubernetes alone: give what `kubectl kustomize` prints")
+    return Overlay(whole)
+
+
+def current_context(context: str) -> str:
+    """The cluster that kubectl would ask; empty: there is no kubectl or no kubeconfig."""
+    if shutil.which("kubectl") is None:
+        return ""
+    if context:
+        return context
+    done = _kubectl("config", "current-context")
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def read_cluster(namespace: str, context: str) -> Cluster:
+    """What the cluster says of itself; what this user may not read is in `unread`.
+
+    Raises:
+        CommandError: the cluster does not answer.
+    """
+    where = ("--context", context)
+    version = _kubectl("version", "--output", "json", *where)
+    minor = re.search(r'"serverVersion".*?"minor":\s*"(\d+)', version.stdout, re.DOTALL)
+    if version.returncode != 0 or minor is None:
+        raise CommandError(
+            f"the cluster {context} does not answer: {_first_line(version)}: check `kubectl --context {context} version`"
+        )
+    questions: dict[str, Sequence[str]] = {kind: ("get", kind) for kind in _WHOLE_CLUSTER}
+    questions |= {kind: ("get", kind, "--namespace", namespace) for kind in _NAMESPACED}
+    questions |= {f"dns {label}": ("get", "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS}
+    with ThreadPoolExecutor(4) as pool:
+        definitions = pool.submit(_kubectl, "get", "customresourcedefinitions", "--output", "name", *where)
+        allowed = pool.submit(_kubectl, "auth", "can-i", "create", "priorityclasses", *where)
+        answers = dict(zip(questions, pool.map(lambda question: _listed(*question, *where), questions.values()), strict=True))
+    listed: dict[str, Sequence[Mapping[str, Any]]] = {}
+    unread: dict[str, str] = {}
+    for question, answer in answers.items():
+        kind = question.split(" ")[0]
+        if isinstance(answer, str):
+            unread[kind] = answer
+        else:
+            listed[kind] = [*listed.get(kind, ()), *answer]
+    names, found = definitions.result(), frozenset[str]()
+    if names.returncode == 0:
+        found = frozenset(line.partition("/")[2] for line in names.stdout.splitlines())
+        listed["customresourcedefinitions"] = [{"metadata": {"name": name}} for name in found]
+    else:
+        unread["customresourcedefinitions"] = _first_line(names)
+    if "localqueues.kueue.x-k8s.io" in found and not isinstance(
+        queues := _listed("get", "localqueues", "--namespace", namespace, *where), str
+    ):
+        listed["localqueues"] = queues
+    return Cluster(
+        listed=listed,
+        unread={kind: why for kind, why in unread.items() if kind not in listed},
+        minor=int(minor[1]),
+        custom=found,
+        may_create_priorities=allowed.result().stdout.strip() != "no",
+    )
+
+
+def _kustomize(folder: Path) -> str:
+    command = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
+    if shutil.which(command[0]) is None:
+        raise CommandError("neither kubectl nor kustomize is installed to render a folder: install one, or give what it printed")
+    try:
+        done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S * 2, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"`{' '.join(command)} {folder}` took longer than {TIMEOUT_S * 2:.0f} s: run it by hand") from None
+    if done.returncode != 0:
+        raise CommandError(f"{folder} cannot be rendered: {_first_line(done)}: correct its kustomization.yaml")
+    return done.stdout
+
+
+def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:
+    """The items of a list, or why there are none."""
+    done = _kubectl(*arguments, "--output", "json")
+    if done.returncode != 0:
+        return _first_line(done)
+    try:
+        items: list[Mapping[str, Any]] = json.loads(done.stdout)["items"]
+    except (ValueError, KeyError, TypeError):
+        return "kubectl printed no list"
+    return items
+
+
+def _kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["kubectl", *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {TIMEOUT_S:.0f} s")
+
+
+def _first_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"it ended with {done.returncode}"

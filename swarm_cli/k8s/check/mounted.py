@@ -1,0 +1,78 @@
+"""Secrets and ConfigMaps that pods mount: missing, incomplete, unreadable or out of date."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import datetime
+
+from shared.identity.keys import is_seed
+from swarm_cli.k8s import certificates
+from swarm_cli.k8s.check.cluster import Cluster, Object
+from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.overlay import Overlay, Reference
+from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
+
+_MAKE = "`swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -` makes them"
+_KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
+
+
+def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
+    """Of what the overlay's pods cannot start without and the overlay does not bring."""
+    references = overlay.references()
+    for kind, kinds in _KINDS.items():
+        if not cluster.knows(kinds):
+            continue
+        wanted = [each for each in references if each.kind == kind]
+        if missing := {each.name for each in wanted if cluster.find(kinds, each.name) is None}:
+            are = "is" if len(missing) == 1 else "are"
+            yield Finding(True, f"{kind} {listed(missing)} {are} missing, and pods stay in ContainerCreating", _MAKE)
+        for each in wanted:
+            if (found := cluster.find(kinds, each.name)) is not None:
+                yield from _contents(each, found, references[each])
+    if (server := cluster.find("secrets", "nats-server-tls")) and any(each.name == "nats-server-tls" for each in references):
+        yield from _certificate(server, now)
+
+
+def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
+    """Entries that a pod picks and that are not there, and keys that are none."""
+    entries = found.get("data") or {}
+    for key in sorted(reference.keys - entries.keys()):
+        what = f"{reference.kind} {reference.name} has no entry {key}, which {listed(workloads, 2)} mounts"
+        yield Finding(True, what, f"delete it; {_MAKE}")
+    for key in entries if reference.kind == "Secret" else ():
+        text = _text(entries[key])
+        if key.endswith(".nk") and not is_seed(text.strip()):
+            what = f"Secret {reference.name}: {key} is no key (a seed has 58 characters and begins with SU)"
+            yield Finding(True, what, f"delete it and put keys/ back, or let {listed(workloads, 2)} have a new one; {_MAKE}")
+        elif key == "accounts.conf" and MAX_CONNECTIONS_VARIABLE not in text:
+            yield Finding(True, f"Secret {reference.name}: accounts.conf is cut short, and no server starts from it", _MAKE)
+
+
+def _certificate(secret: Object, now: datetime) -> Iterator[Finding]:
+    """The servers' certificate, seen as a client will see it."""
+    entries = {key: _text(value) for key, value in (secret.get("data") or {}).items()}
+    certificate, key, authority = (entries.get(name, "") for name in ("tls.crt", "tls.key", "ca.crt"))
+    name = "Secret nats-server-tls"
+    anew = "run `swarm k8s secrets` again where keys/ca.key is, apply what it prints, and reload the servers"
+    try:
+        said = certificates.read(certificate)
+        if said.not_after <= now:
+            yield Finding(True, f"{name}: the certificate ran out on {said.not_after:%Y-%m-%d}, and no client connects", anew)
+        elif said.not_after - now < certificates.RENEWED_WITHIN:
+            yield Finding(False, f"{name}: the certificate runs out on {said.not_after:%Y-%m-%d}", anew)
+        if not certificates.belongs(key, certificate):
+            yield Finding(True, f"{name}: tls.key is not the key of tls.crt, and no server starts", anew)
+        if "nats" not in said.names:
+            yield Finding(True, f"{name}: the certificate does not name `nats`, by which services connect", anew)
+        if authority and not certificates.is_signed_by(certificate, authority):
+            yield Finding(False, f"{name}: ca.crt did not sign tls.crt itself", "leave it if a certificate in between did")
+    except certificates.CertificateError as error:
+        yield Finding(True, f"{name}: tls.crt or tls.key cannot be read: {error}", anew)
+
+
+def _text(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded).decode()
+    except ValueError:
+        return ""

@@ -1,0 +1,88 @@
+"""Volumes: whether the cluster has a class for each, and whether that class can serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from swarm_cli.k8s.check.cluster import Cluster, Object
+from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.overlay import Claim, Overlay
+
+_DEFAULT = "storageclass.kubernetes.io/is-default-class"
+ONE_MACHINE = {
+    "cinder.csi.openstack.org",
+    "csi.hetzner.cloud",
+    "disk.csi.azure.com",
+    "dobs.csi.digitalocean.com",
+    "ebs.csi.aws.com",
+    "kubernetes.io/aws-ebs",
+    "kubernetes.io/azure-disk",
+    "kubernetes.io/gce-pd",
+    "linodebs.csi.linode.com",
+    "local.csi.openebs.io",
+    "openebs.io/local",
+    "pd.csi.storage.gke.io",
+    "rancher.io/local-path",
+    "topolvm.io",
+}
+"""Provisioners of volumes that one machine mounts at a time; they refuse ReadWriteMany."""
+NETWORK_FILES = {
+    "efs.csi.aws.com",
+    "file.csi.azure.com",
+    "filestore.csi.storage.gke.io",
+    "fsx.csi.aws.com",
+    "nfs.csi.k8s.io",
+    "smb.csi.k8s.io",
+    "cluster.local/nfs-subdir-external-provisioner",
+}
+"""Network file systems: many machines mount them, and NATS is slow and unsafe on them."""
+_MANY = "ReadWriteMany"
+_ANOTHER = "name a class that many machines can mount (NFS, CephFS, EFS, Filestore, Azure Files) in the claim's storageClassName"
+
+
+def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Of claims that are not bound already."""
+    if not cluster.knows("storageclasses"):
+        return
+    claims = [each for each in overlay.claims() if not _is_bound(each, cluster)]
+    default = next((each for each in cluster.listed["storageclasses"] if _is_default(each)), None)
+    if default is None and (nameless := [each.name for each in claims if each.storage_class is None]):
+        what = f"the cluster has no default storage class, and {listed(nameless)} names none"
+        yield Finding(True, what, f"set storageClassName, or mark a class with {_DEFAULT}=true")
+    absent = {
+        each.storage_class for each in claims if each.storage_class and cluster.find("storageclasses", each.storage_class) is None
+    }
+    for name in sorted(filter(None, absent)):
+        names = [each.name for each in claims if each.storage_class == name]
+        there = listed(cluster.names("storageclasses")) or "none"
+        yield Finding(True, f"storage class {name} of {listed(names)} does not exist", f"choose one that does: {there}")
+    yield from _abilities(claims, default, cluster)
+
+
+def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) -> Iterator[Finding]:
+    """What the provisioner behind each claim's class is known to refuse."""
+    unable: dict[tuple[str, str], list[str]] = {}
+    for each in claims:
+        used = cluster.find("storageclasses", each.storage_class) if each.storage_class else default
+        if used is None:
+            continue
+        provisioner, name = str(used["provisioner"]), str(used["metadata"]["name"])
+        if _MANY in each.access_modes and provisioner in ONE_MACHINE:
+            unable.setdefault((name, provisioner), []).append(each.name)
+        elif _MANY in each.access_modes and provisioner == "kubernetes.io/no-provisioner":
+            yield Finding(False, f"nothing makes volumes of the class {name}", f"make one for {each.name} by hand, with {_MANY}")
+        if each.workload == "nats" and provisioner in NETWORK_FILES:
+            what = f"{each.name} would be on {name} ({provisioner}), a network file system"
+            yield Finding(False, what, "give NATS fast local or block storage")
+    for (name, provisioner), names in unable.items():
+        yield Finding(True, f"{listed(names)} asks for {_MANY}, which the class {name} ({provisioner}) refuses", _ANOTHER)
+
+
+def _is_bound(claim: Claim, cluster: Cluster) -> bool:
+    names = [claim.name] if not claim.workload else [f"{claim.name}-{index}" for index in range(claim.copies)]
+    found = [cluster.find("persistentvolumeclaims", name) for name in names]
+    return all(each is not None and each.get("status", {}).get("phase") == "Bound" for each in found)
+
+
+def _is_default(each: Object) -> bool:
+    return (each["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"

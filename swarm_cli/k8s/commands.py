@@ -1,0 +1,147 @@
+"""`swarm k8s secrets` and `swarm k8s check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shared.identity.permissions import OPERATOR
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.k8s.check.command import check
+from swarm_cli.k8s.key_state import (
+    accounts_text,
+    complete_certificates,
+    complete_keys,
+    contents,
+    left_out,
+    observer_is_lost,
+    put_existing,
+    roster_text,
+    server_names,
+)
+from swarm_cli.k8s.secret_objects import (
+    ACCOUNTS_FILE,
+    ANNOTATION_BYTES,
+    MOST_BYTES,
+    ROSTER_FILE,
+    Expected,
+    annotation_bytes,
+    as_objects,
+    as_yaml,
+    expected,
+    found_files,
+)
+from swarm_cli.replace_file import replace_file
+
+k8s_app = typer.Typer(name="k8s", help="Secrets of a cluster, and a look at it before `kubectl apply`.", no_args_is_help=True)
+k8s_app.command()(check)
+
+STANDARD = "-"
+NODE_CONNECTIONS = 18
+"""Of 8 verifiers, which is as many as an autoscaler in k8s/components starts."""
+KEYS = Path("keys")
+
+
+@k8s_app.command()
+def secrets(
+    nodes: Annotated[list[str], typer.Option("--nodes", help="All nodes of the overlay, separated by commas.")],
+    out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the keys: what is missing is made.  [default: keys, or none with --existing]"),
+    ] = None,
+    existing: Annotated[
+        str,
+        typer.Option(help="File, or - for standard input, with what the cluster has: `kubectl get secrets,configmaps -o json`."),
+    ] = "",
+    cert_manager: Annotated[
+        bool,
+        typer.Option("--cert-manager", help="Leave certificates to cert-manager: print neither nats-server-tls nor nats-ca."),
+    ] = False,
+    server_name: Annotated[
+        list[str] | None, typer.Option(help="A further name or address of the servers for their certificate; may be repeated.")
+    ] = None,
+    node_connections: Annotated[
+        int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
+    ] = NODE_CONNECTIONS,
+    namespace: Annotated[str, typer.Option(help="The overlay's namespace.")] = "swarm",
+) -> None:
+    """Print every Secret and ConfigMap that the cluster overlay's pods mount and that is not in the
+    repository: keys, accounts, certificates and the roster.
+
+    The state is the folder of keys, or the cluster itself with --existing. Run it again whenever
+    you like: it prints the same, a new node adds its keys, and a certificate that ends within 30
+    days is made anew with the same key. Apply with `kubectl apply --server-side --filename -`.
+    """
+    chosen = [checked_node(part) for entry in nodes for part in entry.split(",") if part]
+    if OPERATOR in chosen:
+        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
+    wanted = expected(chosen, cert_manager=cert_manager)
+    found = _found(existing, wanted) if existing else {}
+    with _folder(keys or (None if existing else KEYS)) as folder:
+        if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
+            raise CommandError("the cluster's servers admit spectators with a key that is not here: name its folder with --keys")
+        put_existing(folder, found)
+        complete_keys(folder, chosen)
+        made = {
+            ACCOUNTS_FILE: accounts_text(folder, chosen, node_connections),
+            ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
+        }
+        if not cert_manager:
+            for line in complete_certificates(folder, server_names(namespace, server_name or []), datetime.now(UTC)):
+                note(line)
+            if keys is None and existing and (folder / "ca.key").exists():
+                note("the new authority's key is kept nowhere, so no second certificate can be signed with it: --keys keeps it")
+        if others := left_out(folder, chosen, found.get(ACCOUNTS_FILE, "")):
+            note(f"not among --nodes, so the servers refuse them from the next reload on: {', '.join(others)}")
+        objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
+    _deliver(objects, out)
+
+
+def _found(existing: str, wanted: Sequence[Expected]) -> dict[str, str]:
+    """Texts by file of what a cluster has, as kubectl prints a list of objects."""
+    try:
+        text = sys.stdin.read() if existing == STANDARD else Path(existing).read_text()
+        listed = json.loads(text) if text.strip() else {"items": []}
+        return found_files(listed["items"] if listed.get("kind", "List").endswith("List") else [listed], wanted)
+    except OSError as error:
+        raise CommandError(f"--existing {existing}: {error.strerror}: give the file that kubectl wrote") from None
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CommandError(f"--existing {existing}: {error}: give what `kubectl get secrets,configmaps -o json` prints") from None
+
+
+@contextmanager
+def _folder(keys: Path | None) -> Iterator[Path]:
+    if keys is not None:
+        yield keys
+        return
+    with tempfile.TemporaryDirectory(prefix="swarm-keys-") as folder:
+        yield Path(folder)
+
+
+def _deliver(objects: Sequence[Mapping[str, Any]], out: str) -> None:
+    """Refuse what Kubernetes would refuse, and say what client-side apply would."""
+    for each in objects:
+        size = sum(len(key) + len(value) for key, value in each["data"].items())
+        if size * 3 // 4 > MOST_BYTES:
+            raise CommandError(
+                f"{each['kind']} {each['metadata']['name']} would have {size * 3 // 4 / 2**20:.1f} MiB and Kubernetes takes 1: "
+                "29 nodes fit; for more, give the swarm's plane a server of its own (docs/operations.md)"
+            )
+    if any(annotation_bytes(each) > ANNOTATION_BYTES for each in objects):
+        note("too large for client-side apply: use `kubectl apply --server-side --filename -`")
+    text = as_yaml(objects)
+    if out == STANDARD:
+        typer.echo(text, nl=False)
+    else:
+        replace_file(Path(out), text, private=True)
+        note(f"{out}: written, readable only by you: it holds keys")

@@ -1,0 +1,172 @@
+"""The key folder behind `swarm k8s secrets`: what is there stays, what is missing is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from shared.identity import keys
+from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
+from shared.identity.roster import RosterEntry, RosterError, parse_roster
+from swarm_cli.errors import CommandError
+from swarm_cli.k8s import certificates
+from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
+from swarm_cli.nats.commands import Plane, accounts_for
+from swarm_cli.nats.config import render_accounts_only
+from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
+from swarm_cli.replace_file import replace_file
+
+SERVERS = 3
+"""As many as k8s/components/nats-cluster starts."""
+_AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+
+
+def server_names(namespace: str, more: Sequence[str]) -> list[str]:
+    """The names by which clients and other servers reach the servers. Each server is named: some
+    TLS libraries refuse a wildcard.
+    """
+    servers = [f"nats-{index}.nats-headless" for index in range(SERVERS)]
+    return list(dict.fromkeys(["nats", f"nats.{namespace}.svc", *servers, "localhost", "127.0.0.1", *more]))
+
+
+def put_existing(folder: Path, found: Mapping[str, str]) -> None:
+    """Put what a cluster has into the folder. A key that is in both has to be the same: neither is
+    replaced.
+
+    Raises:
+        CommandError: they differ, or what the cluster has is no key.
+    """
+    for file, text in found.items():
+        path = folder / file
+        if file.endswith(".nk"):
+            seed = text.strip()
+            if not keys.is_seed(seed):
+                raise CommandError(f"the cluster's Secret has no key where {file} is from: restore it, or delete that Secret")
+            if not path.exists():
+                keys.create(path, seed.encode())
+            elif path.read_text().strip() != seed:
+                raise CommandError(f"{path} and the cluster's Secret are different keys: move the file away, or delete that Secret")
+        elif file in (_CERTIFICATE, _KEY, _AUTHORITY) and not path.exists():
+            _write(path, text)
+
+
+def complete_keys(folder: Path, nodes: Sequence[str]) -> None:
+    """Make the key files that are missing, of `nodes` and of the swarm's operator."""
+    for node in nodes:
+        make_missing_keys(folder, node, (*NODE_KEYS, SIGNING))
+    make_missing_keys(folder, OPERATOR, ("swarm", WATCH))
+
+
+def accounts_text(folder: Path, nodes: Sequence[str], node_connections: int) -> str:
+    """The accounts of the servers, without any secret."""
+    accounts = accounts_for(Plane.BOTH, dict.fromkeys(nodes), folder, node_connections)
+    return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key)
+
+
+def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
+    """The lines of `nodes`, and those of other nodes that the folder's roster or `existing` has.
+
+    Raises:
+        CommandError: a roster cannot be used.
+    """
+    try:
+        file = folder / ROSTER_FILE
+        entries = parse_roster(existing) | (parse_roster(file.read_text()) if file.exists() else {})
+        for node in nodes:
+            public_key = keys.load(key_file(folder, node, SIGNING)).public_key
+            entries[node] = RosterEntry(node, public_key, entries[node].note if node in entries else "")
+        text = "".join(f"{each.name} {each.public_key} {each.note}".rstrip() + "\n" for _, each in sorted(entries.items()))
+        parse_roster(text)
+    except (RosterError, OSError) as error:
+        raise CommandError(f"roster {folder / ROSTER_FILE}: {error}") from None
+    return text
+
+
+def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
+    """Make the authority and the servers' certificate where they are missing, and a new certificate
+    with the same key where it ends soon or lacks one of `names`. Returns what a person should know.
+
+    Raises:
+        CommandError: a file is missing that nothing can replace, or cannot be read.
+    """
+    try:
+        return list(_complete_certificates(folder, names, now))
+    except certificates.CertificateError as error:
+        raise CommandError(f"a certificate or key in {folder}: {error}") from None
+    except OSError as error:
+        raise CommandError(f"{error.filename}: {error.strerror}: give this user access to it") from None
+
+
+def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> Iterator[str]:
+    """Without the authority's key, which may be elsewhere on purpose, what is there is used as it
+    is.
+    """
+    authority, authority_key, certificate, key = (folder / name for name in (_AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY))
+    if not authority.exists() and not authority_key.exists():
+        if certificate.exists():
+            raise CommandError(f"{certificate} is there and {authority}, which clients need to trust it, is not: add it")
+        _write(authority_key, certificates.new_key())
+        _write(authority, certificates.authority(authority_key.read_text(), "swarm-nats-ca", now))
+    elif not authority.exists():
+        raise CommandError(
+            f"{authority_key} is there and {authority} is not: put it back, or move the key away for a new authority"
+        )
+    reason = _why_anew(certificate, key, authority, names, now)
+    if not reason:
+        return
+    if authority_key.exists():
+        if certificate.exists():
+            yield f"{certificate} {reason}: made anew with the same key; the servers load it with a reload"
+        if not key.exists():
+            _write(key, certificates.new_key())
+        _write(certificate, certificates.server(key.read_text(), names, authority.read_text(), authority_key.read_text(), now))
+    elif certificate.exists() and key.exists():
+        yield f"{certificate} {reason}, and {authority_key}, which signs a new one, is not there: replace both files"
+    else:
+        raise CommandError(f"{authority_key} is not there to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
+
+
+def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:
+    """Why the servers' certificate cannot stay as it is; empty: it can."""
+    if not certificate.exists() or not key.exists():
+        return "is missing"
+    text = certificate.read_text()
+    said = certificates.read(text)
+    if not certificates.belongs(key.read_text(), text):
+        return "is not of the key in tls.key"
+    if not certificates.is_signed_by(text, authority.read_text()):
+        return "is not signed by the authority in ca.crt"
+    if said.not_after - now < certificates.RENEWED_WITHIN:
+        return f"ends on {said.not_after:%Y-%m-%d}"
+    missing = [name for name in names if name not in said.names]
+    return f"lacks the name {missing[0]}" if missing else ""
+
+
+def left_out(folder: Path, nodes: Sequence[str], accounts: str) -> list[str]:
+    """Nodes with keys in the folder, or with an account in `accounts`, that `nodes` lacks."""
+    in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
+    named = {line.strip().removeprefix("NODE_").removesuffix(" {").lower() for line in accounts.splitlines() if _begins_node(line)}
+    return sorted((in_folder | named) - set(nodes))
+
+
+def observer_is_lost(folder: Path, accounts: str) -> bool:
+    """Whether the cluster's servers admit spectators by a key that this folder does not have."""
+    return f"# {OBSERVER}" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
+
+
+def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dict[str, str]:
+    """Texts by file: those that were `made`, and the folder's."""
+    return {file: made[file] if file in made else (folder / file).read_text() for file in files}
+
+
+def _begins_node(line: str) -> bool:
+    """`  NODE_ALPHA {`, and not that of a guest, NODE_ALPHA_TRAINER: names of nodes have no
+    underscore.
+    """
+    name = line.strip()
+    return name.startswith("NODE_") and name.endswith(" {") and "_" not in name.removeprefix("NODE_")
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, text, private=path.suffix == ".key")

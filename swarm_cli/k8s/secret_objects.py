@@ -1,0 +1,121 @@
+"""Which Secrets and ConfigMaps the manifests in k8s/ expect, and from which files of the key folder
+each comes. Pure; `tests/k8s/test_k8s_secrets.py` compares it with the rendered overlays.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from shared.identity.permissions import OPERATOR, WATCH
+from shared.roles import ROLES
+
+ACCOUNTS, ACCOUNTS_FILE = "nats-accounts", "accounts.conf"
+ROSTER, ROSTER_FILE = "swarm-roster", "roster.txt"
+SERVER_TLS, AUTHORITY = "nats-server-tls", "nats-ca"
+SIGNING = "signing"
+MOST_BYTES = 2**20 - 4096
+"""An object's data may have 1 MiB; the rest is for its names."""
+ANNOTATION_BYTES = 256 * 1024
+"""What all annotations of an object may have; client-side `kubectl apply` keeps a copy of the
+object in one.
+"""
+
+_LABELS = {"app.kubernetes.io/name": "swarm", "app.kubernetes.io/part-of": "swarm"}
+_TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An object that pods mount: its entries, and for each the file in the key folder that it is
+    made of.
+    """
+
+    kind: str
+    name: str
+    files: Mapping[str, str]
+    node: str = ""
+    """The node whose it is alone; empty: the swarm's."""
+
+
+def expected(nodes: Sequence[str], *, cert_manager: bool = False) -> list[Expected]:
+    """Every object for a swarm of `nodes`. With `cert_manager`, those with certificates are left to
+    it.
+    """
+    of_nodes = [each for node in nodes for each in _node_secrets(node)]
+    shared = [
+        Expected("Secret", "swarm-operator", {"swarm.nk": f"{OPERATOR}/swarm.nk"}),
+        Expected("Secret", ACCOUNTS, {ACCOUNTS_FILE: ACCOUNTS_FILE}),
+        Expected("Secret", "nats-watch", {"watch.nk": f"{OPERATOR}/{WATCH}.nk"}),
+        Expected("ConfigMap", ROSTER, {ROSTER_FILE: ROSTER_FILE}),
+    ]
+    certificates = [Expected("Secret", SERVER_TLS, _TLS_FILES), Expected("ConfigMap", AUTHORITY, {"ca.crt": "ca.crt"})]
+    return [*of_nodes, *shared, *([] if cert_manager else certificates)]
+
+
+def as_objects(wanted: Iterable[Expected], contents: Mapping[str, str], namespace: str) -> list[dict[str, Any]]:
+    """The objects as Kubernetes takes them. `contents`: texts by file."""
+    return [_as_object(each, {key: contents[file] for key, file in each.files.items()}, namespace) for each in wanted]
+
+
+def as_yaml(objects: Iterable[Mapping[str, Any]]) -> str:
+    """One document each, for `kubectl apply --filename -`."""
+    return yaml.safe_dump_all((dict(each) for each in objects), sort_keys=False, width=2**20)
+
+
+def annotation_bytes(each: Mapping[str, Any]) -> int:
+    """The size of the copy that client-side `kubectl apply` keeps in an annotation."""
+    return len(json.dumps(each, separators=(",", ":")))
+
+
+def found_files(objects: Iterable[Mapping[str, Any]], wanted: Iterable[Expected]) -> dict[str, str]:
+    """Texts by file of the key folder, as far as `objects` of a cluster have them.
+
+    Raises:
+        ValueError: an entry is not text in base64.
+    """
+    held = {(each.get("kind"), each.get("metadata", {}).get("name")): each for each in objects}
+    found: dict[str, str] = {}
+    for each in wanted:
+        entries = held.get((each.kind, each.name), {}).get("data") or {}
+        for key, file in each.files.items():
+            if key in entries:
+                found[file] = _decoded(str(entries[key]), each, key) if each.kind == "Secret" else str(entries[key])
+    return found
+
+
+def _node_secrets(node: str) -> list[Expected]:
+    """A Secret per role: the verifier alone has the key that the swarm plane knows, and the one it
+    signs with.
+    """
+    keys = {role: {"node.nk": f"{node}/{role}.nk"} for role in (*ROLES, OPERATOR)}
+    keys["verifier"]["swarm.nk"] = f"{node}/swarm.nk"
+    keys[SIGNING] = {"node.nk": f"{node}/{SIGNING}.nk"}
+    return [Expected("Secret", f"{node}-{name}", files, node) for name, files in keys.items()]
+
+
+def _as_object(each: Expected, texts: Mapping[str, str], namespace: str) -> dict[str, Any]:
+    secret = each.kind == "Secret"
+    return {
+        "apiVersion": "v1",
+        "kind": each.kind,
+        "metadata": {
+            "name": each.name,
+            "namespace": namespace,
+            "labels": _LABELS | ({"swarm-rl.dev/node": each.node} if each.node else {}),
+        },
+        **({"type": "Opaque"} if secret else {}),
+        "data": {key: base64.b64encode(text.encode()).decode() if secret else text for key, text in texts.items()},
+    }
+
+
+def _decoded(text: str, each: Expected, key: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        raise ValueError(f"Secret {each.name}: {key} is not text in base64") from None

@@ -1,0 +1,98 @@
+"""docs/operations.md: from nothing to training in at most 3 steps on a laptop's cluster and 8 on
+GPUs. A step is a numbered item with one block of at most two commands.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from swarm_cli.app import app
+from tests.k8s.manifests import K8S, REPOSITORY, build, name_of, with_kind
+
+PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+ITEM = re.compile(r"^(\d+)\. (.+?)(?=^\d+\. |^\S)", re.MULTILINE | re.DOTALL)
+
+
+def steps(heading: str) -> list[list[str]]:
+    """The commands of each step under a heading."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = ITEM.findall(section)
+    assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
+    for number, text in found:
+        assert len(re.findall(r"\n\n(?= {8}\S)", text)) == 1, f"{heading}, step {number}: one block"
+    return [[line.strip() for line in text.splitlines() if line.startswith(" " * 8)] for _, text in found]
+
+
+@pytest.mark.parametrize(("heading", "most"), [("One machine", 3), ("A cluster", 8)])
+def test_there_are_no_more_steps_than_promised_and_none_hides_another(heading: str, most: int) -> None:
+    found = steps(heading)
+    assert 1 <= len(found) <= most
+    for number, commands in enumerate(found, 1):
+        assert 1 <= len(commands) <= 2, f"{heading}, step {number}: {commands}"
+        for command in commands:
+            assert not re.search(r"&&|;|\\$|\bfor\b|<<", command), command
+    assert found[-1][0].startswith("kubectl") and any(
+        command.startswith("kubectl apply -k k8s/") for each in found for command in each
+    )
+
+
+def test_the_images_that_are_loaded_are_those_of_the_overlay() -> None:
+    used = {
+        container["image"]
+        for each in yaml.safe_load_all(build(K8S / "overlays" / "single-box"))
+        if each and each["kind"] in ("Deployment", "StatefulSet")
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+    (load,) = steps("One machine")[1]
+    assert set(load.split()) - {"kind", "load", "docker-image"} == used
+    readme = (REPOSITORY / "README.md").read_text().split("### Kubernetes")[1].split("\n### ")[0]
+    for command in ("kind load docker-image", "k3d image import", "minikube image load"):
+        (line,) = re.findall(rf"^    {command} (.+)$", readme, re.MULTILINE)
+        assert set(line.split()) == used, command
+        assert readme.index(command) < readme.index("kubectl apply -k k8s/overlays/single-box")
+
+
+def test_the_step_that_brings_models_changes_the_overlay_as_it_says(tmp_path: Path) -> None:
+    """The command as written, on a copy."""
+    shutil.copytree(K8S, tmp_path / "k8s")
+    (command,) = next(each for each in steps("A cluster") if each[0].startswith("sed"))
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=10)
+    before, after = (K8S, tmp_path / "k8s")
+    nodes = {folder.name for folder in (K8S / "overlays/cluster/nodes").iterdir()}
+    text = build(after / "overlays" / "cluster")
+    assert text != build(before / "overlays" / "cluster")
+    downloading = [
+        each
+        for each in yaml.safe_load_all(text)
+        if each and "model-download" in name_of(each) and "spec" in each and each["kind"] != "NetworkPolicy"
+    ]
+    assert {name_of(each).partition("-")[0] for each in downloading} == nodes
+
+
+def test_the_secrets_step_names_every_node_and_every_swarm_command_exists() -> None:
+    folders = {folder.name for folder in (K8S / "overlays/cluster/nodes").iterdir()}
+    program: Any = get_command(app)
+    for commands in steps("A cluster"):
+        for command in commands:
+            if command.startswith("swarm "):
+                _, group, name, *rest = command.split(" | ")[0].split()
+                options = {option for each in program.commands[group].commands[name].params for option in each.opts}
+                assert {word for word in rest if word.startswith("--")} <= options
+            if command.startswith("swarm k8s secrets"):
+                assert set(command.split()[4].split(",")) == folders
+
+
+def test_what_is_waited_for_is_in_the_overlay() -> None:
+    for heading, overlay in (("One machine", "single-box"), ("A cluster", "cluster")):
+        waits = [command for each in steps(heading) for command in each if "rollout status" in command]
+        objects = [each for each in yaml.safe_load_all(build(K8S / "overlays" / overlay)) if each]
+        names = {name_of(each) for each in with_kind(objects, "StatefulSet")}
+        assert [re.search(r"statefulset/(\S+)", command)[1] in names for command in waits] == [True]  # type: ignore[index]

@@ -1,0 +1,365 @@
+"""`swarm k8s check` names what would stop an overlay, in a cluster of which kubectl tells.
+
+The rules are tried over the rendered overlays and over hand-written objects (`cluster_shapes.py`);
+the command over a `kubectl` on PATH that renders with the real one and replays those objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from swarm_cli.app import app
+from swarm_cli.k8s import certificates
+from swarm_cli.k8s.check import images
+from swarm_cli.k8s.check.cluster import Cluster
+from swarm_cli.k8s.check.command import findings
+from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.k8s.check.quantity import quantity
+from tests.k8s.cluster_shapes import dns_pod, fitting, machine, metrics_service, named, quota, storage_class
+from tests.k8s.manifests import REPOSITORY, kustomize, render
+
+NOW = datetime.now(UTC)
+Listed = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Listed:
+    """What `swarm k8s secrets` makes, as the cluster has it then."""
+    folder = tmp_path_factory.mktemp("check") / "keys"
+    arguments = ["k8s", "secrets", "--nodes", "alpha,beta,gamma", "--keys", str(folder)]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    made = list(yaml.safe_load_all(result.stdout))
+    return {f"{kind.lower()}s": [each for each in made if each["kind"] == kind] for kind in ("Secret", "ConfigMap")}
+
+
+@pytest.fixture
+def cluster(secrets: Listed) -> Listed:
+    return copy.deepcopy(fitting() | secrets)
+
+
+def told(listed: Listed, variant: str = "cluster", **more: Any) -> list[str]:
+    overlay = Overlay([each for each in render(variant) if each])
+    custom = frozenset(each["metadata"]["name"] for each in listed.get("customresourcedefinitions", []))
+    return [str(each) for each in findings(overlay, Cluster(listed, custom=custom, **more), NOW)]
+
+
+def only(found: list[str]) -> str:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_nothing_is_said_of_a_cluster_that_fits(cluster: Listed) -> None:
+    assert [line for line in told(cluster) if "network file system" not in line] == []
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    assert told(cluster, minor=33) == []
+
+
+def test_volumes_of_nats_on_a_network_file_system_are_said_and_stop_nothing(cluster: Listed) -> None:
+    line = only(told(cluster))
+    assert line.startswith("note") and "data-nats would be on files (nfs.csi.k8s.io)" in line
+
+
+def edit_secret(listed: Listed, name: str, key: str, text: str) -> None:
+    found = next(each for each in listed["secrets"] if each["metadata"]["name"] == name)
+    found["data"][key] = base64.b64encode(text.encode()).decode()
+
+
+def without_secrets(listed: Listed) -> None:
+    listed["secrets"] = [each for each in listed["secrets"] if not each["metadata"]["name"].startswith("beta-")]
+
+
+def without_roster(listed: Listed) -> None:
+    listed["configmaps"] = [each for each in listed["configmaps"] if each["metadata"]["name"] != "swarm-roster"]
+
+
+def cut_accounts(listed: Listed) -> None:
+    edit_secret(listed, "nats-accounts", "accounts.conf", "accounts {\n")
+
+
+def unreadable_key(listed: Listed) -> None:
+    edit_secret(listed, "gamma-trainer", "node.nk", "SUAKEYTHATISNONE")
+
+
+def without_entry(listed: Listed) -> None:
+    next(each for each in listed["secrets"] if each["metadata"]["name"] == "alpha-verifier")["data"].pop("swarm.nk")
+
+
+def expired(listed: Listed, left: timedelta = timedelta(days=-1)) -> None:
+    key, authority_key = certificates.new_key(), certificates.new_key()
+    began = NOW - certificates.SERVER_LASTS + left
+    authority = certificates.authority(authority_key, "ca", began)
+    edit_secret(listed, "nats-server-tls", "tls.key", key)
+    edit_secret(listed, "nats-server-tls", "ca.crt", authority)
+    edit_secret(listed, "nats-server-tls", "tls.crt", certificates.server(key, ["nats"], authority, authority_key, began))
+
+
+def soon_expired(listed: Listed) -> None:
+    expired(listed, timedelta(days=10))
+
+
+def another_key(listed: Listed) -> None:
+    edit_secret(listed, "nats-server-tls", "tls.key", certificates.new_key())
+
+
+def broken_certificate(listed: Listed) -> None:
+    edit_secret(listed, "nats-server-tls", "tls.crt", "no certificate")
+
+
+def no_plugin(listed: Listed) -> None:
+    for each in listed["nodes"]:
+        each["status"]["allocatable"].pop("nvidia.com/gpu", None)
+
+
+def small_machines(listed: Listed) -> None:
+    listed["nodes"] = [machine(f"gpu-{index}", gpus=2) for index in range(8)]
+
+
+def few_gpus(listed: Listed) -> None:
+    listed["nodes"][2] = machine("cpu-3")
+
+
+def other_architecture(listed: Listed) -> None:
+    for each in listed["nodes"]:
+        each["metadata"]["labels"]["kubernetes.io/arch"] = "arm64"
+
+
+def two_machines(listed: Listed) -> None:
+    listed["nodes"] = [machine(f"gpu-{index}", gpus=8, cpus=128, memory_gi=1024) for index in range(2)]
+
+
+def tainted(listed: Listed) -> None:
+    for each in listed["nodes"]:
+        each["spec"]["taints"] = [{"key": "team", "value": "other", "effect": "NoExecute"}]
+
+
+def cordoned(listed: Listed) -> None:
+    for each in listed["nodes"]:
+        each["spec"]["unschedulable"] = True
+
+
+def no_default_class(listed: Listed) -> None:
+    listed["storageclasses"][0]["metadata"]["annotations"] = {}
+
+
+def disks_only(listed: Listed) -> None:
+    listed["storageclasses"] = [storage_class("gp3", "ebs.csi.aws.com", default=True)]
+
+
+def priorities_forbidden(listed: Listed) -> None:
+    del listed["priorityclasses"][:]
+
+
+def no_metrics(listed: Listed) -> None:
+    listed["apiservices"] = [metrics_service("False")]
+
+
+def dns_elsewhere(listed: Listed) -> None:
+    listed["dns"] = [dns_pod("networking")]
+
+
+def dns_on_machines(listed: Listed) -> None:
+    listed["dns"].append(dns_pod(host_network=True, local_ip="169.254.25.10"))
+
+
+def cloud_dns(listed: Listed) -> None:
+    del listed["dns"][:]
+
+
+def small_quota(listed: Listed) -> None:
+    listed["resourcequotas"] = [quota("team", **{"requests.nvidia.com/gpu": "8", "pods": "100"})]
+
+
+@pytest.mark.parametrize(
+    ("change", "stops", "words"),
+    [
+        (without_secrets, True, ["Secret beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
+        (without_roster, True, ["ConfigMap swarm-roster is missing"]),
+        (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
+        (unreadable_key, True, ["Secret gamma-trainer: node.nk is no key", "put keys/ back"]),
+        (cut_accounts, True, ["accounts.conf is cut short, and no server starts"]),
+        (expired, True, ["the certificate ran out on", "no client connects", "reload the servers"]),
+        (soon_expired, False, ["the certificate runs out on"]),
+        (another_key, True, ["tls.key is not the key of tls.crt"]),
+        (broken_certificate, True, ["cannot be read", "BEGIN CERTIFICATE"]),
+        (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "device plugin"]),
+        (small_machines, True, ["no machine that fits has 4 nvidia.com/gpu (the most is 2), and gamma-trainer stays Pending"]),
+        (few_gpus, True, ["all pods ask for 12 nvidia.com/gpu and all machines have 8"]),
+        (other_architecture, True, ["no machine has the label kubernetes.io/arch=amd64", "architecture.yaml"]),
+        (two_machines, True, ["nats wants 3 machines, one a pod, and 2 would do"]),
+        (tainted, True, ["every machine that fits has the taint team=other:NoExecute"]),
+        (cordoned, True, ["no machine that takes pods", "uncordon"]),
+        (no_default_class, True, ["no default storage class", "is-default-class=true"]),
+        (disks_only, True, ["asks for ReadWriteMany, which the class gp3 (ebs.csi.aws.com) refuses", "alpha-model"]),
+        (no_metrics, False, ["nothing serves metrics.k8s.io", "metrics-server"]),
+        (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
+        (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
+        (cloud_dns, False, ["no pod answers DNS", "169.254.169.254"]),
+        (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_would_stop_it_is_one_line_with_the_remedy(
+    change: Callable[[Listed], None], stops: bool, words: list[str], cluster: Listed
+) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    change(cluster)
+    line = only(told(cluster))
+    assert line.startswith("stops " if stops else "note ") and "\n" not in line
+    assert all(word in line for word in words), line
+
+
+def test_a_runtime_class_a_label_and_custom_kinds_that_are_missing_are_said(cluster: Listed) -> None:
+    lines = [line for line in told(cluster, "cluster-gpu-operator") if line.startswith("stops")]
+    assert "RuntimeClass nvidia does not exist, and no pod of alpha-generator" in lines[0] and "gpu-nvidia-operator" in lines[0]
+    assert "no machine has the label nvidia.com/gpu.present=true" in lines[1] and len(lines) == 2
+    lines = [line for line in told(cluster, "cluster-everything") if line.startswith("stops")]
+    kinds = [line.split("the kind ")[1].split(" ")[0] for line in lines if "does not know the kind" in line]
+    assert sorted(set(kinds)) == sorted(kinds) and {"ScaledObject", "PrometheusRule", "PodMonitor"} <= set(kinds)
+    cluster["customresourcedefinitions"] = [
+        named("CustomResourceDefinition", name)
+        for name in ("scaledobjects.keda.sh", "prometheusrules.monitoring.coreos.com", "podmonitors.monitoring.coreos.com")
+    ]
+    assert not [line for line in told(cluster, "cluster-everything") if "does not know the kind" in line]
+
+
+def test_only_pods_with_gpus_are_queued_and_a_queue_that_is_missing_holds_them(cluster: Listed) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    assert only(told(cluster, "cluster-kueue")).startswith("note   Kueue is not installed")
+    cluster["customresourcedefinitions"] = [named("CustomResourceDefinition", "localqueues.kueue.x-k8s.io")]
+    cluster["localqueues"] = [named("LocalQueue", "other")]
+    line = only(told(cluster, "cluster-kueue"))
+    queued = "alpha-generator, alpha-trainer, beta-generator, beta-trainer, gamma-generator, gamma-trainer"
+    assert f"stops  LocalQueue swarm does not exist in swarm, and Kueue holds {queued} back" in line
+    cluster["localqueues"].append(named("LocalQueue", "swarm"))
+    assert told(cluster, "cluster-kueue") == []
+
+
+def test_priority_classes_that_may_not_be_made_and_an_old_cluster_stop_it(cluster: Listed) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    assert "you may not create PriorityClasses" in only(told(cluster, may_create_priorities=False))
+    assert "Kubernetes 1.22" in only(told(cluster, minor=22))
+
+
+def test_of_what_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    del cluster["secrets"], cluster["nodes"]
+    why = {"secrets": 'secrets is forbidden: User "dev" cannot list resource "secrets"', "nodes": "forbidden"}
+    lines = told(cluster, unread=why)
+    assert len(lines) == 2 and all(line.startswith("note") and "could not be read" in line for line in lines)
+
+
+def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> None:
+    disks_only(cluster)
+    bound = [f"{node}-model" for node in ("alpha", "beta", "gamma")] + ["gamma-policies"]
+    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", name, status={"phase": "Bound"}) for name in bound]
+    assert told(cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("registry.invalid/set-by-make-images/swarm@sha256:" + "0" * 64, "no image is named yet"),
+        ("registry.example.org/swarm@sha256:abc", "has a digest that is none"),
+        ("registry.example.org:5000/swarm", "neither a tag nor a digest"),
+        ("localhost/swarm:0.1.0", "kind load docker-image"),
+    ],
+)
+def test_an_image_that_no_registry_has_is_said(image: str, words: str) -> None:
+    pod = {"containers": [{"name": "it", "image": image}]}
+    each = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "it"}, "spec": {"template": {"spec": pod}}}
+    assert words in only([str(found) for found in images.findings(Overlay([each]))])
+    pod["containers"][0]["image"] = "registry.example.org:5000/swarm@sha256:" + "4" * 64
+    assert list(images.findings(Overlay([each]))) == []
+
+
+def test_quantities_are_kubernetes_own() -> None:
+    said = {"250m": 0.25, "1536Mi": 1.5 * 2**30, "8": 8.0, "2e3": 2000.0, "90G": 9e10, "47920m": 47.92}
+    assert {text: quantity(text) for text in said} == said
+    with pytest.raises(ValueError, match="not a quantity"):
+        quantity("8 GiB")
+
+
+FAKE = """#!{python}
+import json, os, sys
+from pathlib import Path
+words, told = sys.argv[1:], json.loads(Path({told!r}).read_text())
+if words[0] == "kustomize":
+    os.execv({real!r}, [{real!r}, *{rest!r}, *words[1:]])
+if words[:2] == ["config", "current-context"]:
+    print("trial")
+elif words[0] == "version":
+    if "serverVersion" not in told:
+        sys.exit("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout")
+    print(json.dumps({{"clientVersion": {{"minor": "34"}}, "serverVersion": told["serverVersion"]}}, indent=2))
+elif words[:2] == ["auth", "can-i"]:
+    print("yes")
+elif words[0] == "get":
+    kind = "dns" if words[1] == "pods" else words[1]
+    if kind not in told:
+        sys.exit(f'Error from server (Forbidden): {{kind}} is forbidden: User "dev" cannot list resource "{{kind}}"')
+    if "name" in words:
+        print("\\n".join(f"customresourcedefinition.apiextensions.k8s.io/{{each['metadata']['name']}}" for each in told[kind]))
+    else:
+        items = [] if "daemonset-dns" in " ".join(words) else told[kind]
+        print(json.dumps({{"apiVersion": "v1", "kind": "List", "items": items}}))
+else:
+    sys.exit(f"not expected: {{words}}")
+"""
+
+
+def run(folder: Path, listed: Listed | dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = kustomize()
+    if command is None:
+        pytest.skip("neither kubectl nor kustomize is here")
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "told.json").write_text(json.dumps(listed))
+    fake = folder / "bin" / "kubectl"
+    fake.write_text(FAKE.format(python=sys.executable, told=str(folder / "told.json"), real=command[0], rest=list(command[1:])))
+    fake.chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, "-m", "swarm_cli", "k8s", "check", *arguments],
+        env=environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_command_renders_asks_the_cluster_and_ends_with_1_if_anything_stops(cluster: Listed, tmp_path: Path) -> None:
+    """Before anything is set up: no images, no Secrets, no GPUs."""
+    no_plugin(cluster)
+    del cluster["secrets"]
+    done = run(tmp_path, cluster | {"serverVersion": {"minor": "33+", "major": "1"}}, "k8s/overlays/cluster")
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["stops", "stops", "note", "note"], lines
+    assert "no image is named yet" in lines[0] and "offers nvidia.com/gpu" in lines[1]
+    assert any("secrets could not be read" in line and "cannot list resource" in line for line in lines)
+    assert "k8s/overlays/cluster on trial: 2 of 4 findings would stop it" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentences(tmp_path: Path) -> None:
+    done = run(tmp_path, {}, "k8s/overlays/single-box")
+    assert done.returncode == 1 and "the cluster trial does not answer: Unable to connect" in done.stderr
+    (tmp_path / "some.yaml").write_text("a: 1\n")
+    done = run(tmp_path, {}, str(tmp_path / "some.yaml"))
+    assert done.returncode == 1 and "holds no objects of Kubernetes alone" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,207 @@
+"""`swarm k8s secrets` prints exactly what the rendered pods mount and the repository does not have,
+and never another key in place of one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from shared.identity.keys import load
+from shared.identity.roster import parse_roster
+from swarm_cli.app import app
+from swarm_cli.k8s import certificates
+from tests.k8s.manifests import REPOSITORY, Object, containers, name_of, pod_of, render, with_kind, workloads
+
+NODES = ("alpha", "beta", "gamma")
+SECURED = ["cluster", "cluster-watched"]
+"""With `nats-watch` off and on; `test_semantics_config.py` holds all variants to the same list."""
+
+Made = dict[tuple[str, str], dict[str, str]]
+
+
+def swarm(*arguments: str, nodes: tuple[str, ...] = NODES, given: str | None = None) -> str:
+    result = CliRunner().invoke(
+        app, ["k8s", "secrets", "--nodes", ",".join(nodes), *arguments], input=given, catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str, given: str | None = None) -> str:
+    result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), *arguments], input=given)
+    assert result.exit_code != 0
+    return " ".join(str(result.exception).split())
+
+
+def objects(text: str) -> Made:
+    return {(each["kind"], each["metadata"]["name"]): each["data"] for each in yaml.safe_load_all(text)}
+
+
+def as_kubectl_lists(text: str) -> str:
+    """What `kubectl get secrets,configmaps -o json` prints when these have been applied."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(yaml.safe_load_all(text))})
+
+
+def mounted(variant: str) -> dict[tuple[str, str], set[str]]:
+    """Secrets and ConfigMaps that pods cannot start without and the overlay does not make, with the
+    entries that they pick; none picked: whatever is in it.
+    """
+    rendered = render(variant)
+    here = {("ConfigMap", name_of(each)) for each in with_kind(rendered, "ConfigMap")}
+    found: dict[tuple[str, str], set[str]] = {}
+    for workload in workloads(rendered):
+        for kind, name, entries in _named(workload):
+            if (kind, name) not in here:
+                found.setdefault((kind, name), set()).update(entries)
+    return found
+
+
+def _named(workload: Object) -> list[tuple[str, str, set[str]]]:
+    found = []
+    for volume in pod_of(workload)["volumes"]:
+        for source in [volume, *volume.get("projected", {}).get("sources", [])]:
+            for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+                said: Any = source.get(field, {"optional": True})
+                if not said.get("optional"):
+                    entries = {item["key"] for item in said.get("items", [])}
+                    found.append((kind, said.get("secretName") or said["name"], entries))
+    for container in containers(workload):
+        for source in container.get("envFrom", []):
+            found += [(field[0].upper() + field[1:-3], said["name"], set()) for field, said in source.items()]
+        for entry in container.get("env", []):
+            for field, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
+                said = entry.get("valueFrom", {}).get(field, {"optional": True})
+                if not said.get("optional"):
+                    found.append((kind, said["name"], {said["key"]}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("state") / "keys"
+    return folder, swarm("--keys", str(folder))
+
+
+@pytest.mark.parametrize("variant", SECURED)
+def test_every_secret_that_a_pod_mounts_is_printed_with_the_entries_that_it_picks(variant: str, printed: tuple[Path, str]) -> None:
+    made = objects(printed[1])
+    for name, entries in mounted(variant).items():
+        assert name in made and entries <= made[name].keys(), f"{name}: {sorted(entries)}"
+
+
+def test_nothing_is_printed_that_no_pod_mounts(printed: tuple[Path, str]) -> None:
+    """The key of the watch is, for the variants that have it."""
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for variant in SECURED:
+        for name, entries in mounted(variant).items():
+            wanted.setdefault(name, set()).update(entries)
+    made = objects(printed[1])
+    assert made.keys() == wanted.keys()
+    for name, entries in wanted.items():
+        assert not entries or entries == made[name].keys(), name
+
+
+def test_a_second_run_prints_the_same_and_a_new_node_adds_its_own_alone(printed: tuple[Path, str], tmp_path: Path) -> None:
+    folder, first = printed
+    assert swarm("--keys", str(folder)) == first
+    before, after = objects(first), objects(swarm("--keys", str(folder), nodes=(*NODES, "delta")))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {("Secret", "nats-accounts"), ("ConfigMap", "swarm-roster")}
+    assert {name for _, name in after.keys() - before.keys()} == {
+        f"delta-{role}" for role in ("generator", "verifier", "sampler", "trainer", "operator", "signing")
+    }
+    assert (folder / "alpha" / "trainer.nk").stat().st_mode & 0o077 == 0 == (folder / "ca.key").stat().st_mode & 0o077
+
+
+def test_from_the_secrets_of_a_cluster_alone_the_same_is_printed_and_nothing_is_left_on_disk(
+    printed: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert swarm("--existing", "-", given=as_kubectl_lists(printed[1])) == printed[1]
+    new = objects(swarm("--existing", "-", nodes=(*NODES, "delta"), given=as_kubectl_lists(printed[1])))
+    assert new["Secret", "alpha-trainer"] == objects(printed[1])["Secret", "alpha-trainer"]
+    assert ("Secret", "delta-trainer") in new and not list(tmp_path.iterdir())
+
+
+def test_a_key_is_never_replaced_by_another(printed: tuple[Path, str], tmp_path: Path) -> None:
+    swarm("--keys", str(tmp_path))
+    told = refused("--keys", str(tmp_path), "--existing", "-", given=as_kubectl_lists(printed[1]))
+    assert "are different keys" in told and "move the file away" in told
+    other = as_kubectl_lists(printed[1].replace("node.nk: U1", "node.nk: VT"))
+    assert "has no key where alpha/generator.nk is from" in refused("--existing", "-", given=other)
+
+
+def test_the_roster_names_each_nodes_signing_key_and_keeps_the_lines_of_others(tmp_path: Path) -> None:
+    swarm("--keys", str(tmp_path))
+    stranger = load(tmp_path / "alpha" / "swarm.nk").public_key
+    (tmp_path / "roster.txt").write_text(f"omega {stranger} another site\n")
+    text = objects(swarm("--keys", str(tmp_path)))["ConfigMap", "swarm-roster"]["roster.txt"]
+    entries = parse_roster(text)
+    assert {*NODES, "omega"} == entries.keys() and entries["omega"].note == "another site"
+    assert all(entries[node].public_key == load(tmp_path / node / "signing.nk").public_key for node in NODES)
+
+
+def test_without_certificates_where_cert_manager_makes_them(tmp_path: Path) -> None:
+    made = objects(swarm("--keys", str(tmp_path), "--cert-manager"))
+    assert not {("Secret", "nats-server-tls"), ("ConfigMap", "nats-ca")} & made.keys()
+    assert not list(tmp_path.glob("*.crt")) and ("Secret", "nats-accounts") in made
+
+
+def test_a_certificate_that_ends_soon_or_lacks_a_name_is_made_anew_with_the_same_key_and_authority(tmp_path: Path) -> None:
+    first = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
+    named = objects(swarm("--keys", str(tmp_path), "--server-name", "hub.example.org"))["Secret", "nats-server-tls"]
+    assert first["tls.crt"] != named["tls.crt"] and first["tls.key"] == named["tls.key"] and first["ca.crt"] == named["ca.crt"]
+    said = certificates.read(base64.b64decode(named["tls.crt"]).decode())
+    assert {"hub.example.org", "nats", "nats-2.nats-headless", "127.0.0.1"} <= said.names
+    long_ago = datetime.now(UTC) - certificates.SERVER_LASTS + timedelta(days=20)
+    pieces = [(tmp_path / name).read_text() for name in ("tls.key", "ca.crt", "ca.key")]
+    (tmp_path / "tls.crt").write_text(certificates.server(pieces[0], sorted(said.names), pieces[1], pieces[2], long_ago))
+    renewed = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
+    left = certificates.read(base64.b64decode(renewed["tls.crt"]).decode()).not_after - datetime.now(UTC)
+    assert left > timedelta(days=360) and renewed["tls.key"] == first["tls.key"]
+
+
+def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    first = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
+    (tmp_path / "ca.key").unlink()
+    assert objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"] == first
+    (tmp_path / "tls.key").unlink()
+    assert "ca.key is not there to sign a certificate" in refused("--keys", str(tmp_path))
+    (tmp_path / "tls.key").write_text("no key")
+    assert "holds no private key" in refused("--keys", str(tmp_path))
+
+
+def test_a_node_that_is_left_out_is_said(tmp_path: Path) -> None:
+    swarm("--keys", str(tmp_path))
+    result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,gamma", "--keys", str(tmp_path)])
+    assert "the servers refuse them from the next reload on: beta" in result.stderr and result.exit_code == 0
+
+
+def test_what_is_not_from_kubectl_is_refused_with_the_command_that_is_meant() -> None:
+    for text in ("no json", '{"kind": "List"}', "[]"):
+        assert "kubectl get secrets,configmaps -o json" in refused("--existing", "-", given=text), text
+
+
+@pytest.mark.slow
+def test_it_needs_no_torch_and_writes_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'peft')));"
+        "sys.argv = ['swarm', 'k8s', 'secrets', '--nodes', 'alpha', '--out', 'secrets.yaml']; import swarm_cli; swarm_cli.main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "secrets.yaml").stat().st_mode & 0o777 == 0o600 and objects((tmp_path / "secrets.yaml").read_text())
