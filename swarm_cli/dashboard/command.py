@@ -38,6 +38,10 @@ def dashboard(
     nats_monitor: Annotated[
         str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
     ] = "",
+    scrape: Annotated[
+        list[str] | None,
+        typer.Option(help="Another machine whose processes are scraped, by the host name they report; may be repeated."),
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=0.01, max=10.0, help="Of the cluster's alerts with what stands still or is silent.")
     ] = PATIENCE,
@@ -59,7 +63,7 @@ def dashboard(
     node_plane = node_url or node_config.nats.node_url
     swarm = swarm_url or node_url or node_config.nats.swarm_url
     source = SwarmSource(node_config, node_plane, None if swarm == "none" else swarm)
-    scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor)
+    scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor, scrape or ())
     asyncio.run(Dashboard(source, prometheus, scraping, port).run())
 
 
