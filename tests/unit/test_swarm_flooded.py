@@ -4,16 +4,20 @@ keeps its place, and has the vote.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from services.verifier.sharing_rules import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import encode
+from shared.contracts.codec import content_id, encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.streams import ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
@@ -21,6 +25,7 @@ from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport, shared_server
 from swarm_cli.dashboard.exchange import Exchange
 from swarm_cli.dashboard.swarm_state import swarm_object
+from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
 from swarm_cli.join.hub import _look
 from swarm_cli.observe import evaluation_log, observe
@@ -29,6 +34,9 @@ from swarm_cli.observe.kept_names import ESTABLISHED_S, with_places
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import screen
+from swarm_cli.trace.path import SHARED
+from swarm_cli.trace.search import Search
+from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
 
@@ -186,3 +194,39 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
     rows = swarm_object(snapshot, log.heard("run-1"), Exchange())["leaderboard"]
     assert len(rows) == 200 and "alpha" in {row["node"] for row in rows}
     assert "alpha" in {node.node for node in (await observe.look(hub.plane, log, "run-1")).nodes}
+
+
+async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_says_that_there_are_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub()
+    await hub.alpha_is_known()
+    await hub.flood(5)
+
+    async def connected(*_: object, **__: object) -> MemoryTransport:
+        return hub.plane
+
+    monkeypatch.setattr("shared.transport.connect.connect", connected)
+    assert await asyncio.to_thread(members_swarm, "nats://hub") == "run-1"
+    assert "sign for 2 swarms, and the token names run-1: if yours is another (made-up)" in capsys.readouterr().err
+
+
+async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_not_sign() -> None:
+    hub = Hub()
+    await ensure_swarm_streams(hub.plane)
+    signed = sign(scored_group(1).group, ALPHA, share_tokens=True)
+    shared_id, node = content_id(signed.body), scored_group(1).group.node
+    headers = {ROLLOUT_ID_HEADER: rollout_id_of(shared_id)}
+
+    async def traced() -> list[str]:
+        search = Search(NodeConfig(tasks=[{"dataset": "gcd"}]), shared_id, "")
+        await search.swarm(hub.plane)
+        return [station.what for station in search.path.at(SHARED)]
+
+    forged = structs.replace(signed, signature=bytes(64))
+    for each, seen in ((forged, []), (signed, [SHARED])):
+        name = str(each.signature)
+        await hub.plane.publish(
+            subjects.rollouts(node), encode(each), stream=subjects.SWARM_ROLLOUTS, message_id=name, headers=headers
+        )
+        assert await traced() == seen
