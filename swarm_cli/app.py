@@ -19,7 +19,7 @@ COMMANDS = {
     "down": "swarm_cli.local.control_commands:down",
     "restart": "swarm_cli.local.control_commands:restart",
     "add": "swarm_cli.local.control_commands:add",
-    "invite": "swarm_cli.invitation.command:invite",
+    "invite": "swarm_cli.invite_command:invite",
     "join": "swarm_cli.join.command:join",
     "observe": "swarm_cli.observe.observe:observe",
     "progress": "swarm_cli.observe.progress_view:progress",

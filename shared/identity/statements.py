@@ -15,6 +15,8 @@ from shared.identity.keys import SigningKey, verify
 MAX_CLOCK_SKEW_S = 300.0
 """A statement from further in the future is not believed: it would stay the newest for ever."""
 
+OTHER_SWARM = "it was said in another swarm"
+
 S = TypeVar("S", EvalReport, NodeRecord)
 
 
@@ -80,7 +82,7 @@ def _problem(signed: SignedStatement, said: EvalReport | NodeRecord, now: float,
     if not verify(signed.public_key, statement_bytes(type(said).__name__, signed.swarm, signed.body), signed.signature):
         return "the signature is not of the key that it names"
     if swarm is not None and signed.swarm != swarm:
-        return "it was said in another swarm"
+        return OTHER_SWARM
     if isinstance(said, NodeRecord) and said.public_key != signed.public_key:
         return "the entry names another key than the one that signed it"
     if said_at(said) > now + MAX_CLOCK_SKEW_S:

@@ -43,6 +43,10 @@ def dashboard(
     nats_monitor: Annotated[
         str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
     ] = "",
+    scrape: Annotated[
+        list[str] | None,
+        typer.Option(help="Another machine whose processes are scraped, by the host name they report; may be repeated."),
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=0.01, max=10.0, help="Of the cluster's alerts with what stands still or is silent.")
     ] = PATIENCE,
@@ -63,7 +67,7 @@ def dashboard(
         own = folder or node_config.node.var_dir / "watch"
         prometheus = Prometheus(program, own, port + 1, rule_file(scale=patience), f"http://127.0.0.1:{port}")
     source = SwarmSource(node_config, node_plane, swarm_plane)
-    scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor)
+    scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor, scrape or ())
     asyncio.run(Dashboard(source, prometheus, scraping, port).run())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +16,10 @@ from swarm_cli.console import count
 from swarm_cli.dashboard.nats_figures import figures, monitor_of
 from swarm_cli.dashboard.prometheus import Prometheus
 from swarm_cli.dashboard.server import NATS_FIGURES, PageServer
-from swarm_cli.dashboard.targets import expected, process_exists, run_is_over, target_groups, write_targets
+from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_is_over, target_groups, write_targets
 from swarm_cli.observe.view import NodeView
+
+_HOSTS_TOLD = 4
 
 
 class Scraping:
@@ -25,10 +27,13 @@ class Scraping:
     counted.
     """
 
-    def __init__(self, prometheus: Prometheus | None, node_url: str, var_dir: Path, nats_monitor: str = "") -> None:
+    def __init__(
+        self, prometheus: Prometheus | None, node_url: str, var_dir: Path, nats_monitor: str = "", hosts: Collection[str] = ()
+    ) -> None:
         """`nats_monitor`: monitoring address of the NATS server; empty: found where `swarm up`
-        started it.
+        started it. `hosts`: scraped besides this machine.
         """
+        self._hosts = frozenset(hosts)
         self._prometheus = prometheus
         self._node_url = node_url
         self._var_dir = var_dir
@@ -42,7 +47,14 @@ class Scraping:
         groups = self._write(page)
         nodes = sorted({group["labels"]["node"] for group in groups})
         followed = f"{count(len(groups), 'process')} of {count(len(nodes), 'node')} ({', '.join(nodes) or 'none has started yet'})"
-        return f"{'scraping' if self._prometheus else 'found'} {followed}"
+        return f"{'scraping' if self._prometheus else 'found'} {followed}{self._elsewhere(views)}"
+
+    def _elsewhere(self, views: Sequence[NodeView]) -> str:
+        number, hosts = left_out(views, time.time(), socket.gethostname(), self._hosts)
+        if not number:
+            return ""
+        named = ", ".join(hosts[:_HOSTS_TOLD]) + (f" and {len(hosts) - _HOSTS_TOLD} more" if len(hosts) > _HOSTS_TOLD else "")
+        return f"; {number} more say that they are on {named}: not scraped, unless you know the host and name it with --scrape"
 
     def saw_no_server(self, page: PageServer) -> str:
         """Nobody answered: what was seen last stays, unless its run is over. Returns what that
@@ -70,7 +82,7 @@ class Scraping:
             write_targets([], self._prometheus.nats_targets)
 
     def _write(self, page: PageServer) -> list[dict[str, Any]]:
-        groups = target_groups(self._views, time.time())
+        groups = target_groups(self._views, time.time(), hosts=self._hosts)
         page.expect(expected(self._views, groups))
         if self._prometheus is not None:
             write_targets(groups, self._prometheus.targets)

@@ -16,6 +16,7 @@ from shared.text import visible
 from swarm_cli.dashboard.exchange import Exchange, RecentGroup
 from swarm_cli.dashboard.group_page import cut
 from swarm_cli.dashboard.leaderboard import Row, leaderboard
+from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 
@@ -31,17 +32,21 @@ def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], ex
     # A look at an empty server names the node of the reader's configuration, which nobody has seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
     rows = leaderboard(heard, [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None])
+    here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
+    known = here.union(snapshot.known)
+    shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
+    shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells = exchange.cells(CELLS_SENT)
     return {
         "at": snapshot.at,
         "state": overall([node["kind"] for node in nodes]),
         "swarm": snapshot.swarm,
         "swarm_reachable": snapshot.swarm_reachable,
-        "nodes": nodes[:NODES_SENT],
-        "nodes_left_out": snapshot.left_out + len(nodes[NODES_SENT:]),
+        "nodes": shown_nodes,
+        "nodes_left_out": snapshot.left_out + len(nodes) - len(shown_nodes),
         "unreadable": snapshot.unreadable,
-        "leaderboard": [_row(row) for row in rows[:ROWS_SENT]],
-        "rows_left_out": len(rows[ROWS_SENT:]),
+        "leaderboard": [_row(row) for row in shown_rows],
+        "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, cell.dataset, cell.groups] for cell in cells],
         "batches": exchange.batches,
         "batches_left_out": exchange.left_out,

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,50 @@ from shared.runtime.status import STOPPED
 from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORGET_S = 24 * 3600.0
 """A process that is silent stays a target, so that Prometheus sees that it is down for as long as
 it is; one that was killed and never replaced is history after a day."""
 
 
-def target_groups(views: Sequence[NodeView], now: float, here: str | None = None) -> list[dict[str, Any]]:
+def target_groups(
+    views: Sequence[NodeView], now: float, here: str | None = None, hosts: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this
     machine's host name.
 
-    Where two processes claim one address, the older one is gone and its port was taken over. A
-    status whose host or port is none makes no target: Prometheus would refuse the whole file for
-    it.
+    Whoever may write into a node's bucket says where its processes are, on a server without
+    accounts anybody: so only this machine's loopback is scraped, and `hosts`, which whoever looks
+    has named. Where two processes claim one address, the older one is gone and its port was taken
+    over. A status whose host or port is none makes no target: Prometheus would refuse the whole
+    file for it.
     """
     here = here or socket.gethostname()
+    scraped = {here, *_LOOPBACK, *hosts}
     by_address: dict[str, ServiceStatus] = {}
-    statuses = (status for view in views for status in view.statuses)
-    for status in sorted(statuses, key=lambda status: status.updated_at):
-        listens = 0 < status.figures.get(StatusFigure.HTTP_PORT, 0) <= 65_535 and _HOST.fullmatch(status.host)
-        if listens and status.state != STOPPED and now - status.updated_at <= FORGET_S:
+    for status in sorted(_listening(views, now), key=lambda status: status.updated_at):
+        if status.host in scraped:
             by_address[address(status, here)] = status
     return [
         {"targets": [where], "labels": {"node": status.node, "role": status.role}} for where, status in sorted(by_address.items())
     ]
+
+
+def left_out(views: Sequence[NodeView], now: float, here: str, hosts: Collection[str] = ()) -> tuple[int, list[str]]:
+    """How many processes `target_groups` leaves out because they say that they are on hosts that
+    nobody has named, and these hosts.
+    """
+    scraped = {here, *_LOOPBACK, *hosts}
+    elsewhere = [status.host for status in _listening(views, now) if status.host not in scraped]
+    return len(elsewhere), sorted(set(elsewhere))
+
+
+def _listening(views: Sequence[NodeView], now: float) -> Iterator[ServiceStatus]:
+    for view in views:
+        for status in view.statuses:
+            listens = 0 < status.figures.get(StatusFigure.HTTP_PORT, 0) <= 65_535 and _HOST.fullmatch(status.host)
+            if listens and status.state != STOPPED and now - status.updated_at <= FORGET_S:
+                yield status
 
 
 def expected(views: Sequence[NodeView], groups: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -82,7 +103,7 @@ def address(status: ServiceStatus, here: str) -> str:
     """Host and port of a process's metrics. On this machine it listens on loopback, whatever else
     it listens on.
     """
-    host = "127.0.0.1" if status.host == here else status.host
+    host = "127.0.0.1" if status.host in (here, "localhost") else status.host
     return f"{f'[{host}]' if ':' in host else host}:{int(status.figures[StatusFigure.HTTP_PORT])}"
 
 

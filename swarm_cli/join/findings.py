@@ -126,6 +126,8 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
     if not look.streams and invitation.url.startswith("tls://"):
         return Finding("connection", False, "the swarm's streams are not there: its operator runs `swarm nats init --plane swarm`")
     there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
+    if look.others:
+        there += f" ({look.others} more {'entry' if look.others == 1 else 'entries'} in the directory, not signed for this swarm)"
     return Finding("connection", True, f"{invitation.url}, swarm {invitation.swarm_id}; {there}")
 
 

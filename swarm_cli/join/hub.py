@@ -33,7 +33,9 @@ class HubLook:
     holder: NodeRecord | None = None
     """Who has the name that was asked for."""
     nodes: tuple[str, ...] = ()
-    """Who is there."""
+    """Who is there, as their keys signed it for this swarm."""
+    others: int = 0
+    """Entries of the directory that say nothing of who is there: unsigned, or of another swarm."""
 
 
 async def look_at_hub(config: NodeConfig) -> HubLook:
@@ -59,8 +61,10 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     except TransportError:
         return HubLook()  # nobody has made the streams
     skew_s = None if state.at is None else (before + time.time()) / 2 - state.at
-    listed = await read_directory(hub, [name])
-    return HubLook(streams=True, skew_s=skew_s, holder=await _holder(hub, name, swarm, state.at or time.time()), nodes=listed.names)
+    listed, now = await read_directory(hub, [name]), state.at or time.time()
+    nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))
+    held_by, others = await _holder(hub, name, swarm, now), len(listed.names) - len(nodes) + listed.unreadable
+    return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others)
 
 
 async def _holder(hub: Transport, name: str, swarm: str, now: float) -> NodeRecord | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -17,7 +17,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, Standing, hear
-from shared.transport.base import Transport, TransportError
+from shared.transport.base import StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.kept_names import ByName, FirstKeys
 
@@ -26,6 +26,8 @@ REPORTS_A_LOOK = 8192
 REPORTS_A_NODE = 256
 NODES_KEPT = 1024
 _REPORTS_A_READ = 1024
+_ASKED_FOR = 128
+"""Names whose last report is asked for by itself, where a flood hides it."""
 NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
@@ -72,9 +74,10 @@ def roster_of(config: NodeConfig) -> dict[str, str] | None:
 
 
 class EvaluationLog:
-    """Read on from look to look; of each node the newest reports, of many nodes those that reported
-    last. As at the border, a name in a swarm belongs to the first key that is seen with it, and
-    where there is a roster to the key that it lists.
+    """Read on from look to look; of each node the newest reports, of too many nodes those that have
+    signed for long, and of the others those that reported last. As at the border, a name in a swarm
+    belongs to the first key that is seen with it, and where there is a roster to the key that it
+    lists.
 
     `tasks_kept`: results by dataset that are kept of a report. `nodes_kept`: names. `roster`: keys
     by name. `swarm`: the only one whose signed reports are kept, where it is known.
@@ -110,9 +113,34 @@ class EvaluationLog:
         kept = [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
         return kept + [each for said_in, _, each in self._refused if said_in == swarm]
 
+    def established(self) -> list[str]:
+        """Names that keep their places: the roster's, or those that have signed for long, who came
+        first at the front.
+        """
+        return self._kept.established() if self._roster is None else list(self._roster)
+
+    def senior_swarm(self, entries: Iterable[Heard[NodeRecord]]) -> str | None:
+        """The swarm of the node in the directory that has signed reports for longest, by the
+        server's clock: names that come in numbers today have no vote. None where none is
+        established.
+        """
+        since = [
+            (first_at, entry.swarm)
+            for entry in entries
+            if entry.standing is Standing.SIGNED
+            and entry.swarm is not None
+            and self.key_of(entry.swarm, entry.said.node) == entry.public_key
+            and (first_at := self._kept.since(entry.swarm, entry.said.node)) is not None
+        ]
+        return min(since, default=(0.0, None))[1]
+
     def usual_swarm(self) -> str | None:
-        """The swarm that most names report to; None where nobody signs."""
-        names = Counter(swarm for swarm, _, _ in self._kept if swarm is not None)
+        """The swarm that most names report to, of established ones where there are any; None where
+        nobody signs.
+        """
+        signed = [(swarm, name) for swarm, name, _ in self._kept if swarm is not None]
+        senior = [(swarm, name) for swarm, name in signed if self._kept.since(swarm, name) is not None]
+        names = Counter(swarm for swarm, _ in senior or signed)
         return max(names, key=lambda swarm: (names[swarm], swarm), default=None)
 
     def key_of(self, swarm: str, name: str) -> str | None:
@@ -155,31 +183,53 @@ class EvaluationLog:
             state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:
                 self._begin()
-            self._next_seq = max(self._next_seq, state.last_seq - REPORTS_A_LOOK + 1)
+            if state.last_seq - REPORTS_A_LOOK + 1 > self._next_seq:
+                await self._skip(swarm_plane, state.last_seq - REPORTS_A_LOOK + 1)
             # No more reads than that takes, so that a look ends however fast somebody writes.
             for _ in range(REPORTS_A_LOOK // _REPORTS_A_READ + 1):
                 messages = await swarm_plane.read(subjects.SWARM_EVALS, self._next_seq, _REPORTS_A_READ)
                 if not messages:
                     return
-                self._next_seq = messages[-1].seq + 1
-                now = time.time()
-                for message in messages:
-                    # A report is never large enough for a claim check: one that says so wants to be
-                    # fetched, not read.
-                    if message.inline is not None:
-                        self.take(message.subject, message.inline, now)
+                self._read(messages)
         except TransportError:
             return
 
-    def take(self, subject: str, payload: bytes, now: float) -> None:
-        """Keep one report, if it is one of the node whose subject it came on."""
+    async def _skip(self, swarm_plane: Transport, next_seq: int) -> None:
+        """Go on at `next_seq`, as there are more new reports than are read. Somebody may have
+        written them to hide others': so the oldest are read first, which say who was there before
+        and with which key, and the last word of whoever is established.
+        """
+        if self._next_seq == 1:
+            self._read(await swarm_plane.read(subjects.SWARM_EVALS, 1, _REPORTS_A_READ))
+        known = self.established()[:_ASKED_FOR]
+        last = [await swarm_plane.last(subjects.SWARM_EVALS, subjects.evals(name)) for name in known]
+        self._take_all([each for each in last if each is not None and self._next_seq <= each.seq < next_seq])
+        self._next_seq = max(self._next_seq, next_seq)
+
+    def _read(self, messages: Sequence[StoredMessage]) -> None:
+        """What follows on what was read before."""
+        self._take_all(messages)
+        self._next_seq = messages[-1].seq + 1 if messages else self._next_seq
+
+    def _take_all(self, messages: Sequence[StoredMessage]) -> None:
+        now = time.time()
+        for message in messages:
+            # A report is never large enough for a claim check: one that says so wants to be
+            # fetched, not read.
+            if message.inline is not None:
+                self.take(message.subject, message.inline, now, message.stored_at)
+
+    def take(self, subject: str, payload: bytes, now: float, stored_at: float | None = None) -> None:
+        """Keep one report, if it is one of the node whose subject it came on. `stored_at`: when the
+        server got it; None: now.
+        """
         try:
             heard = hear(payload, EvalReport, now)
         except MessageError:
             return
         if subject != subjects.evals(heard.said.node):
             return
-        swarm, name = heard.swarm, heard.said.node
+        swarm, name, at = heard.swarm, heard.said.node, now if stored_at is None else stored_at
         if self._only is not None and swarm not in (None, self._only):
             return
         kept = self._kept.get(swarm, name) or _Reports()
@@ -190,10 +240,11 @@ class EvaluationLog:
         heard = Heard(said, heard.standing, heard.public_key, swarm, heard.problem)
         if heard.standing is Standing.REFUSED:
             # Apart, so that forged reports push none of the node's own out.
-            self._refused.put(swarm, name, heard, self._looked_at)
+            self._refused.put(swarm, name, heard, self._looked_at, at)
             return
         kept.add(heard)
-        self._kept.put(swarm, name, kept, self._looked_at)
+        listed = heard.standing is Standing.SIGNED and self._roster is not None
+        self._kept.put(swarm, name, kept, self._looked_at, at, listed=listed)
 
     def _stranger(self, swarm: str, name: str, public_key: str, kept: _Reports) -> str:
         """Why the name is not this key's; empty where it is. The reports that are kept say it too:

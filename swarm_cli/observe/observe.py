@@ -130,16 +130,20 @@ async def _once(hub: Hub) -> Standings:
 
 
 async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = None) -> Standings:
-    """One look at `swarm`, or else at the one that most nodes of the directory are in; `scores` is
-    brought up to date. Of a name only what its first key signed for that swarm counts.
+    """One look at `swarm`, or else at that of the node that has signed for longest, or else at the
+    one that most nodes of the directory are in; `scores` is brought up to date. Of a name only what
+    its first key signed for that swarm counts.
 
     Raises:
         NotConnected: the server does not answer in time.
     """
     try:
         async with asyncio.timeout(LOOK_S):
-            listed = await read_directory(transport)
-            swarm = swarm or usual_swarm(listed.entries(), time.time())
+            listed = await read_directory(transport, scores.established())
+            if swarm is None:
+                entries = listed.entries()
+                await scores.follow(transport)
+                swarm = scores.senior_swarm(entries) or usual_swarm(entries, time.time())
             await scores.follow(transport, swarm)
             try:
                 counts = await transport.counts(subjects.SWARM_ROLLOUTS, subjects.ALL_ROLLOUTS)
@@ -156,6 +160,7 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
         scores.reports(swarm),
         counts,
         unsigned=scores.unsigned(swarm),
+        known=scores.established(),
         most=NODES_SHOWN,
         left_out=listed.left_out,
         unreadable=listed.unreadable,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.permissions import OPERATOR
-from shared.identity.statements import Heard
+from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
-from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.view import NodeView, gather, node_view
 
 NODES_SHOWN = 100
@@ -74,7 +74,9 @@ class SwarmSnapshot:
     left_out: int = 0
     unreadable: int = 0
     swarm: str | None = None
-    """Which swarm (`nats.swarm_id`) the nodes are in, as most of their signed entries say."""
+    """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
+    known: tuple[str, ...] = ()
+    """Names that keep their places on what is shown (`EvaluationLog.established`)."""
 
 
 async def take_snapshot(
@@ -102,8 +104,11 @@ async def take_snapshot(
         swarm_plane = await _try_connect(config, swarm_url, timeout_s)
         try:
             here = await nodes_here(node_plane)
-            listed = await read_directory(swarm_plane, names or sorted(here)[:most]) if swarm_plane else Directory()
-            wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most)
+            if swarm_plane and evaluations:
+                await evaluations.follow(swarm_plane, configured_swarm(config))
+            known = evaluations.established() if evaluations else []
+            listed = await read_directory(swarm_plane, names or [*sorted(here), *known][:most]) if swarm_plane else Directory()
+            wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most, known)
             # The directory also lists nodes whose own plane is elsewhere, or in an account that
             # this user does not see.
             views = await gather(node_plane, [name for name in wanted if name in here])
@@ -118,9 +123,10 @@ async def take_snapshot(
                 for name in wanted
                 if name not in here
             ]
-            swarm = swarm_of(nodes, here, config.nats.swarm_id, at)
+            swarm = swarm_of(nodes, here, config.nats.swarm_id, at, evaluations)
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane, swarm)
+            nodes = [replace(node, entry=judged(node.entry, swarm, evaluations)) for node in nodes]
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
         finally:
             if swarm_plane:
@@ -128,29 +134,44 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm)
+    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm, tuple(known))
 
 
-def swarm_of(nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str, now: float) -> str | None:
+def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None) -> Heard[NodeRecord] | None:
+    """A node's entry as it counts in the swarm that is looked at: one for another swarm, or of
+    another key than the name's, is not its word.
+    """
+    if entry is None or entry.standing is not Standing.SIGNED:
+        return entry
+    if swarm is not None and entry.swarm != swarm:
+        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, OTHER_SWARM)
+    return evaluations.checked(entry) if evaluations else entry
+
+
+def swarm_of(
+    nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str, now: float, evaluations: EvaluationLog | None = None
+) -> str | None:
     """The swarm that these nodes are in: the configured one, or else the one that most of the nodes
-    on this server say, or else most of all. `swarm up` names a swarm after its run, which another
-    terminal need not know.
+    on this server say, or else the node that has signed for longest, or else most of all. `swarm
+    up` names a swarm after its run, which another terminal need not know.
     """
     if configured != DEFAULT_SWARM_ID:
         return configured
     entries = [(node.node in here, node.entry) for node in nodes if node.entry is not None]
     local = usual_swarm((entry for known, entry in entries if known), now)
-    return local or usual_swarm((entry for _, entry in entries), now)
+    senior = evaluations.senior_swarm(entry for _, entry in entries) if evaluations and not local else None
+    return local or senior or usual_swarm((entry for _, entry in entries), now)
 
 
-def chosen(own: str, here: Collection[str], listed: Directory, most: int) -> tuple[list[str], int]:
+def chosen(own: str, here: Collection[str], listed: Directory, most: int, known: Sequence[str] = ()) -> tuple[list[str], int]:
     """Names to look at, at most `most`, and how many others there are. `here`: nodes whose bucket
-    is on this server.
+    is on this server; `known`: those that keep their places.
 
-    This node and the others here come first, whatever the directory says, and then the directory's
-    newest. `own` alone where there is nothing.
+    This node and the others here come first, whatever the directory says, then those that are
+    known, and then the directory's newest. `own` alone where there is nothing.
     """
-    ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *listed.names])) or [own]
+    there = [name for name in known if name in listed.payloads]
+    ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *there, *listed.names])) or [own]
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 

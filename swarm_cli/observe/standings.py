@@ -22,6 +22,7 @@ from shared.identity.statements import Heard
 from shared.identity.statements import Standing as Statement
 from shared.text import visible
 from swarm_cli.console import cell
+from swarm_cli.observe.kept_names import with_places
 
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""
@@ -86,6 +87,7 @@ def standings(
     *,
     most: int,
     unsigned: Collection[str] = (),
+    known: Collection[str] = (),
     left_out: int = 0,
     unreadable: int = 0,
 ) -> Standings:
@@ -99,6 +101,7 @@ def standings(
             nowhere.
         most: How many nodes are shown.
         unsigned: Nodes of which only unsigned scores are known.
+        known: Nodes that are shown before others where there are more than `most`.
         left_out, unreadable: Of the directory.
     """
     believed = [entry for entry in entries if entry.standing is not Statement.REFUSED]
@@ -113,7 +116,9 @@ def standings(
         _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at, name not in anonymous) for name in names
     ]
     found.sort(key=lambda each: (each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
-    return Standings(at, tuple(found[:most]), sum(shared.values()), left_out + len(found[most:]), unreadable)
+    known = frozenset(known)
+    shown = with_places(found, most, lambda each: each.node in known)
+    return Standings(at, tuple(shown), sum(shared.values()), left_out + len(found) - len(shown), unreadable)
 
 
 def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool) -> Standing:

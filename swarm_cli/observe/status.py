@@ -153,7 +153,7 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
     lines += [
         f"{_names(names)}: the directory has an {standing.value} entry under the name, which anybody may have written"
         if standing is Standing.UNSIGNED
-        else f"{_names(names)}: the signature of the directory's entry is wrong: `swarm status NODE --json` says why"
+        else f"{_names(names)}: the directory's entry under the name does not count: `swarm status NODE --json` says why"
         for standing in (Standing.UNSIGNED, Standing.REFUSED)
         if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
     ]

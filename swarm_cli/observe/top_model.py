@@ -9,6 +9,7 @@ from shared.contracts import subjects
 from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams, swarm_streams
+from shared.identity.statements import Standing
 from shared.roles import ROLES
 from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
@@ -222,10 +223,17 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         processes=tuple(process_lines(view, now)),
         missing=tuple(role for role in ROLES if not view.alive(role, now)),
         fills=tuple(_fill(fill, specs) for fill in node.streams),
-        trouble=trouble(view, now),
+        trouble=(*trouble(view, now), *_doubts(node)),
         stands_still=standing(view, now) is not None,
         finished=finished(view),
     )
+
+
+def _doubts(node: NodeSnapshot) -> tuple[str, ...]:
+    """Why a node that is only known from the directory may be none: anybody may write there."""
+    if node.statuses or node.entry is None or node.entry.standing is Standing.SIGNED:
+        return ()
+    return (f"directory entry {node.entry.standing.value}{f': {node.entry.problem}' if node.entry.problem else ''}",)
 
 
 def outdated(model: TopModel, age_s: float) -> TopModel:

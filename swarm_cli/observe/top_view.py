@@ -139,6 +139,8 @@ def _state(node: NodeModel) -> str:
     """The same in words."""
     if node.known_s > 0:
         return f"as of {duration(node.known_s)} ago"
+    if node.trouble and not node.heard:
+        return node.trouble[0]
     if node.missing:
         return "no " + ",".join(node.missing)
     return node.trouble[0] if node.trouble else "finished" if node.finished else "ok"

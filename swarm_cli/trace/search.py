@@ -15,9 +15,10 @@ from services.verifier.border import without_tokens
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.identity.keys import verify
 from shared.transport.base import StoredMessage, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
@@ -69,17 +70,22 @@ class Search:
         self._records(node)
 
     async def swarm(self, plane: Transport) -> None:
-        """Whether it is in the swarm's stream."""
+        """Whether it is in the swarm's stream, signed by the key it names. Headers are claims, and
+        whoever makes them has this machine fetch no more than `BYTES_READ`.
+        """
+        left_bytes = BYTES_READ
         async for message in self._newest(plane, subjects.SWARM_ROLLOUTS, ""):
-            if not self._named(message) or message.size_bytes > _LARGEST_FETCHED:
+            if not self._named(message) or message.size_bytes > min(left_bytes, _LARGEST_FETCHED):
                 continue
+            left_bytes -= message.size_bytes
             try:
                 signed = decode(await plane.payload(message), SignedRollouts)
                 group_id = content_id(signed.body)
                 group = decode(signed.body, RolloutGroup)
             except (MessageError, TransportError):
                 continue
-            if self.matches(group_id) and subjects.rollouts_author(message.subject) == group.node:
+            genuine = verify(signed.public_key, signed_bytes(signed.swarm, signed.body), signed.signature)
+            if self.matches(group_id) and genuine and subjects.rollouts_author(message.subject) == group.node:
                 self._is(group_id, group)
                 self.path.add(message.stored_at, group.node, SHARED, f"message {message.seq} of the swarm's stream")
 

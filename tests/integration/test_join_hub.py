@@ -28,8 +28,8 @@ from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.command import members_swarm
 from swarm_cli.invitation.token import Invitation, read_token
+from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
 from tests.integration.nats_users import raw

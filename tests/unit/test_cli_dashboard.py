@@ -11,12 +11,14 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
@@ -27,8 +29,9 @@ from shared.roles import ROLES
 from swarm_cli.dashboard.command import PATIENCE, SHOWN
 from swarm_cli.dashboard.nats_figures import figures, monitor_of
 from swarm_cli.dashboard.prometheus import INSTALL, SCRAPE_S, Prometheus, installed_prometheus
+from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
-from swarm_cli.dashboard.targets import expected, process_exists, run_is_over, target_groups, write_targets
+from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_is_over, target_groups, write_targets
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.observe.view import NodeView
@@ -52,10 +55,13 @@ def status(
     )
 
 
-def groups(*statuses: ServiceStatus) -> list[tuple[str, str, str]]:
+def seen(*statuses: ServiceStatus) -> list[NodeView]:
     nodes = {status.node for status in statuses}
-    views = [NodeView(node, tuple(status for status in statuses if status.node == node)) for node in sorted(nodes)]
-    found = target_groups(views, NOW, here="here")
+    return [NodeView(node, tuple(status for status in statuses if status.node == node)) for node in sorted(nodes)]
+
+
+def groups(*statuses: ServiceStatus, hosts: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+    found = target_groups(seen(*statuses), NOW, here="here", hosts=hosts)
     return [(group["targets"][0], group["labels"]["node"], group["labels"]["role"]) for group in found]
 
 
@@ -67,8 +73,30 @@ def test_every_process_is_a_target_with_its_node_and_role() -> None:
     ]
 
 
-def test_a_process_on_another_machine_is_scraped_there() -> None:
-    assert groups(status("trainer", 9403, host="gpu7")) == [("gpu7:9403", "alpha", "trainer")]
+def test_a_process_on_another_machine_is_scraped_there_if_whoever_looks_has_named_it() -> None:
+    assert groups(status("trainer", 9403, host="gpu7"), hosts=("gpu7",)) == [("gpu7:9403", "alpha", "trainer")]
+
+
+def test_a_status_that_anybody_may_have_written_makes_no_request_to_another_machine_and_that_is_said(tmp_path: Path) -> None:
+    forged = [status("trainer", 80, host=f"169.254.169.{number}") for number in range(254, 248, -1)]
+    assert groups(*forged, status("verifier", 9401)) == [("127.0.0.1:9401", "alpha", "verifier")]
+    assert groups(status("verifier", 9401, host="localhost")) == [("127.0.0.1:9401", "alpha", "verifier")]
+    assert left_out(seen(*forged), NOW, "here") == (6, sorted(each.host for each in forged))
+    now = time.time()
+    written = [structs.replace(each, updated_at=now, started_at=now) for each in forged]
+    page = Page()
+    told = Scraping(None, "nats://127.0.0.1:1", tmp_path).saw(seen(*written), page)  # type: ignore[arg-type]
+    assert "found 0 processes" in told and page.expected == []
+    assert "6 more say that they are on 169.254.169.249, " in told and told.endswith("name it with --scrape")
+
+
+class Page:
+    """What the list of targets needs of the page's server."""
+
+    expected: list[dict[str, str]] | None = None
+
+    def expect(self, processes: list[dict[str, str]]) -> None:
+        self.expected = processes
 
 
 def test_a_silent_process_stays_a_target_for_a_day_and_a_stopped_one_does_not() -> None:
@@ -90,7 +118,8 @@ def test_a_status_whose_host_is_none_makes_no_target(host: str) -> None:
 
 
 def test_a_host_may_be_an_address() -> None:
-    assert groups(status("trainer", 9403, host="10.0.0.7"), status("verifier", 9401, host="fd00::7")) == [
+    hosts = ("10.0.0.7", "fd00::7")
+    assert groups(status("trainer", 9403, host="10.0.0.7"), status("verifier", 9401, host="fd00::7"), hosts=hosts) == [
         ("10.0.0.7:9403", "alpha", "trainer"),
         ("[fd00::7]:9401", "alpha", "verifier"),
     ]

@@ -26,8 +26,8 @@ from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, sign_statement
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.token import Credential, Invitation, Member
+from swarm_cli.invite_command import accepted
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
 from swarm_cli.join.folder import JoinFolder

@@ -23,7 +23,6 @@ from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.identity.keys import SigningKey, new_seed
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.command import accepted
 from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_text
 from swarm_cli.invitation.token import (
     MAX_CHARS,
@@ -39,6 +38,7 @@ from swarm_cli.invitation.token import (
     task_specs,
     write_token,
 )
+from swarm_cli.invite_command import accepted
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.secured_server import make_certificates
 

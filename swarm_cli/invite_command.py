@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +26,6 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 
 LOOK_S = 3.0
-ENTRIES_READ = 256
 
 
 def invite(
@@ -72,38 +70,20 @@ def invite(
 
 
 def members_swarm(url: str) -> str:
-    """The swarm for which most nodes in the server's directory sign. `swarm up` names a swarm after
-    its run, which another terminal does not know, and a newcomer that signs for another one is
-    refused by everybody. The default where nobody is there yet or the server lets nobody look.
-    """
-    from shared.contracts.control import NodeRecord
-    from shared.contracts.subjects import SWARM_NODES_BUCKET
-    from shared.contracts.wire import MessageError
-    from shared.identity.statements import Standing, hear
-    from shared.transport.base import TransportError
-    from shared.transport.connect import connect
+    """The swarm of the server's nodes. `swarm up` names a swarm after its run, which another
+    terminal does not know, and a newcomer that signs for another one is refused by everybody. The
+    default where nobody is there yet or the server lets nobody look.
 
-    async def named() -> list[str]:
-        hub = await connect(url, name="invite", timeout_s=LOOK_S)
-        try:
-            entries, _ = await hub.kv.newest(SWARM_NODES_BUCKET, ENTRIES_READ)
-        finally:
-            await hub.close()
-        found = []
-        for entry in entries:
-            try:
-                heard = hear(entry.value, NodeRecord, time.time())
-            except MessageError:
-                continue
-            if heard.standing is Standing.SIGNED and heard.said.node == entry.key and heard.swarm:
-                found.append(heard.swarm)
-        return found
+    The node that has signed scores for longest decides, as whoever reaches an open hub can make up
+    a majority; where no node has yet, most of the directory.
+    """
+    from shared.transport.base import TransportError
 
     try:
-        counted = Counter(asyncio.run(named())).most_common(1)
+        swarms = asyncio.run(_swarms_seen(url))
     except (TransportError, ValueError):
-        counted = []
-    if not counted:
+        swarms = []
+    if not swarms:
         note(
             f"no node could be seen at {visible(url)}, so the token names the default swarm, {DEFAULT_SWARM_ID}: if its nodes have"
         )
@@ -111,7 +91,31 @@ def members_swarm(url: str) -> str:
             "another nats.swarm_id, set it here too (of `swarm up` it is the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)"
         )
         return DEFAULT_SWARM_ID
-    return counted[0][0]
+    if len(swarms) > 1:
+        note(
+            f"nodes at {visible(url)} sign for {len(swarms)} swarms, and the token names {swarms[0]}: if yours is another "
+            f"({', '.join(swarms[1:4])}), set nats.swarm_id here too (SWARM_NATS__SWARM_ID=... swarm invite ...)"
+        )
+    return swarms[0]
+
+
+async def _swarms_seen(url: str) -> list[str]:
+    """Swarms for which entries of the directory are signed: that of the members first."""
+    from shared.identity.statements import Standing
+    from shared.transport.connect import connect
+    from swarm_cli.observe.directory import read_directory, usual_swarm
+    from swarm_cli.observe.evaluation_log import EvaluationLog
+
+    hub = await connect(url, name="invite", timeout_s=LOOK_S)
+    try:
+        scores = EvaluationLog()
+        await scores.follow(hub)
+        entries = (await read_directory(hub, scores.established())).entries()
+    finally:
+        await hub.close()
+    first = scores.senior_swarm(entries) or usual_swarm(entries, time.time())
+    others = {entry.swarm for entry in entries if entry.standing is Standing.SIGNED and entry.swarm is not None}
+    return [first, *sorted(others - {first})] if first is not None else []
 
 
 def accepted(config: NodeConfig) -> Accepted:

@@ -1,0 +1,232 @@
+"""A hub without accounts on which somebody makes up names by the hundred: whoever was there before
+keeps its place, and has the vote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from services.verifier.sharing_rules import sign
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.codec import content_id, encode
+from shared.contracts.control import EvalReport, NodeRecord
+from shared.contracts.messages import ModelIdentity
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.streams import ensure_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport, shared_server
+from swarm_cli.dashboard.exchange import Exchange
+from swarm_cli.dashboard.swarm_state import swarm_object
+from swarm_cli.invite_command import members_swarm
+from swarm_cli.join.findings import connection
+from swarm_cli.join.hub import _look
+from swarm_cli.observe import evaluation_log, observe
+from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.kept_names import ESTABLISHED_S, with_places
+from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.observe.top_model import TopHistory
+from swarm_cli.observe.top_view import screen
+from swarm_cli.trace.path import SHARED
+from swarm_cli.trace.search import Search
+from tests.unit.sampler_groups import scored_group
+
+ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
+
+
+def record(node: str, key: SigningKey, at: float) -> NodeRecord:
+    identity = ModelIdentity(name="m", tokenizer_hash="a" * 64)
+    return NodeRecord(
+        node=node, public_key=key.public_key, model=identity, tasks=["gcd"], policy_version=1, software="s", updated_at=at
+    )
+
+
+def report(node: str, rate: float, at: float, version: int = 1) -> EvalReport:
+    return EvalReport(
+        node=node, policy_version=version, created_at=at, n=8, pass_rate=rate, mean_reward=rate, per_task={}, seconds=1.0
+    )
+
+
+class Hub:
+    """A hub whose clock a test sets, and two who write there."""
+
+    def __init__(self, name: str = "") -> None:
+        self.now = time.time() - 2 * ESTABLISHED_S
+        self.server = shared_server(name) if name else MemoryServer(now=lambda: self.now)
+        self.plane = MemoryTransport(self.server)
+        self._said = 0
+
+    async def says(self, node: str, key: SigningKey, swarm: str, rate: float) -> None:
+        self._said += 1
+        payload = encode(sign_statement(report(node, rate, self.now, self._said), key, swarm))
+        await self.plane.publish(subjects.evals(node), payload, stream=subjects.SWARM_EVALS, message_id=str(self._said))
+
+    async def lists(self, node: str, key: SigningKey, swarm: str) -> None:
+        payload = encode(sign_statement(record(node, key, self.now), key, swarm))
+        await self.plane.kv.put(subjects.SWARM_NODES_BUCKET, node, payload)
+
+    async def alpha_is_known(self) -> None:
+        """It has reported for a while."""
+        await ensure_swarm_streams(self.plane)
+        await self.says("alpha", ALPHA, "run-1", 0.25)
+        self.now += ESTABLISHED_S + 1
+        await self.says("alpha", ALPHA, "run-1", 0.5)
+        await self.lists("alpha", ALPHA, "run-1")
+
+    async def flood(self, names: int, reports: int = 1) -> None:
+        for number in range(names):
+            await self.lists(f"eve-{number}", EVE, "made-up")
+            for _ in range(reports):
+                await self.says(f"eve-{number}", EVE, "made-up", 1.0)
+
+
+async def test_a_bare_address_shows_the_swarm_of_whoever_was_there_before_and_not_of_a_crowd_made_up_for_the_look() -> None:
+    hub = Hub()
+    await hub.alpha_is_known()
+    await hub.flood(5)
+    seen = await observe.look(hub.plane, EvaluationLog())
+    (alpha,) = [node for node in seen.nodes if node.newest is not None]
+    assert alpha.node == "alpha" and alpha.newest is not None and alpha.newest.pass_rate == 0.5 and alpha.signed
+
+
+async def test_made_up_names_push_no_known_one_out_and_compete_among_themselves() -> None:
+    log = EvaluationLog(nodes_kept=4)
+    start = 1_000_000.0
+
+    def takes(node: str, key: SigningKey, at: float) -> None:
+        log.take(subjects.evals(node), encode(sign_statement(report(node, 0.5, at), key, "run-1")), at)
+
+    for at in (start, start + ESTABLISHED_S):
+        takes("alpha", ALPHA, at)
+    for number in range(50):
+        takes(f"eve-{number}", EVE, start + ESTABLISHED_S + 1)
+    assert {each.node for each in log.reports("run-1")} == {"alpha", "eve-47", "eve-48", "eve-49"}
+    assert log.established() == ["alpha"]
+    for number in range(50):  # who stays for as long as that gets no place of alpha's, which was there first
+        for at in (start, start + 3 * ESTABLISHED_S):
+            takes(f"mallory-{number}", EVE, at)
+    takes("beta", SigningKey(new_seed()), start + 3 * ESTABLISHED_S)
+    kept = {each.node for each in log.reports("run-1")}
+    assert {"alpha", "beta"} <= kept, "and there is room for a newcomer"
+
+
+async def test_unsigned_words_and_those_of_the_future_make_no_name_known() -> None:
+    log = EvaluationLog()
+    for at in (0.0, 2 * ESTABLISHED_S):
+        log.take(subjects.evals("eve"), encode(report("eve", 1.0, 1e12)), at)
+        log.take(subjects.evals("eve"), encode(sign_statement(report("eve", 1.0, 1e12), EVE, "run-1")), at)
+    assert log.established() == []
+
+
+async def test_more_reports_than_are_read_hide_nobody_who_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_log, "REPORTS_A_LOOK", 8)
+    monkeypatch.setattr(evaluation_log, "_REPORTS_A_READ", 8)
+    hub, log = Hub(), EvaluationLog()
+    await hub.alpha_is_known()
+    await hub.flood(3, reports=10)
+    await log.follow(hub.plane)
+    assert [each.pass_rate for each in log.reports("run-1")] == [0.25, 0.5]
+    await hub.says("alpha", ALPHA, "run-1", 0.75)
+    await hub.flood(3, reports=10)
+    await log.follow(hub.plane)
+    assert log.reports("run-1")[-1].pass_rate == 0.75
+
+
+async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_signed() -> None:
+    hub = Hub("entry-of-another-swarm")
+    hub.now = time.time()
+    await ensure_swarm_streams(hub.plane)
+    await hub.says("alpha", ALPHA, "run-1", 0.5)
+    await hub.lists("alpha", EVE, "run-1")
+    await hub.lists("eve", EVE, "elsewhere")
+    config = NodeConfig(tasks=[{"dataset": "gcd"}], nats={"swarm_id": "run-1"})
+    where = "memory://entry-of-another-swarm"
+    log = EvaluationLog(swarm="run-1")
+    snapshot = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
+    entries = {node.node: node.entry for node in snapshot.nodes}
+    assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(("alpha", "eve"), Standing.REFUSED)
+    assert entries["eve"] is not None and entries["eve"].problem == OTHER_SWARM
+    shown = swarm_object(snapshot, log.heard("run-1"), Exchange())
+    assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}
+    model = TopHistory().model(snapshot, [], {})
+    assert all("badly signed" in node.trouble[0] for node in model.nodes)
+    assert screen(model, width=120, height=None, headline="") is not None
+
+
+async def test_a_newcomer_is_told_of_the_nodes_that_signed_for_this_swarm_and_of_the_rest_apart() -> None:
+    hub = Hub()
+    hub.now = time.time()
+    await ensure_swarm_streams(hub.plane)
+    await hub.lists("alpha", ALPHA, "run-1")
+    await hub.lists("eve", EVE, "elsewhere")
+    await hub.plane.kv.put(subjects.SWARM_NODES_BUCKET, "mallory", encode(record("mallory", EVE, hub.now)))
+    await hub.plane.kv.put(subjects.SWARM_NODES_BUCKET, "garbage", b"\xff")
+    look = await _look(hub.plane, "beta", "run-1")
+    assert (look.nodes, look.others) == (("alpha",), 3)
+
+    class Said:
+        url, swarm_id = "nats://hub", "run-1"
+
+    told: Any = connection(look, Said(), "beta", "", "")  # type: ignore[arg-type]
+    assert "nodes there: 1 (3 more entries in the directory, not signed for this swarm)" in told.told
+
+
+def test_a_table_that_is_full_leaves_out_those_whom_nobody_knows() -> None:
+    assert with_places(["e1", "e2", "a", "e3", "b"], 3, lambda name: name in "ab") == ["e1", "a", "b"]
+    assert with_places(["e1", "a"], 3, lambda name: name in "ab") == ["e1", "a"]
+
+
+async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_ones_that_were_made_up() -> None:
+    hub, log = Hub(), EvaluationLog()
+    await hub.alpha_is_known()
+    hub.now = time.time()
+    for number in range(260):
+        await hub.says(f"a-{number}", EVE, "run-1", 1.0)
+    await log.follow(hub.plane, "run-1")
+    snapshot = SwarmSnapshot(hub.now, (), (), True, swarm="run-1", known=tuple(log.established()))
+    rows = swarm_object(snapshot, log.heard("run-1"), Exchange())["leaderboard"]
+    assert len(rows) == 200 and "alpha" in {row["node"] for row in rows}
+    assert "alpha" in {node.node for node in (await observe.look(hub.plane, log, "run-1")).nodes}
+
+
+async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_says_that_there_are_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub()
+    await hub.alpha_is_known()
+    await hub.flood(5)
+
+    async def connected(*_: object, **__: object) -> MemoryTransport:
+        return hub.plane
+
+    monkeypatch.setattr("shared.transport.connect.connect", connected)
+    assert await asyncio.to_thread(members_swarm, "nats://hub") == "run-1"
+    assert "sign for 2 swarms, and the token names run-1: if yours is another (made-up)" in capsys.readouterr().err
+
+
+async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_not_sign() -> None:
+    hub = Hub()
+    await ensure_swarm_streams(hub.plane)
+    signed = sign(scored_group(1).group, ALPHA, share_tokens=True)
+    shared_id, node = content_id(signed.body), scored_group(1).group.node
+    headers = {ROLLOUT_ID_HEADER: rollout_id_of(shared_id)}
+
+    async def traced() -> list[str]:
+        search = Search(NodeConfig(tasks=[{"dataset": "gcd"}]), shared_id, "")
+        await search.swarm(hub.plane)
+        return [station.what for station in search.path.at(SHARED)]
+
+    forged = structs.replace(signed, signature=bytes(64))
+    for each, seen in ((forged, []), (signed, [SHARED])):
+        name = str(each.signature)
+        await hub.plane.publish(
+            subjects.rollouts(node), encode(each), stream=subjects.SWARM_ROLLOUTS, message_id=name, headers=headers
+        )
+        assert await traced() == seen
