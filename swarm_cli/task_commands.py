@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import VERIFIERS
 from shared.text import visible_json
-from swarm_cli.console import say
+from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ task_app = typer.Typer(name="task", help="Inspect the tasks that policies are tr
 
 Dataset = Annotated[str, typer.Argument(help="A dataset's name, or your own file: x.jsonl, x.parquet, ./folder.")]
 Columns = Annotated[str, typer.Option(help="For a file: the columns of question and answer.")]
-Config = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
+Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
+EarlierSettings = Annotated[str, typer.Option("--config", hidden=True)]
+"""The earlier name of --settings. In every other command it names the node's configuration file."""
 Seed = Annotated[int, typer.Option(min=0)]
 NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
 DEFAULT_VERIFIER = "reasoning_gym"
@@ -63,18 +65,20 @@ def list_tasks(
 @task_app.command()
 def show(
     dataset: Dataset,
-    config: Config = "{}",
+    settings: Settings = "{}",
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0, help="First task.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=1000)] = 1,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
+    config: EarlierSettings = "",
 ) -> None:
     """Print tasks of a dataset: question and reference answer."""
     from shared.tasks.sandbox import ScoringJob
 
     source = _source(dataset, DEFAULT_VERIFIER, columns)
-    refs = [_ref(source.dataset, config, seed, position) for position in range(index, index + count)]
+    chosen = _settings(settings, config)
+    refs = [_ref(source.dataset, chosen, seed, position) for position in range(index, index + count)]
     for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs], source):
         if result.task is None:
             raise CommandError(result.detail)
@@ -85,12 +89,13 @@ def show(
 def score(
     dataset: Dataset,
     answer: Annotated[str, typer.Option(help="A completion's text; - reads standard input.")],
-    config: Config = "{}",
+    settings: Settings = "{}",
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0)] = 0,
     verifier: Judge = DEFAULT_VERIFIER,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
+    config: EarlierSettings = "",
 ) -> None:
     """Print the reward that the verifier gives to an answer."""
     from shared.tasks.sandbox import ScoringJob
@@ -98,7 +103,7 @@ def score(
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
     source = _source(dataset, verifier, columns)
-    (result,) = _run([ScoringJob(ref=_ref(source.dataset, config, seed, index), texts=[text])], source)
+    (result,) = _run([ScoringJob(ref=_ref(source.dataset, _settings(settings, config), seed, index), texts=[text])], source)
     if result.reason is not None:
         raise CommandError(result.detail)
     (reward,) = result.rewards
@@ -111,11 +116,12 @@ def score(
 def audit(
     datasets: Annotated[list[str] | None, typer.Argument(help="Names of datasets; all if omitted.")] = None,
     count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
-    config: Config = "{}",
+    settings: Settings = "{}",
     seed: Seed = 0,
     verifier: Judge = DEFAULT_VERIFIER,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
+    config: EarlierSettings = "",
 ) -> None:
     """Search for wrong answers that a verifier gives full marks: constants, echoes, right answers
     with text added or one thing changed.
@@ -129,10 +135,10 @@ def audit(
     unknown = sorted({name for name in names if not _is_file(name)} - set(dataset_names()))
     if unknown:
         raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` lists them")
-    failed = False
+    failed, chosen = False, _settings(settings, config)
     for name in names:
         source = _source(name, verifier, columns)
-        refs = [_ref(source.dataset, config, seed, index) for index in range(count)]
+        refs = [_ref(source.dataset, chosen, seed, index) for index in range(count)]
         found = _with_pool(partial(run_audit, refs=refs), source)
         if source.dataset not in found:
             raise CommandError(f"{name}: none of its first {count} tasks can be derived; `swarm task show {name}` says why")
@@ -207,13 +213,22 @@ def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], source: TaskSpec
         raise CommandError(str(error)) from None
 
 
-def _ref(dataset: str, config: str, seed: int, index: int) -> TaskRef:
+def _settings(settings: str, earlier: str) -> str:
+    if not earlier:
+        return settings
+    note(
+        "here --config is called --settings now, as --config is a file everywhere else; the earlier name goes with the next release"
+    )
+    return earlier
+
+
+def _ref(dataset: str, text: str, seed: int, index: int) -> TaskRef:
     try:
-        settings = json.loads(config)
+        settings = json.loads(text)
     except ValueError as error:
-        raise CommandError(f"--config is not JSON ({error}): write it like '{{\"max_terms\": 3}}'") from None
+        raise CommandError(f"--settings is not JSON ({error}): write it like '{{\"max_terms\": 3}}'") from None
     if not isinstance(settings, dict):
-        raise CommandError("--config must be a JSON object, like '{\"max_terms\": 3}'")
+        raise CommandError("--settings must be a JSON object, like '{\"max_terms\": 3}'")
     canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     try:
         return msgspec.convert({"dataset": dataset, "config": canonical, "seed": seed, "index": index}, TaskRef)

@@ -52,7 +52,10 @@ CHECKS = (
         "more waits than the budget covers (`verifier.intake_groups_per_s`, `max_sender_share`, `newcomer_share`)",
     ),
     Check(
-        Stage.UNREAD, Refusal.SURPLUS, "the same, and its sender has earned a whole share: it makes more than this node looks at"
+        Stage.UNREAD,
+        Refusal.SURPLUS,
+        "the same, and its sender has earned a whole share (it makes more than this node looks at), or it was in the stream before "
+        "this node looked",
     ),
     Check(Stage.PAYLOAD, Refusal.REFERENCE, "what it refers to is not a payload of its own, or does not have the announced hash"),
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),

@@ -78,6 +78,7 @@ class Intake:
         self._pool = pool
         self._figures = figures
         self._log = log
+        self._began_at = time.time()
         verifier, now_s = config.verifier, time.monotonic()
         self._reader = SwarmReader(config, node, figures)
         self._waiting: FairQueue[StoredMessage] = FairQueue(
@@ -182,10 +183,11 @@ class Intake:
         claimed = self._border.sender(sender, time.time())
         for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
             author = subjects.rollouts_author(lost.subject)
-            self._refused.refuse(Refused(self._beyond_budget(author), author, FLOODED), lost)
+            self._refused.refuse(Refused(self._beyond_budget(author, lost), author, FLOODED), lost)
 
-    def _beyond_budget(self, author: str | None) -> Refusal:
-        return beyond_budget(self._border.sender(author, time.time()).earned if author else 0.0)
+    def _beyond_budget(self, author: str | None, message: StoredMessage) -> Refusal:
+        earned = self._border.sender(author, time.time()).earned if author else 0.0
+        return beyond_budget(earned, backlog=message.stored_at <= self._began_at)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         """One message from the line to the scored stream. The border decides twice: on the bytes,
@@ -197,7 +199,7 @@ class Intake:
             return
         result = await self._score(sender, message.size_bytes, examined)
         if result.reason == CROWDED_OUT:
-            reason = self._beyond_budget(examined.sender)
+            reason = self._beyond_budget(examined.sender, message)
             self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined)
             return
         refused = self._border.conclude(examined, result, time.time())
@@ -242,7 +244,7 @@ class Intake:
         if isinstance(verdict, Candidate):
             if self._border.sender(verdict.sender, time.time()).known or self._charge(verdict, message.size_bytes):
                 return verdict
-            verdict = Refused(Refusal.FLOOD, verdict.sender, FLOODED)
+            verdict = Refused(self._beyond_budget(verdict.sender, message), verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
         if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES):
             blameless = verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING

@@ -17,7 +17,8 @@ class Refusal(Enum):
     FLOOD = "flood"
     """Beyond what this node looks at, of a sender that has earned no standing here."""
     SURPLUS = "surplus"
-    """The same of one that has: a fast honest node makes more than others can look at."""
+    """The same of one that has (a fast honest node makes more than others can look at), and of
+    anybody when it was in the stream before this node looked."""
     MALFORMED = "malformed"
     SCHEMA_VERSION = "schema_version"
     OTHER_SWARM = "other_swarm"
@@ -89,11 +90,14 @@ Only a body under a valid signature can be blamed on anyone, and only on the key
 """
 
 
-def beyond_budget(earned: float) -> Refusal:
+def beyond_budget(earned: float, *, backlog: bool = False) -> Refusal:
     """What a message is called that this node has no turn for, by the share that its sender has
     earned, in [0, 1]: a fast honest node is no attacker, and must not look like one.
+
+    backlog: the message was in the stream before this node looked. A node that joins knows nobody
+    yet, and what the others made while it was away is not a flood.
     """
-    return Refusal.SURPLUS if earned >= 1.0 else Refusal.FLOOD
+    return Refusal.SURPLUS if backlog or earned >= 1.0 else Refusal.FLOOD
 
 
 @dataclass(frozen=True, slots=True)

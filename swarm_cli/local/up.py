@@ -19,6 +19,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.known_datasets import check_datasets
 from swarm_cli.local.launch import GRACE_S, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import (
@@ -83,6 +84,7 @@ def up(
     if not verbose and "level" not in node_config.log.model_fields_set:
         os.environ["SWARM_LOG__LEVEL"] = "warning"
     check_objective(node_config)
+    check_datasets(node_config)
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):

@@ -27,7 +27,8 @@ SUMMARY_HEADER = (
 LEGEND = (
     "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks\n"
     "never trained on, (base): of the policy it began with; made, shared, taken, refused: rollout\n"
-    "groups; stale: policy versions between sampling and use"
+    "groups since each service started, written every 2 s (so shared may be ahead of made);\n"
+    "stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
 STATE_CHARACTERS = 80

@@ -31,7 +31,7 @@ def reward(scored: subprocess.CompletedProcess[bytes]) -> float:
 
 def test_score_prints_the_reward_of_right_wrong_and_hostile_answers_and_ends_with_zero() -> None:
     task = derive_task(TaskRef(dataset="gcd", config='{"max_value":90}', seed=3, index=5))
-    named = ("score", "gcd", "--seed", "3", "--index", "5", "--config", '{"max_value": 90}', "--json", "--answer")
+    named = ("score", "gcd", "--seed", "3", "--index", "5", "--settings", '{"max_value": 90}', "--json", "--answer")
     assert reward(swarm(*named, f"so <answer>{task.answer}</answer>")) == 1.0
     assert reward(swarm(*named, "-", given=str(task.answer).encode() + b"\n")) == 1.0
     assert reward(swarm(*named, "-", given=b"\xff\xfe\x00")) == 0.0
@@ -55,8 +55,8 @@ def test_what_does_not_exist_or_fit_is_a_sentence_and_another_exit_code() -> Non
     for arguments, said in (
         (("score", "gcdd", "--answer", "1"), b"did you mean gcd"),
         (("score", "GCD", "--answer", "1"), b"there is no such task"),
-        (("score", "gcd", "--answer", "1", "--config", "{max"), b"--config is not JSON"),
-        (("score", "gcd", "--answer", "1", "--config", '{"max_valu": 3}'), b"did you mean max_value"),
+        (("score", "gcd", "--answer", "1", "--settings", "{max"), b"--settings is not JSON"),
+        (("score", "gcd", "--answer", "1", "--settings", '{"max_valu": 3}'), b"did you mean max_value"),
         (("score", "composite", "--answer", "1"), b"composite cannot be used"),
         (("show", "gcd", "--index", "900000"), b"outside the dataset's 500 items"),
     ):

@@ -20,6 +20,11 @@ def test_what_a_sender_in_good_standing_makes_beyond_the_budget_is_surplus_and_a
     assert reasons == {"fast": Refusal.SURPLUS, "stranger": Refusal.FLOOD}
 
 
+def test_what_was_in_the_stream_before_a_node_joined_is_no_flood_although_it_knows_nobody() -> None:
+    assert beyond_budget(0.0, backlog=True) is Refusal.SURPLUS
+    assert beyond_budget(0.0) is Refusal.FLOOD
+
+
 def test_surplus_is_nobodys_fault_and_a_check_of_the_border_like_the_others() -> None:
     assert Refusal.SURPLUS not in BLAME
     (check,) = [check for check in CHECKS if check.refusal is Refusal.SURPLUS]
