@@ -84,6 +84,7 @@ def check(
         *([objective] if objective else []),
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
+        *tracker_problems(node_config),
         *([] if toy else model_problems(node_config.model)),
     ]
     warnings = ruinous_settings(node_config)
@@ -110,6 +111,13 @@ def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
         say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
     for sentence in warnings:
         say(f"warning: {sentence}")
+
+
+def tracker_problems(config: NodeConfig) -> list[str]:
+    """A sentence for each tracker whose package is missing, as the trainer would say."""
+    from services.trainer.tracking.extras import tracking_problems
+
+    return tracking_problems(config)
 
 
 def facts_of(model: ModelSection) -> tuple[int, bool]:
