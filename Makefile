@@ -33,7 +33,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Quiet about what is there already, not about what it does.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run dashboard watch test test-full test-containers check unit lint bench gpu-check chaos plot docs images clean clean-all venv
+.PHONY: help run dashboard watch test test-full test-containers test-cluster check unit lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -69,6 +69,9 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
+test-cluster: $(VENV)/.installed-test  ## Apply the overlays to a Kubernetes control plane with fake machines: KUBECONFIG's, else one it builds of Debian's packages
+	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
+
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about a minute; without mypy's cache half a minute more)
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto
@@ -82,7 +85,10 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
-gpu-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
+gpu-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to a Kubernetes control plane with fake machines: KUBECONFIG's, else one it builds of Debian's packages
+	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
+
+check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
 chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md
