@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from shared.runtime.watch_figures import Figures
 from swarm_cli.app import app
 from swarm_cli.nats.server_certificates import ask, follow, not_after
-from tests.k8s.manifests import K8S, find, render, with_kind
+from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import swarm
 
@@ -190,3 +190,25 @@ def test_the_watch_asks_the_port_at_which_all_servers_tell_their_figures() -> No
 def nats_config(objects: tuple[dict[str, object], ...]) -> str:
     (name,) = [each["metadata"]["name"] for each in objects if str(each["metadata"]["name"]).startswith("nats-config-")]  # type: ignore[index]
     return str(name)
+
+
+def test_cert_manager_makes_the_secret_that_the_servers_mount_for_their_names_and_renews_it_before_the_alert() -> None:
+    objects = render("cluster-cert-manager")
+    certificates = {each["spec"]["secretName"]: each["spec"] for each in with_kind(objects, "Certificate")}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in with_kind(objects, "Issuer")}
+    server, authority = certificates["nats-server-tls"], certificates["nats-authority"]
+    assert issuers[server["issuerRef"]["name"]] == {"ca": {"secretName": "nats-authority"}}
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}} and authority["isCA"]
+    documented_names = re.search(r"names=(\S+)", documented(2))
+    assert documented_names is not None
+    by_hand = [name.partition(":")[2] for name in documented_names[1].split(",")]
+    assert [*server["dnsNames"], *server["ipAddresses"]] == by_hand
+    assert {"server auth", "client auth"} <= set(server["usages"])
+    rules = (K8S / "components/monitoring/rules/swarm.yaml").read_text()
+    warned = re.search(r"swarm_nats_certificate_expiry_timestamp_seconds - time\(\)\)\s+< (\d+) \* 86400", rules)
+    assert warned is not None and int(server["renewBefore"].removesuffix("h")) > int(warned[1]) * 24
+    for workload in workloads(objects):
+        for volume in pod_of(workload)["volumes"]:
+            if volume["name"] == "ca":
+                (source,) = volume["projected"]["sources"]
+                assert source["secret"] == {"name": "nats-server-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
