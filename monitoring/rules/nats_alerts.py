@@ -59,6 +59,16 @@ RULES: tuple[Alert, ...] = (
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
+        name="NatsCertificateExpires",
+        expr="min by (job, server) (swarm_nats_certificate_expiry_timestamp_seconds - time()) < 14 * 86400",
+        hold="10m",
+        severity=Severity.WARNING,
+        summary="The certificate of NATS server {{ $labels.server }} runs out in {{ $value | humanizeDuration }}",
+        description="{{ $labels.server }} shows a certificate that lasts less than 14 days. Once it has run out nobody connects to "
+        "that server any more, neither clients nor the other servers; connections that are open stay so until they break.",
+        dashboard=NATS_DASHBOARD,
+    ),
+    Alert(
         name="NatsStreamNearlyFull",
         expr="""
         max by (job, account, stream_name) (

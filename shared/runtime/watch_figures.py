@@ -24,3 +24,10 @@ class Figures:
             "swarm_nats_advisories_unreadable", "Advisories of JetStream that could not be read.", registry=registry
         )
         self.listening = Gauge("swarm_nats_watch_listening", "1 while the watch is connected and listens.", registry=registry)
+        self.certificates = Gauge(
+            "swarm_nats_certificate_expiry_timestamp_seconds",
+            "Unix time at which the certificate runs out that a NATS server shows now, as the server itself says; only with "
+            "`swarm nats watch --monitor`.",
+            ["server"],
+            registry=registry,
+        )

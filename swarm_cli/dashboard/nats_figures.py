@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from swarm_cli.nats.server_certificates import not_after
+
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
 _STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}
 _CONSUMER = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
@@ -65,6 +67,8 @@ def exposition(monitor_url: str) -> str:
     varz, jsz = _get(f"{monitor_url}/varz"), _get(f"{monitor_url}/jsz?consumers=true&config=true&raft=true")
     name = varz["server_name"]
     lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
+    if (ends := not_after(varz)) is not None:  # in a cluster from `swarm nats watch`: the exporter leaves it out
+        lines.append(_line("swarm_nats_certificate_expiry_timestamp_seconds", ends, {"server": name}))
     status = _get(f"{monitor_url}/healthz")["status"]
     lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
     lines += _jetstream(jsz, name)

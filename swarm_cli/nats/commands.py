@@ -35,12 +35,15 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
 from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
 
 nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)
+
+nats_app.command("certificates")(certificates)
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -226,6 +229,10 @@ def watch_requests(
     host: Annotated[str, typer.Option(help="Address of /metrics, /livez and /readyz.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Their port; 0: any free.")] = 9405,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server when starting, in seconds.")] = 30.0,
+    monitor: Annotated[
+        list[str] | None,
+        typer.Option(help="Also watch when the certificate of the server with this monitoring port runs out: http://HOST:8222."),
+    ] = None,
 ) -> None:
     """Count and log every JetStream API request that neither a role nor an operator should have
     made.
@@ -235,7 +242,7 @@ def watch_requests(
         url=url, name="watch", key_file=str(key), ca_file=str(ca) if ca is not None else None, inbox_prefix="_INBOX_watch"
     )
     try:
-        asyncio.run(watch(options, host, port, timeout_s=timeout_s))
+        asyncio.run(watch(options, host, port, timeout_s=timeout_s, monitors=monitor or []))
     except (TransportError, FatalError) as error:
         raise CommandError(str(error)) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ from shared.runtime.tasks import sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.options import Options
+from swarm_cli.nats.server_certificates import follow
 
 log = structlog.get_logger(__name__)
 
@@ -77,8 +79,10 @@ class Watch:
             log.info("nats_operator_request", account=account, **quoted)
 
 
-async def watch(options: Options, host: str, port: int, *, timeout_s: float) -> None:
-    """Connect and watch until SIGTERM. Passes on errors of connecting and of opening the port."""
+async def watch(options: Options, host: str, port: int, *, timeout_s: float, monitors: Sequence[str] = ()) -> None:
+    """Connect and watch until SIGTERM. Passes on errors of connecting and of opening the port.
+    `monitors`: monitoring ports of servers whose certificates are watched too.
+    """
     stopping, heartbeat = asyncio.Event(), Heartbeat()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -89,14 +93,16 @@ async def watch(options: Options, host: str, port: int, *, timeout_s: float) -> 
         return None if watching and watching[0].listening else "not listening to the server's advisories"
 
     registry = service_registry(lambda: not_ready_because() is None)
-    watching.append(Watch(connection, Figures(registry)))
+    figures = Figures(registry)
+    watching.append(Watch(connection, figures))
     server = HealthServer(host, port, registry, heartbeat, not_ready_because)
     beating = asyncio.create_task(heartbeat.beat())
+    asking = asyncio.create_task(follow(monitors, figures, stopping)) if monitors else None
     try:
         await connection.open(timeout_s)
         log.info("watching", url=options.url, metrics_port=server.port)
         await watching[0].run(stopping)
     finally:
-        await cancel_and_wait(beating)
+        await cancel_and_wait(beating, asking)
         server.close()
         await connection.close()

@@ -53,6 +53,7 @@ VARIANTS = {
     "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring"))),
     "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
     "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (TOP, "swarm-streams"), (EVERY, "nats-tls-client"))),
+    "cluster-cert-manager": Variant("cluster", on=((TOP, "cert-manager"), (TOP, "nats-watch"))),
     "cluster-gpu-operator": Variant(
         "cluster", on=tuple((f"nodes/{node}/kustomization.yaml", "gpu-nvidia-operator") for node in ("alpha", "beta", "gamma"))
     ),

@@ -20,6 +20,8 @@ from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, re
 SCHEMAS = Path(__file__).parent / "schemas"
 NEWEST_MINORS = all_versions()[-3:]
 CUSTOM = {
+    ("cert-manager.io/v1", "Certificate"),
+    ("cert-manager.io/v1", "Issuer"),
     ("keda.sh/v1alpha1", "ScaledObject"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
@@ -70,10 +72,13 @@ def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unkno
         ("ScaledObject", ("spec",), "scaleTargetReference"),
         ("PodMonitor", ("spec", "podMetricsEndpoints", 0), "scrape_interval"),
         ("PrometheusRule", ("spec", "groups", 0, "rules", 0), "expression"),
+        ("Certificate", ("spec",), "dnsName"),
+        ("Issuer", ("spec", "selfSigned"), "secretName"),
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], field: str) -> None:
-    each = json.loads(json.dumps(with_kind(render("cluster-everything"), kind)[0]))
+    objects = render("cluster-everything") + render("cluster-cert-manager")
+    (each,) = [json.loads(json.dumps(each)) for each in with_kind(objects, kind)][-1:]
     assert problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]) is None
     place = each
     for step in where:
@@ -82,7 +87,9 @@ def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], fiel
     assert field in str(problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]))
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if not {"watched", "keda", "everything"} & set(name.split("-"))])
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if not {"watched", "keda", "everything", "cert"} & set(name.split("-"))]
+)
 def test_without_the_components_that_want_operators_there_is_no_custom_resource(variant: str) -> None:
     for each in render(variant):
         group = each["apiVersion"].partition("/")[0]

@@ -1,0 +1,145 @@
+"""`swarm nats certificates`: how long the certificates of servers and files last."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from cryptography import x509
+
+from shared.config import NodeConfig
+from shared.text import visible
+from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.errors import CommandError
+
+DEFAULT_PORT = 4222
+ANSWER_S = 5.0
+_INFO_BYTES = 65_536
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A certificate, where it was found and when it runs out."""
+
+    where: str
+    subject: str
+    ends: datetime
+
+    def days_left(self, now: datetime) -> float:
+        """Negative once it has run out."""
+        return (self.ends - now).total_seconds() / _DAY_S
+
+
+def certificates(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="PEM files, and servers as tls://HOST:PORT (a client or leaf port), also several separated by commas.  "
+            "[default: servers and authorities of the configuration]"
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=0, help="Exit with 1 if a certificate lasts less than this many days.")] = 30,
+    config: ConfigOption = None,
+) -> None:
+    """Print the days that each certificate has left, the shortest first.
+
+    A server is asked what it shows now, which differs from its file until it is reloaded. Nothing
+    is verified, so that a certificate that has run out can be looked at, and no key is shown.
+    """
+    wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",") if part]
+    if not wanted:
+        raise CommandError("the configuration names no server with TLS and no authority: name files or tls://HOST:PORT")
+    now = datetime.now(UTC)
+    found = sorted((each for name in wanted for each in _look(name)), key=lambda each: each.ends)
+    for each in found:
+        typer.echo(_line(each, now))
+    short = [each for each in found if each.days_left(now) < days]
+    if short:
+        raise CommandError(
+            f"{len(short)} of {len(found)} certificates last less than {days} days: renew them and reload their servers "
+            '(docs/operations.md, "Rotate a certificate")'
+        )
+
+
+def read_pem(text: bytes, where: str) -> list[Found]:
+    """The certificates of a PEM file. Raises CommandError if it has none."""
+    try:
+        return [_found(each, where) for each in x509.load_pem_x509_certificates(text)]
+    except ValueError:
+        raise CommandError(f"{where} has no certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+
+
+def shown_by(url: str) -> Found:
+    """The certificate that a NATS server shows a client, or a leaf, that connects now.
+
+    Raises:
+        CommandError: nobody answers, or not as a NATS server with TLS.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    # Not even by name: what is asked is how long it lasts, and an outdated one is the point.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
+            _expect_tls(connection, url)
+            with context.wrap_socket(connection, server_hostname=host) as session:
+                shown = session.getpeercert(binary_form=True)
+    except OSError as error:
+        raise CommandError(f"{url}: {error}: is the server up, and is this the port of its clients or leaves?") from None
+    if not shown:
+        raise CommandError(f"{url}: the server shows no certificate")
+    return _found(x509.load_der_x509_certificate(shown), url)
+
+
+def _expect_tls(connection: socket.socket, url: str) -> None:
+    """Read the line that a NATS server begins with, in the clear, and refuse one without TLS. Byte
+    by byte, because TLS follows and its bytes are not for us.
+    """
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _INFO_BYTES:
+        byte = connection.recv(1)
+        if not byte:
+            break
+        line += byte
+    try:
+        said = json.loads(line.removeprefix(b"INFO "))
+    except ValueError:
+        raise CommandError(f"{url}: no NATS server answers there") from None
+    if not (said.get("tls_required") or said.get("tls_available")):
+        raise CommandError(f"{url}: this server has no TLS, so it shows no certificate")
+
+
+def _look(name: str) -> Sequence[Found]:
+    if "://" in name:
+        return [shown_by(name)]
+    try:
+        return read_pem(Path(name).read_bytes(), name)
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _configured(config: NodeConfig) -> list[str]:
+    """The servers with TLS and the authorities of a node, each once."""
+    nats = config.nats
+    urls = [url for url in (nats.node_url, nats.swarm_url) if url is not None and url.startswith("tls://")]
+    return list(dict.fromkeys(part for part in (*urls, nats.node_ca_file, nats.swarm_ca_file) if part))
+
+
+def _found(certificate: x509.Certificate, where: str) -> Found:
+    return Found(where, certificate.subject.rfc4514_string(), certificate.not_valid_after_utc)
+
+
+def _line(found: Found, now: datetime) -> str:
+    left = found.days_left(now)
+    days = f"{int(left)} days left" if left >= 0 else f"ran out {int(-left)} days ago"
+    return f"{days}, until {found.ends:%Y-%m-%d %H:%M} UTC: {visible(found.where)} ({visible(found.subject)})"

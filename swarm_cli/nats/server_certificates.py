@@ -1,0 +1,78 @@
+"""When the certificates of servers run out, as the servers themselves say at their monitoring port
+(`tls_cert_not_after` of /varz).
+
+Why here: prometheus-nats-exporter passes on numbers and two dates of /varz, and this is not one of
+them (0.18, `objectToMetrics`). A process that is connected sees the certificate of its connection,
+which may be older than the one that the server shows since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from shared.runtime.tasks import sleep_unless_stopped
+from shared.runtime.watch_figures import Figures
+
+log = structlog.get_logger(__name__)
+
+EVERY_S = 60.0
+ANSWER_S = 5.0
+_MOST_BYTES = 2**20
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def not_after(varz: dict[str, Any]) -> float | None:
+    """Unix time at which a server's certificate runs out; None where it has none. Raises ValueError
+    for what is no date.
+    """
+    said = str(varz.get("tls_cert_not_after") or "")
+    # Go's zero time stands for no certificate.
+    return datetime.fromisoformat(said).timestamp() if said and not said.startswith("0001-") else None
+
+
+def ask(monitors: Sequence[str]) -> dict[str, float]:
+    """When the certificate of each server runs out, by the server's name. A host name may stand for
+    several servers, as that of a headless Service does. Servers that do not answer are left out.
+    """
+    found: dict[str, float] = {}
+    for url in (each for monitor in monitors for each in _each_address(monitor)):
+        try:
+            with _NO_PROXY.open(f"{url}/varz", timeout=ANSWER_S) as answer:
+                varz = json.loads(answer.read(_MOST_BYTES))
+            ends = not_after(varz)
+        except (OSError, ValueError) as error:
+            log.warning("server_not_asked", url=url, error=repr(error))
+            continue
+        if ends is not None:
+            found[str(varz["server_name"])] = ends
+    return found
+
+
+async def follow(monitors: Sequence[str], figures: Figures, stopping: asyncio.Event) -> None:
+    """Ask again and again until `stopping` is set."""
+    while not stopping.is_set():
+        found = await asyncio.to_thread(ask, monitors)
+        figures.certificates.clear()
+        for server, ends in found.items():
+            figures.certificates.labels(server).set(ends)
+        await sleep_unless_stopped(stopping, EVERY_S)
+
+
+def _each_address(monitor: str) -> Iterator[str]:
+    parts = urlsplit(monitor)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 8222, type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("server_not_asked", url=monitor, error=repr(error))
+        return
+    for host in sorted({str(address[0]) for *_, address in found}):
+        yield f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 8222}"

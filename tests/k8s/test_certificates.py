@@ -1,0 +1,214 @@
+"""The servers' certificate is rotated by the steps of docs/operations.md on three real servers of
+the rendered cluster, while a client is at work; `swarm nats certificates` tells how long each has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import nats
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner, Result
+
+from shared.runtime.watch_figures import Figures
+from swarm_cli.app import app
+from swarm_cli.nats.server_certificates import ask, follow, not_after
+from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
+from tests.k8s.rendered_server import RenderedServer
+from tests.secured_server import swarm
+
+PAGE = (K8S.parent / "docs" / "operations.md").read_text()
+SECTION = PAGE.partition("\n## Rotate a certificate\n")[2].partition("\n### ")[0]
+FIGURE = "swarm_nats_certificate_expiry_timestamp_seconds"
+
+
+def documented(step: int) -> str:
+    """The command lines of a numbered step."""
+    text = re.split(r"^\d\. ", SECTION, flags=re.MULTILINE)[step]
+    return "\n".join(re.findall(r"^       (\S.*)$", text, re.MULTILINE))
+
+
+def new_certificate(folder: Path, days: int) -> None:
+    """Step 2, in a folder with the authority: new.crt and new.key."""
+    commands = documented(2).replace("-days 365", f"-days {days}")
+    done = subprocess.run(["bash", "-euc", commands], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0 and "new.crt: OK" in done.stdout, done.stderr
+
+
+def certificates(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["nats", "certificates", *arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a certificate of it for ten days, keys and accounts."""
+    folder = tmp_path_factory.mktemp("authority")
+    authority = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=ca -keyout ca.key -out ca.crt"
+    )
+    subprocess.run(authority.split(), cwd=folder, capture_output=True, timeout=30, check=True)
+    new_certificate(folder, 10)
+    swarm("nats", "keys", "alpha", "operator", "--folder", str(folder / "keys"))
+    accounts = ("--accounts-only", "--plane", "both", "--nodes", "alpha", "--folder", str(folder / "keys"))
+    (folder / "accounts.conf").write_text(swarm("nats", "config", *accounts))
+    return folder
+
+
+def secret(folder: Path) -> dict[str, str]:
+    """Secret nats-server-tls, as step 3 makes it."""
+    files = {"tls.crt": "new.crt", "tls.key": "new.key", "ca.crt": "ca.crt"}
+    assert all(f"--from-file={key}" + (f"={file}" if key != file else "") in documented(3) for key, file in files.items())
+    return {key: (folder / file).read_text() for key, file in files.items()}
+
+
+@pytest.fixture
+def servers(folder: Path, tmp_path: Path) -> Iterator[list[RenderedServer]]:
+    objects = render("cluster")
+    made = [RenderedServer(objects, tmp_path / f"nats-{index}", f"nats-{index}") for index in range(3)]
+    for server in made:
+        server.swaps |= {f"nats-{index}.nats-headless:6222": f"127.0.0.1:{other.ports[6222]}" for index, other in enumerate(made)}
+        server.mount("nats-tls", secret(folder))
+        server.mount("nats-accounts", {"accounts.conf": (folder / "accounts.conf").read_text()})
+    for server in made:
+        server.start(wait=False)
+    for server in made:
+        server.wait()
+    yield made
+    for server in made:
+        server.end()
+
+
+def varz(server: RenderedServer) -> dict[str, object]:
+    found: dict[str, object] = json.load(urllib.request.urlopen(f"{server.monitor}/varz", timeout=10))
+    return found
+
+
+async def until_routed(servers: list[RenderedServer]) -> None:
+    deadline = time.monotonic() + 30
+    while [len(await routes(server)) for server in servers] != [2, 2, 2]:
+        assert time.monotonic() < deadline, servers[0].log[-3000:]
+
+
+async def routes(server: RenderedServer) -> set[str]:
+    answer = await asyncio.to_thread(urllib.request.urlopen, f"{server.monitor}/routez", None, 10)
+    return {each["remote_id"] for each in json.load(answer)["routes"]}
+
+
+async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay(
+    servers: list[RenderedServer], folder: Path
+) -> None:
+    await until_routed(servers)
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    lost: list[object] = []
+
+    async def on_lost(*what: object) -> None:
+        lost.append(what)
+
+    async def client(server: RenderedServer) -> nats.NATS:
+        key = str(folder / "keys/operator/swarm.nk")
+        told = {"disconnected_cb": on_lost, "error_cb": on_lost, "closed_cb": None}
+        return await nats.connect(server.url, nkeys_seed=key, tls=trust, allow_reconnect=False, **told)
+
+    at_work = [await client(server) for server in servers]
+    heard = await at_work[0].subscribe("work")
+    await at_work[0].flush()
+    registry, stopping = CollectorRegistry(), asyncio.Event()
+    figures = Figures(registry)
+
+    # 1. How long have they?
+    before = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "ca.crt"))
+    assert before.exit_code == 1
+    assert before.stdout.count("\n9 days left") == 2 and "\n3649 days left" in before.stdout
+    assert "3 of 4 certificates last less than 30 days" in str(before.exception)
+    days = [(not_after(varz(server)) or 0.0) - time.time() for server in servers]
+    assert all(9 * 86_400 < each <= 10 * 86_400 for each in days)
+
+    # 2 to 4. A new one, the Secret, a reload of each.
+    new_certificate(folder, 365)
+    assert "nats-server --signal reload=/run/nats/nats.pid" in documented(4)
+    for server in servers:
+        server.mount("nats-tls", secret(folder))
+        await asyncio.to_thread(server.reload)
+        await at_work[-1].publish("work", server.name.encode())
+        assert (await heard.next_msg(timeout=10)).data == server.name.encode()
+
+    # 5. Look.
+    after = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "ca.crt"))
+    assert after.exit_code == 0, after.output
+    assert after.stdout.count("364 days left") == 3
+    asking = asyncio.create_task(follow([server.monitor for server in servers], figures, stopping))
+    for _ in range(1500):
+        if registry.get_sample_value(FIGURE, {"server": "nats-2"}) is not None:
+            break
+        await asyncio.sleep(0.02)
+    stopping.set()
+    await asking
+    lasting = [(registry.get_sample_value(FIGURE, {"server": server.name}) or 0.0) for server in servers]
+    assert lasting == [not_after(varz(server)) for server in servers], "the server's own figure"
+    assert all(each.is_connected for each in at_work) and not lost, lost
+    newcomer = await client(servers[0])
+    for each in (*at_work, newcomer):
+        await each.close()
+
+
+def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certificate_too(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
+    for argument, said in (
+        ("tls://127.0.0.1:9", "is the server up"),
+        (str(tmp_path / "none.pem"), "cannot be read"),
+        (str(tmp_path / "key.pem"), "no certificate in PEM form"),
+    ):
+        result = certificates(argument)
+        assert result.exit_code != 0 and said in str(result.exception), (argument, result.exception)
+
+
+def test_a_server_without_tls_has_no_date_and_one_that_is_away_is_left_out() -> None:
+    assert not_after({}) is None and not_after({"tls_cert_not_after": "0001-01-01T00:00:00Z"}) is None
+    assert not_after({"tls_cert_not_after": "2027-01-01T00:00:00Z"}) == 1798761600.0
+    assert ask(["http://127.0.0.1:9", "http://no-such-host.invalid:8222"]) == {}
+
+
+def test_the_watch_asks_the_port_at_which_all_servers_tell_their_figures() -> None:
+    objects = render("cluster-watched")
+    watch = find(objects, "Deployment", "nats-watch")
+    arguments = watch["spec"]["template"]["spec"]["containers"][0]["args"]
+    monitor = arguments[arguments.index("--monitor") + 1]
+    (headless,) = [each for each in with_kind(objects, "Service") if f"http://{each['metadata']['name']}:8222" == monitor]
+    assert headless["spec"]["clusterIP"] == "None"
+    assert "http: 0.0.0.0:8222" in find(objects, "ConfigMap", nats_config(objects))["data"]["nats.conf"]
+
+
+def nats_config(objects: tuple[dict[str, object], ...]) -> str:
+    (name,) = [each["metadata"]["name"] for each in objects if str(each["metadata"]["name"]).startswith("nats-config-")]  # type: ignore[index]
+    return str(name)
+
+
+def test_cert_manager_makes_the_secret_that_the_servers_mount_for_their_names_and_renews_it_before_the_alert() -> None:
+    objects = render("cluster-cert-manager")
+    certificates = {each["spec"]["secretName"]: each["spec"] for each in with_kind(objects, "Certificate")}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in with_kind(objects, "Issuer")}
+    server, authority = certificates["nats-server-tls"], certificates["nats-authority"]
+    assert issuers[server["issuerRef"]["name"]] == {"ca": {"secretName": "nats-authority"}}
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}} and authority["isCA"]
+    documented_names = re.search(r"names=(\S+)", documented(2))
+    assert documented_names is not None
+    by_hand = [name.partition(":")[2] for name in documented_names[1].split(",")]
+    assert [*server["dnsNames"], *server["ipAddresses"]] == by_hand
+    assert {"server auth", "client auth"} <= set(server["usages"])
+    rules = (K8S / "components/monitoring/rules/swarm.yaml").read_text()
+    warned = re.search(r"swarm_nats_certificate_expiry_timestamp_seconds - time\(\)\)\s+< (\d+) \* 86400", rules)
+    assert warned is not None and int(server["renewBefore"].removesuffix("h")) > int(warned[1]) * 24
+    for workload in workloads(objects):
+        for volume in pod_of(workload)["volumes"]:
+            if volume["name"] == "ca":
+                (source,) = volume["projected"]["sources"]
+                assert source["secret"] == {"name": "nats-server-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
