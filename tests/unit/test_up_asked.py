@@ -16,15 +16,15 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
-from swarm_cli.local.control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
+from swarm_cli.run_control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
 RUN = """
 import json, sys
 from pathlib import Path
 from swarm_cli.local.asked import Asked
-from swarm_cli.local.control import answering, holding_run
+from swarm_cli.run_control import answering, holding_run
 from swarm_cli.local.launch import run_lines
 from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])
@@ -88,7 +88,8 @@ def test_what_a_killed_swarm_up_leaves_behind_stands_in_nobodys_way(tmp_path: Pa
         up.kill()
         up.wait()
         assert (folder / LOCK).read_text() == str(up.pid) and (folder / SOCKET).exists()
-        assert holder(folder) is None
+        # A child that it was starting as it was killed has the lock too, until it becomes a service.
+        until(lambda: holder(folder) is None, "nobody holds the run")
         again = started(folder, {"alpha-trainer": noting(tmp_path, "a")})
         until(lambda: holder(folder) == again.pid, "the next one holds the run")
         until(lambda: (folder / SOCKET).exists() and "processes" in asked_down(folder), "it can be asked")

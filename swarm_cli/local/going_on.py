@@ -1,0 +1,46 @@
+"""How a run is gone on with: the command that starts the same nodes in the same places again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shared.config import NodeConfig
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
+from swarm_cli.run_note import RunNote
+from swarm_cli.shipped import DEMO_CONFIG, shown
+
+
+def note_of(layout: Layout, config: NodeConfig, goes_on: str) -> RunNote:
+    """The note of nodes that run as `layout` says."""
+    given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
+    return RunNote(layout.url, given or "none", goes_on)
+
+
+def up_command(config: NodeConfig, layout: Layout) -> str:
+    """The `swarm up` that starts the same nodes in the same places again."""
+    return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
+
+
+def make_command(config: NodeConfig, layout: Layout) -> str:
+    """The same with make."""
+    flags = shlex.join(_options(config, replace(layout, nodes=Layout().nodes)))
+    nodes = f" NODES={layout.nodes}" if layout.nodes != Layout().nodes else ""
+    return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
+
+
+def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
+    """The options of `swarm up` that its defaults and `config` do not make up for."""
+    if layout.nodes != Layout().nodes:
+        yield from ("--nodes", str(layout.nodes))
+    for name in layout.names and layout.node_names:
+        yield from ("--name", name)
+    if layout.config != shown(DEMO_CONFIG):
+        yield from ("--config", str(layout.config))
+    if layout.nats_url:
+        yield from ("--nats-url", layout.nats_url)
+    elif layout.nats_port != DEFAULT_NATS_PORT:
+        yield from ("--nats-port", str(layout.nats_port))
+    if layout.base_port != config.http.base_port:
+        yield from ("--base-port", str(layout.base_port))
