@@ -61,9 +61,10 @@ class NodeSection(Section):
         ge=2,
         le=3600,
         description="A process of this node that is silent this long (suspended, cut off from NATS) may lose its place to another "
-        "one under the same name, and then writes nothing more. 30: a busy machine or a server that restarts costs nobody his "
-        "place. After a crash a restart on the same disk does not wait for it, unless the machine was started anew. The same for "
-        "all processes of the node.",
+        "one under the same name, and then ends; of what it had already sent, only a purge of its batch log or a piece of a policy "
+        "may still take effect. If nobody has taken its place, it goes on. 30: no process loses its place because a machine is "
+        "busy or a server restarts. After a crash on the same disk a restart does not wait for it, unless the machine was started "
+        "anew. The same for all processes of the node.",
     )
     var_dir: Path = Field(
         Path("var"),

@@ -43,6 +43,7 @@ def rollouts(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many groups, the newest.")] = 8,
     local: Annotated[bool, typer.Option("--local", help="Local groups alone.")] = False,
     foreign: Annotated[bool, typer.Option("--foreign", help="Foreign groups alone.")] = False,
+    trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
     sender: Annotated[str, typer.Option("--from", help="Groups of this node alone.")] = "",
     dataset: Annotated[str, typer.Option(help="Groups of this dataset alone.")] = "",
     group: Annotated[str, typer.Option(help="Groups alone whose id begins so.")] = "",
@@ -72,8 +73,10 @@ def rollouts(
             "--local and --foreign leave nothing together": local and foreign,
             "--right and --wrong leave nothing together": right and wrong,
             "--refused and --eval are other records than batches, one at a time": refused and bool(evaluated),
-            "--refused and --eval have no --step, --follow, --local, --foreign, --right or --wrong": (refused or bool(evaluated))
-            and (follow or step is not None or local or foreign or right or wrong),
+            "--refused and --eval have no --step, --follow, --local, --foreign, --trained, --right or --wrong": (
+                refused or bool(evaluated)
+            )
+            and (follow or step is not None or local or foreign or trained or right or wrong),
         }
     )
     choice = Choice(
@@ -88,7 +91,7 @@ def rollouts(
     elif evaluated:
         _evaluated(node_config, run, evaluated, limit, characters, as_json)
     else:
-        asyncio.run(_batched(node_config, node_url, run, choice, step, limit, follow, characters, as_json))
+        asyncio.run(_batched(node_config, node_url, run, choice, step, limit, follow, trained, characters, as_json))
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -105,22 +108,30 @@ async def _batched(
     step: int | None,
     limit: int,
     follow: bool,
+    trained: bool,
     characters: int,
     as_json: bool,
 ) -> None:
     """Show the groups of batches."""
     records = TrainedRecords(record_folder(config, run))
+    if trained and records.folder is None:
+        raise CommandError(
+            f"--trained needs the trainer's records, and there are none of {config.node.id} in {config.node.var_dir}/runs: "
+            "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
+        )
     view = View(terminal(), Judge(config), characters)
-    shown = 0
-    async for found in _groups(config, url, choice, step, limit, follow, records):
+    shown, newest = 0, None
+    async for found in _groups(config, url, choice, step, limit, follow, records, trained=trained):
         fate = fate_of(records, found.batch.number, found.item.scored.group_id)
         if as_json:
             typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
         else:
             show(found, fate, choice, view)
-        shown += 1
+        shown, newest = shown + 1, fate
     if not shown:
-        note(f"no group of {config.node.id} is such, in the batches that are kept (at most {BATCHES_READ} were looked at)")
+        note(f"no group in the batches of {config.node.id} matches; at most {BATCHES_READ} batches were searched")
+    elif newest is not None and newest.yet:
+        note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
 
 
 def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool) -> None:
@@ -152,7 +163,15 @@ def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: 
 
 
 async def _groups(
-    config: NodeConfig, url: str, choice: Choice, step: int | None, limit: int, follow: bool, records: TrainedRecords
+    config: NodeConfig,
+    url: str,
+    choice: Choice,
+    step: int | None,
+    limit: int,
+    follow: bool,
+    records: TrainedRecords,
+    *,
+    trained: bool,
 ) -> AsyncIterator[BatchedGroup]:
     """The place in the log is taken before the newest batches are printed: a batch that comes
     meanwhile is then shown by `follow`, neither twice nor never.
@@ -163,17 +182,19 @@ async def _groups(
         reader = BatchReader(plane, config.node.id)
         if step is not None:
             for found in choice.groups(await reader.batch_at(step)):
-                yield found
+                if not trained or _was_trained(records, found):
+                    yield found
             return
         place = await reader.last_seq()
-        for found in await _newest(reader, place, choice, limit):
+        for found in await _newest(reader, place, choice, limit, records if trained else None):
             yield found
         while follow:
             async for seq, batch in reader.after(place):
                 place = seq
                 await _until_trained(records, batch.number)
                 for found in choice.groups(batch):
-                    yield found
+                    if not trained or _was_trained(records, found):
+                        yield found
             await asyncio.sleep(FOLLOW_INTERVAL_S)
     finally:
         await plane.close()
@@ -187,11 +208,20 @@ async def _until_trained(records: TrainedRecords, step: int) -> None:
         waited += FOLLOW_INTERVAL_S / 4
 
 
-async def _newest(reader: BatchReader, last_seq: int, choice: Choice, limit: int) -> list[BatchedGroup]:
-    """The newest groups up to a place in the log that are asked for, oldest first."""
+def _was_trained(records: TrainedRecords, found: BatchedGroup) -> bool:
+    return fate_of(records, found.batch.number, found.item.scored.group_id).trained
+
+
+async def _newest(
+    reader: BatchReader, last_seq: int, choice: Choice, limit: int, trained: TrainedRecords | None
+) -> list[BatchedGroup]:
+    """The newest groups up to a place in the log that are asked for, oldest first. trained: only
+    those that it says were trained on.
+    """
     found: list[BatchedGroup] = []
     async for batch in reader.back_from(last_seq):
-        found = [*choice.groups(batch), *found]
+        groups = choice.groups(batch)
+        found = [*(group for group in groups if trained is None or _was_trained(trained, group)), *found]
         if len(found) >= limit:
             break
     return found[-limit:]

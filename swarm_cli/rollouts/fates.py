@@ -31,6 +31,11 @@ class Fate:
     group: TrainedGroup | None
     yet: bool = False
 
+    @property
+    def trained(self) -> bool:
+        """Whether a step has trained on the group."""
+        return self.group is not None and self.group.fate == "trained"
+
     def sentence(self) -> str:
         """What became of the group."""
         if self.yet:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.trainer.trained import trained_line
 from shared.contracts.codec import encode
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.contracts.sampler_state import SamplerState
@@ -141,6 +142,27 @@ async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server:
         assert [(each["text"], each["reward"]) for each in found["completions"]] == [(text, reward)]  # type: ignore[attr-defined]
 
 
+async def test_only_groups_that_a_step_trained_on_are_shown_where_that_is_asked(server: NatsServer, tmp_path: Path) -> None:
+    batches = [mixed(number) for number in range(1, 6)]
+    await written(server.url, batches)
+    refused = swarm(server, "--trained", var_dir=tmp_path)
+    assert refused.returncode == 1 and "--trained needs the trainer's records" in refused.stderr
+    folder = tmp_path / "runs" / "one" / "alpha"
+    folder.mkdir(parents=True)
+    for batch_made in batches[:4]:
+        local, foreign = (item.scored.group_id for item in batch_made.items)
+        groups = [
+            {"id": local, "origin": "local", "sender": "alpha", "fate": "trained", "answers": []},
+            {"id": foreign, "origin": "external", "sender": "beta", "fate": "absurd", "answers": []},
+        ]
+        with (folder / "trained.jsonl").open("a") as file:
+            file.write(trained_line(batch_made.number, 2.0, updated=True, updates=1, groups=groups) + "\n")
+    newest = swarm(server, "--limit", "1", var_dir=tmp_path)
+    assert "not trained on yet" in newest.stdout and "--trained" in newest.stderr
+    trained = objects(swarm(server, "--limit", "2", "--trained", "--json", var_dir=tmp_path))
+    assert [(each["step"], each["origin"]) for each in trained] == [(3, "local"), (4, "local")]
+
+
 async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> None:
     nothing = swarm(server)
     assert nothing.returncode == 1 and "this server has no batch log of alpha" in nothing.stderr
@@ -149,7 +171,7 @@ async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> Non
         gone = swarm(server, "--step", step)
         assert gone.returncode == 1 and "it holds steps 3 to 5" in gone.stderr
     none = swarm(server, "--dataset", "countdown")
-    assert none.returncode == 0 and none.stdout == "" and "no group of alpha is such" in none.stderr
+    assert none.returncode == 0 and none.stdout == "" and "no group in the batches of alpha matches" in none.stderr
     both = swarm(server, "--right", "--wrong")
     assert both.returncode == 1 and "leave nothing together" in both.stderr
 

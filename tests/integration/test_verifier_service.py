@@ -419,3 +419,18 @@ async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path
     metrics = generate_latest(registry).decode()
     assert 'swarm_rollout_publish_total{plane="swarm",result="dropped"} 5.0' in metrics
     assert f"swarm_outbox_groups {MAX_GROUPS}.0" in metrics
+
+
+async def test_a_node_that_joins_a_swarm_with_a_long_past_takes_nobody_for_a_flood(nats_server: MakeServer, tmp_path: Path) -> None:
+    url = nats_server().url
+    config = configured("alpha", url, tmp_path, intake_groups_per_s=1.0, intake_look_factor=1000.0)
+    key = SigningKey(new_seed())
+    swarm = await connect(url, name="beta")
+    await prepare_swarm_streams(swarm, create=True)
+    for index in range(600):
+        payload = encode(sign(group("beta", index), key, share_tokens=True))
+        await swarm.publish(subjects.rollouts("beta"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
+    await swarm.close()
+    async with verifier(config) as context:
+        await until(lambda: context.status.get("refused") > 50)
+        assert context.status.get("refused_surplus") > 0 == context.status.get("refused_flood")
