@@ -58,6 +58,9 @@ SECRETS = {
     "nats-watch": {"watch.nk"},
     "swarm-operator": {"swarm.nk"},
 }
+OUTSIDE_SECRETS = {"nats-hub-keys": set[str](), "delta-swarm": {"url", "swarm.nk", "ca.crt"}}
+OUTSIDE_CONFIG_MAPS = {"nats-hub": {"ca.crt"}}
+"""Of a site whose swarm is elsewhere; the seeds are named after its nodes."""
 CONFIG_MAPS = {"nats-ca": {"ca.crt"}, "swarm-roster": {"roster.txt"}}
 
 
@@ -138,7 +141,11 @@ def test_all_services_of_a_node_agree_on_servers_copies_and_the_way_of_policies(
     for workload, container in services(objects):
         config = loaded(objects, workload, container, tmp_path, monkeypatch)
         scheme = "tls" if secured else "nats"
-        assert config.nats.node_url == config.nats.swarm_url == f"{scheme}://{name_of(server)}:{server['spec']['ports'][0]['port']}"
+        swarm_url = config.nats.swarm_url
+        if any(entry["name"] == "SWARM_NATS__SWARM_URL" for entry in container["env"]):
+            assert variant == "joined" and role_of(workload) == "verifier"
+            swarm_url = config.nats.node_url  # it is elsewhere, as a Secret says
+        assert config.nats.node_url == swarm_url == f"{scheme}://{name_of(server)}:{server['spec']['ports'][0]['port']}"
         assert config.nats.replicas == config.nats.swarm_replicas == replicas
         assert config.nats.create_streams is not secured
         assert bool(config.nats.node_key_file) == bool(config.nats.node_ca_file) == secured
@@ -174,6 +181,7 @@ def test_every_config_map_and_secret_and_key_that_is_used_exists_or_is_one_that_
     secrets = SECRETS | {f"{node}-{name}": keys for node in nodes for name, keys in NODE_SECRETS.items()}
     maps = CONFIG_MAPS | {name_of(each): set(each["data"]) for each in with_kind(objects, "ConfigMap")}
     assert not with_kind(objects, "Secret"), "secrets are named, never stored"
+    secrets, maps = secrets | OUTSIDE_SECRETS, maps | OUTSIDE_CONFIG_MAPS
     for workload in workloads(objects):
         for kind, name, keys in references(workload):
             held = (secrets if kind == "Secret" else maps).get(name)
@@ -199,6 +207,9 @@ def test_the_commands_of_the_operations_page_make_every_secret_that_is_named() -
     assert made == SECRETS | CONFIG_MAPS | expected
 
 
+KINDS = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+
+
 def references(workload: Object) -> list[tuple[str, str, set[str]]]:
     """What a pod refers to: kind, name and the keys it picks."""
     found: list[tuple[str, str, set[str]]] = []
@@ -210,7 +221,8 @@ def references(workload: Object) -> list[tuple[str, str, set[str]]]:
                 name = source["secret"].get("secretName") or source["secret"]["name"]
                 found.append(("Secret", name, picked(source["secret"])))
     for container in containers(workload):
-        found += [("ConfigMap", source["configMapRef"]["name"], set()) for source in container.get("envFrom", [])]
+        for source in container.get("envFrom", []):
+            found += [(KINDS[field], each["name"], set()) for field, each in source.items()]
         for entry in container.get("env", []):
             for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
                 if chosen := entry.get("valueFrom", {}).get(field):
