@@ -35,6 +35,7 @@ from shared.identity.permissions import (
     swarm_observer,
 )
 from shared.roles import ROLES
+from swarm_cli.nats.storage import Storage
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
 """A variable that only the accounts' lines define, for a server setting that a reload may change;
@@ -42,6 +43,10 @@ its value is the server's default.
 """
 MAX_CONNECTIONS = 65536
 WATCH_ACCOUNT = "WATCH"
+MAX_PAYLOAD = 8 * 2**20
+"""As the servers have it, so that a server that takes more gives its members no more: a message
+that one server takes and the next does not would be lost between them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Limits:
     """Per connection; a site's leaf connection includes those of all its services."""
     leaves: int = 0
     """Leaf connections; they do not count among `connections`."""
+    payload: int = MAX_PAYLOAD
+    """Bytes of a message."""
 
 
 MEMBER_CONNECTIONS = 4
@@ -72,8 +79,8 @@ behind one leaf.
 """
 MEMBER_LEAVES = 4
 """A site's cluster of three, and one of before."""
-OBSERVER_LIMITS = Limits(connections=16, subscriptions=1024)
-"""All spectators together, who share one key."""
+OBSERVER_LIMITS = Limits(connections=16, subscriptions=1024, payload=64 * 1024)
+"""All spectators together, who share one key. They send nothing but requests."""
 ROLE_LIMITS = Limits(connections=256, subscriptions=1024)
 """A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and
 connects without end.
@@ -107,6 +114,8 @@ class Account:
     users: tuple[User, ...]
     limits: Limits
     """Of each guest."""
+    storage: Storage | None = None
+    """Of all its streams together; None: as much as the server has."""
 
     @property
     def operators(self) -> tuple[User, ...]:
@@ -156,14 +165,14 @@ def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS
     return Account("SWARM", tuple(users), Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES))
 
 
-def node_account(node: str, keys: Mapping[str, str]) -> Account:
+def node_account(node: str, keys: Mapping[str, str], storage: Storage | None = None) -> Account:
     """A node's plane: a user per role, and perhaps `operator`. Raises ValueError for a name that is
-    neither.
+    neither. `storage`: where the server has others' streams too.
     """
     users = tuple(
         User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
     )
-    return Account(f"NODE_{node.upper()}", users, ROLE_LIMITS)
+    return Account(f"NODE_{node.upper()}", users, ROLE_LIMITS, storage)
 
 
 def guest_account(account: Account, user: User) -> str:
@@ -222,7 +231,7 @@ def _with_streams(account: Account, *, watched: bool) -> list[str]:
             services.setdefault(subject, []).append(guest_account(account, user))
     return [
         f"  {account.name} {{",
-        "    jetstream: enabled",
+        f"    jetstream: {'enabled' if account.storage is None else account.storage.render()}",
         *_users(account.operators),
         "    exports: [",
         *(_export("service", subject, names) for subject, names in services.items()),
@@ -329,6 +338,7 @@ def _heard_by(listener: User, writer: User) -> list[str]:
 
 def _limits(limits: Limits) -> str:
     named = {"max_connections": limits.connections, "max_subscriptions": limits.subscriptions, "max_leafnodes": limits.leaves}
+    named["max_payload"] = limits.payload
     return f"    limits {{ {', '.join(f'{name}: {value}' for name, value in named.items())} }}"
 
 

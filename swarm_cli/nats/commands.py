@@ -38,6 +38,7 @@ from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, Upstr
 from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
+from swarm_cli.nats.storage import HOSTED_GIB, Storage
 from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
 
@@ -115,6 +116,14 @@ def print_config(
             "hold 96 MB of unread replies.",
         ),
     ] = MEMBER_CONNECTIONS,
+    node_storage_gib: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="What each node's streams may take, in GiB, all copies counted; 0: as much as the server has.  "
+            f"[default: {HOSTED_GIB} with --plane both, whose server several nodes share; else 0]",
+        ),
+    ] = None,
     accounts_only: Annotated[
         bool, typer.Option("--accounts-only", help="Print only accounts, users and permissions, for a file that includes them.")
     ] = False,
@@ -130,13 +139,16 @@ def print_config(
     """
     chosen = [part for entry in nodes for part in entry.split(",") if part]
     watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
+    storage = _storage(plane, node_storage_gib)
+    upstream = _upstream(hub_url, hub_domain, hub_ca, [_named(entry)[0] for entry in chosen], folder) if hub_url else None
     if accounts_only:
-        if hub_url or leaf_port:
-            raise CommandError("--accounts-only prints no leaf connections: omit --hub-url and --leaf-port, or --accounts-only")
+        if leaf_port:
+            raise CommandError("--accounts-only prints no leaf port: omit --leaf-port and put it into the file that includes them")
+        _check_leaves(plane, domain, leaf_port, hub_url)
         if store_dir:
             raise CommandError("--accounts-only prints only accounts: put store_dir into the file that includes them")
-        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
-        _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain), out)
+        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections, storage)
+        _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain, upstream=upstream), out)
         return
     if bool(tls_cert) != bool(tls_key):
         raise CommandError("--tls-cert and --tls-key belong together: give both or neither")
@@ -145,7 +157,7 @@ def print_config(
             f"without TLS anyone on the network path can read and change messages: {host} needs --tls-cert and --tls-key"
         )
     _check_leaves(plane, domain, leaf_port, hub_url)
-    accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections)
+    accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections, storage)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
     text = render(
         accounts,
@@ -157,7 +169,7 @@ def print_config(
         watch_key=watch_key,
         domain=domain or ("site" if hub_url else ""),
         leaf_port=leaf_port,
-        upstream=_upstream(hub_url, hub_domain, hub_ca, [_named(entry)[0] for entry in chosen], folder) if hub_url else None,
+        upstream=upstream,
     )
     _deliver(text, out)
 
@@ -248,7 +260,11 @@ def watch_requests(
 
 
 def accounts_for(
-    plane: Plane, nodes: dict[str, str | None], folder: Path, node_connections: int = MEMBER_CONNECTIONS
+    plane: Plane,
+    nodes: dict[str, str | None],
+    folder: Path,
+    node_connections: int = MEMBER_CONNECTIONS,
+    storage: Storage | None = None,
 ) -> list[Account]:
     """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
     the swarm plane.
@@ -258,7 +274,9 @@ def accounts_for(
     accounts: list[Account] = []
     if plane in (Plane.NODE, Plane.BOTH):
         users = (*ROLES, OPERATOR)
-        accounts += [node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}) for node in nodes]
+        accounts += [
+            node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}, storage) for node in nodes
+        ]
     if plane in (Plane.SWARM, Plane.BOTH):
         known = {node: given or _public_key(folder / node / "swarm.nk") for node, given in nodes.items()}
         observer = _key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
@@ -286,6 +304,11 @@ def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> No
         raise CommandError("--hub-url is for a site's server, which has only its nodes' planes: use --plane node")
     if not hub_url.startswith("tls://"):
         raise CommandError(f"--hub-url {hub_url}: anyone on the network path can read and change plain text: use tls://HOST:7422")
+
+
+def _storage(plane: Plane, gib: int | None) -> Storage | None:
+    chosen = gib if gib is not None else HOSTED_GIB if plane is Plane.BOTH else 0
+    return Storage(chosen) if chosen else None
 
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:

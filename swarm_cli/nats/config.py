@@ -66,15 +66,20 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def render_accounts_only(accounts: Sequence[Account], *, watch_key: str = "", domain: str = "") -> str:
-    """The accounts alone, for `include` in a file that says the rest, as the one of `k8s/base/nats`
-    does. That file must say `max_connections: $swarm_max_connections` after the include: a server
-    without these accounts would take anybody as a client."""
+def render_accounts_only(
+    accounts: Sequence[Account], *, watch_key: str = "", domain: str = "", upstream: Upstream | None = None
+) -> str:
+    """The accounts alone, and a site's connections to its hub, for `include` in a file that says
+    the rest, as the one of `k8s/base/nats` does. That file must say
+    `max_connections: $swarm_max_connections` after the include: a server without these accounts
+    would take anybody as a client.
+    """
     lines = [
         "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again; twice, seconds apart,",
         "#   nats-server --signal reload=PID      (each server's number, or its pid_file)",
         "# nats-server 2.15.1 gives an account that is new its imports at the second.",
-        *render_accounts(accounts, watch_key=watch_key, domain=domain),
+        *_leaves(None, "", 0, upstream),
+        *render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream),
     ]
     return "\n".join(lines) + "\n"
 

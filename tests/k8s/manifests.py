@@ -37,6 +37,7 @@ class Variant:
 
 
 TOP, EVERY = "kustomization.yaml", "every-node/kustomization.yaml"
+LEAF = ((TOP, "nats-tls"), (TOP, "nats-leaf"), (EVERY, "nats-tls-client"), (EVERY, "swarm-leaf"))
 VARIANTS = {
     "single-box": Variant("single-box"),
     "single-box-gpu": Variant("single-box", on=((EVERY, "gpu-nvidia"),)),
@@ -54,6 +55,11 @@ VARIANTS = {
     "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
     "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (TOP, "swarm-streams"), (EVERY, "nats-tls-client"))),
     "cluster-cert-manager": Variant("cluster", on=((TOP, "cert-manager"), (TOP, "nats-watch"))),
+    "cluster-exposed": Variant("cluster", on=((TOP, "nats-expose"),)),
+    "cluster-exposed-one-server": Variant("cluster", on=((TOP, "nats-expose"),), off=((TOP, "nats-cluster"),)),
+    "joined": Variant("joined"),
+    "joined-leaf": Variant("joined", on=LEAF, off=((EVERY, "swarm-outside"),)),
+    "joined-leaf-cluster": Variant("joined", on=((TOP, "nats-cluster"), *LEAF), off=((EVERY, "swarm-outside"),)),
     "cluster-gpu-operator": Variant(
         "cluster", on=tuple((f"nodes/{node}/kustomization.yaml", "gpu-nvidia-operator") for node in ("alpha", "beta", "gamma"))
     ),
@@ -183,7 +189,8 @@ def environment(objects: Iterable[Object], container: Object) -> dict[str, str |
     """
     found: dict[str, str | None] = {}
     for source in container.get("envFrom", []):
-        found |= find(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
+        if "configMapRef" in source:
+            found |= find(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     for entry in container.get("env", []):
         found[entry["name"]] = entry.get("value")
     return found

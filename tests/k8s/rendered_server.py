@@ -63,6 +63,15 @@ class RenderedServer:
             self.wait()
         return self
 
+    def check(self) -> str:
+        """What nats-server says of the configuration, without starting."""
+        for path in (self.folder / "etc/nats").iterdir():
+            self._write(path, path.read_text())
+        command = [find_binary(), "-t", "--config", str(self.file)]
+        return subprocess.run(
+            command, env=os.environ | self.environment, capture_output=True, text=True, timeout=30, check=False
+        ).stderr
+
     def wait(self) -> None:
         """Until it takes clients."""
         deadline = time.monotonic() + START_S

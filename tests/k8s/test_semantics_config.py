@@ -43,6 +43,9 @@ NOT_OURS = {"HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HOME", "MODEL", "REVISION"
 """Variables of other people's programs, and of NATS's configuration file."""
 HUB_TOKEN = {"token"}
 """Secret <node>-hub, which is a person's own; `swarm k8s secrets` makes the others."""
+OUTSIDE_SECRETS = {"nats-hub-keys": set[str](), "delta-swarm": {"url", "swarm.nk", "ca.crt"}}
+OUTSIDE_CONFIG_MAPS = {"nats-hub": {"ca.crt"}}
+"""Of a site whose swarm is elsewhere; the seeds are named after its nodes."""
 
 
 def made_by_command(kind: str, nodes: Iterable[str]) -> dict[str, set[str]]:
@@ -127,7 +130,11 @@ def test_all_services_of_a_node_agree_on_servers_copies_and_the_way_of_policies(
     for workload, container in services(objects):
         config = loaded(objects, workload, container, tmp_path, monkeypatch)
         scheme = "tls" if secured else "nats"
-        assert config.nats.node_url == config.nats.swarm_url == f"{scheme}://{name_of(server)}:{server['spec']['ports'][0]['port']}"
+        swarm_url = config.nats.swarm_url
+        if any(entry["name"] == "SWARM_NATS__SWARM_URL" for entry in container["env"]):
+            assert variant == "joined" and role_of(workload) == "verifier"
+            swarm_url = config.nats.node_url  # it is elsewhere, as a Secret says
+        assert config.nats.node_url == swarm_url == f"{scheme}://{name_of(server)}:{server['spec']['ports'][0]['port']}"
         assert config.nats.replicas == config.nats.swarm_replicas == replicas
         assert config.nats.create_streams is not secured
         assert bool(config.nats.node_key_file) == bool(config.nats.node_ca_file) == secured
@@ -164,12 +171,16 @@ def test_every_config_map_and_secret_and_key_that_is_used_exists_or_is_one_that_
     secrets |= {f"{node}-hub": HUB_TOKEN for node in nodes}
     maps = made_by_command("ConfigMap", []) | {name_of(each): set(each["data"]) for each in with_kind(objects, "ConfigMap")}
     assert not with_kind(objects, "Secret"), "secrets are named, never stored"
+    secrets, maps = secrets | OUTSIDE_SECRETS, maps | OUTSIDE_CONFIG_MAPS
     for workload in workloads(objects):
         for kind, name, keys in references(workload):
             held = (secrets if kind == "Secret" else maps).get(name)
             assert held is not None and keys <= held, f"{name_of(workload)}: {kind} {name} {sorted(keys)}"
             if kind == "Secret" and (node := node_of(workload)) and name not in shared:
                 assert name.startswith(f"{node}-"), f"{name_of(workload)} reads {name}"
+
+
+KINDS = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 
 
 def references(workload: Object) -> list[tuple[str, str, set[str]]]:
@@ -183,7 +194,8 @@ def references(workload: Object) -> list[tuple[str, str, set[str]]]:
                 name = source["secret"].get("secretName") or source["secret"]["name"]
                 found.append(("Secret", name, picked(source["secret"])))
     for container in containers(workload):
-        found += [("ConfigMap", source["configMapRef"]["name"], set()) for source in container.get("envFrom", [])]
+        for source in container.get("envFrom", []):
+            found += [(KINDS[field], each["name"], set()) for field, each in source.items()]
         for entry in container.get("env", []):
             for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
                 if chosen := entry.get("valueFrom", {}).get(field):

@@ -202,7 +202,7 @@ def test_digests_are_those_of_a_push_or_of_nothing_and_say_who_sets_them() -> No
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gpus_are_asked_for_only_where_the_component_is(variant: str) -> None:
-    with_component = VARIANTS[variant].overlay == "cluster" or "gpu" in variant
+    with_component = VARIANTS[variant].overlay in ("cluster", "joined") or "gpu" in variant
     for workload in workloads(render(variant)):
         pod, role = pod_of(workload), role_of(workload)
         wants = [container for container in pod["containers"] if "nvidia.com/gpu" in container["resources"]["limits"]]

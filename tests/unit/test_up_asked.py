@@ -88,7 +88,7 @@ def test_what_a_killed_swarm_up_leaves_behind_stands_in_nobodys_way(tmp_path: Pa
         up.kill()
         up.wait()
         assert (folder / LOCK).read_text() == str(up.pid) and (folder / SOCKET).exists()
-        # A child that it was starting as it was killed has the lock too, until it becomes a service.
+        # A child that it was starting as it was killed has the lock until it becomes a service.
         until(lambda: holder(folder) is None, "nobody holds the run")
         again = started(folder, {"alpha-trainer": noting(tmp_path, "a")})
         until(lambda: holder(folder) == again.pid, "the next one holds the run")
