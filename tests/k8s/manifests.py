@@ -36,7 +36,7 @@ class Variant:
     off: tuple[tuple[str, str], ...] = ()
 
 
-TOP, EVERY = "kustomization.yaml", "every-node/kustomization.yaml"
+TOP, EVERY, GAMMA = "kustomization.yaml", "every-node/kustomization.yaml", "nodes/gamma/kustomization.yaml"
 VARIANTS = {
     "single-box": Variant("single-box"),
     "single-box-gpu": Variant("single-box", on=((EVERY, "gpu-nvidia"),)),
@@ -47,16 +47,16 @@ VARIANTS = {
     "cluster-keda": Variant("cluster", on=((EVERY, "keda"),), off=((EVERY, "hpa"),)),
     "cluster-fixed-verifiers": Variant("cluster", off=((EVERY, "hpa"),)),
     "cluster-downloading": Variant("cluster", on=((EVERY, "model-download"),)),
-    "cluster-policies-by-volume": Variant(
-        "cluster", on=((EVERY, "policy-volume"),), off=(("nodes/gamma/kustomization.yaml", "policy-volume"),)
-    ),
+    "cluster-policies-by-volume": Variant("cluster", on=((EVERY, "policy-volume"),), off=((GAMMA, "policy-volume"),)),
     "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring"))),
     "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
-    "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (EVERY, "nats-tls-client"))),
+    "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (TOP, "nats-reload"), (EVERY, "nats-tls-client"))),
     "cluster-gpu-operator": Variant(
         "cluster", on=tuple((f"nodes/{node}/kustomization.yaml", "gpu-nvidia-operator") for node in ("alpha", "beta", "gamma"))
     ),
     "cluster-without-priorities": Variant("cluster", off=((TOP, "priorities"),)),
+    "cluster-generator-gpus": Variant("cluster", on=((GAMMA, "generator-gpus"),)),
+    "cluster-trainer-machines": Variant("cluster", on=((GAMMA, "trainer-machines"),)),
     "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
     "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),
     "cluster-everything": Variant(
@@ -144,8 +144,20 @@ def node_of(each: Object) -> str | None:
 
 
 def workloads(objects: Iterable[Object]) -> list[Object]:
-    """Everything that makes pods."""
-    return with_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod")
+    """Everything that makes pods. A LeaderWorkerSet makes pods from two templates and counts as two
+    workloads.
+    """
+    objects = list(objects)
+    groups = [part for each in with_kind(objects, "LeaderWorkerSet") for part in _parts(each)]
+    return [*with_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod"), *groups]
+
+
+def _parts(group: Object) -> Iterator[Object]:
+    told = group["spec"]["leaderWorkerTemplate"]
+    for template, suffix, count in (("leaderTemplate", "", 1), ("workerTemplate", "-worker", told["size"] - 1)):
+        labels = told[template]["metadata"]["labels"]
+        metadata = {**group["metadata"], "name": name_of(group) + suffix, "labels": labels}
+        yield {**group, "metadata": metadata, "spec": {"replicas": count, "template": told[template]}}
 
 
 def pod_of(workload: Object) -> Object:

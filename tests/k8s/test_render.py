@@ -21,9 +21,11 @@ SCHEMAS = Path(__file__).parent / "schemas"
 NEWEST_MINORS = all_versions()[-3:]
 CUSTOM = {
     ("keda.sh/v1alpha1", "ScaledObject"),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
 }
+PARTS = ("leaderTemplate", "workerTemplate")
 # It reads the same large files for every object.
 kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
@@ -31,6 +33,10 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 def custom_schema(each: Object) -> Object:
     schema: Object = json.loads((SCHEMAS / f"{each['kind'].lower()}.json").read_text())
     return schema
+
+
+def as_pod_template(template: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "template"}, "template": template}
 
 
 @functools.cache
@@ -41,7 +47,9 @@ def problem_with(text: str, version: str) -> str | None:
     each = json.loads(text)
     if (each["apiVersion"], each["kind"]) in CUSTOM:
         errors = list(jsonschema.Draft202012Validator(custom_schema(each)).iter_errors(each))
-        return "; ".join(f"{error.json_path}: {error.message}" for error in errors) or None
+        told = each["spec"].get("leaderWorkerTemplate", {})
+        pods = [problem_with(json.dumps(as_pod_template(told[part])), version) for part in PARTS if part in told]
+        return "; ".join([*(f"{error.json_path}: {error.message}" for error in errors), *filter(None, pods)]) or None
     try:
         validate(each, version, strict=True)
     except jsonschema.ValidationError as error:
@@ -68,12 +76,15 @@ def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unkno
     [
         ("Deployment", ("spec", "template", "spec", "containers", 0), "livenesProbe"),
         ("ScaledObject", ("spec",), "scaleTargetReference"),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate"), "groupSize"),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate", "workerTemplate", "spec", "containers", 0), "commands"),
         ("PodMonitor", ("spec", "podMetricsEndpoints", 0), "scrape_interval"),
         ("PrometheusRule", ("spec", "groups", 0, "rules", 0), "expression"),
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], field: str) -> None:
-    each = json.loads(json.dumps(with_kind(render("cluster-everything"), kind)[0]))
+    variant = "cluster-trainer-machines" if kind == "LeaderWorkerSet" else "cluster-everything"
+    each = json.loads(json.dumps(with_kind(render(variant), kind)[0]))
     assert problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]) is None
     place = each
     for step in where:
@@ -82,7 +93,9 @@ def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], fiel
     assert field in str(problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]))
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if not {"watched", "keda", "everything"} & set(name.split("-"))])
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if not {"watched", "keda", "everything", "machines"} & set(name.split("-"))]
+)
 def test_without_the_components_that_want_operators_there_is_no_custom_resource(variant: str) -> None:
     for each in render(variant):
         group = each["apiVersion"].partition("/")[0]

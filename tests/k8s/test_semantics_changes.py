@@ -11,7 +11,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.k8s.manifests import K8S, VARIANTS, Object, build, containers, find, name_of, pod_of, render, role_of, switched, with_kind
+from tests.k8s.manifests import (
+    K8S,
+    VARIANTS,
+    Object,
+    build,
+    containers,
+    find,
+    label,
+    name_of,
+    pod_of,
+    render,
+    role_of,
+    switched,
+    with_kind,
+)
 
 MUTABLE = {
     "StatefulSet": {
@@ -83,13 +97,24 @@ def test_no_edit_that_people_make_is_refused_by_the_next_apply(variant: str, edi
     assert list(refused(before, after)) == []
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_config_map_has_the_label_by_which_old_ones_are_removed(variant: str) -> None:
+    """docs/operations.md, "Old ConfigMaps"; those that people make have none, and stay."""
+    for each in with_kind(render(variant), "ConfigMap"):
+        assert label(each, "app.kubernetes.io/part-of") == "swarm", name_of(each)
+    page = (K8S.parent / "docs/operations.md").read_text()
+    assert "--prune -l app.kubernetes.io/part-of=swarm --prune-allowlist=core/v1/ConfigMap" in page
+
+
 def test_a_job_whose_template_changes_would_be_found() -> None:
     job = {"kind": "Job", "metadata": {"name": "streams"}, "spec": {"backoffLimit": 1, "template": {"spec": {"image": "a"}}}}
     changed = {**job, "spec": {"backoffLimit": 2, "template": {"spec": {"image": "b"}}}}
     assert list(refused([job], [changed])) == ["Job streams: template"]
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if VARIANTS[name].overlay == "cluster" and "without-tls" not in name])
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if VARIANTS[name].overlay == "cluster" and "without-tls" not in name]
+)
 def test_streams_are_made_by_a_pod_that_keeps_its_logs_and_has_as_many_copies_as_the_services(variant: str) -> None:
     """A Job would be removed with its logs when it has failed often enough, or been done long
     enough; `kubectl wait` for it then fails."""
