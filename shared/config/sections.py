@@ -262,6 +262,12 @@ class GeneratorSection(Section):
     call_timeout_s: float = Field(
         1800.0, gt=0, description="Deadline of one engine call in seconds; a process whose engine hangs is restarted."
     )
+    start_timeout_s: int = Field(
+        1800,
+        ge=10,
+        description="Longest start of vLLM in seconds: reading the model, compiling kernels. Half an hour is enough for a large "
+        "model on a slow volume; a startup probe must allow more (docs/operations.md).",
+    )
     policy_load_timeout_s: float = Field(
         120.0, gt=0, description="Deadline of one weight swap in seconds; after it the old policy stays."
     )

@@ -1,11 +1,13 @@
-"""`swarm nats keys`, `config`, `init` and `watch`: set up a secured server with its streams, and
-monitor its API requests.
+"""`swarm nats keys`, `config`, `init`, `watch` and `reload`: set up a secured server with its
+streams, monitor its API requests, and let it read changed files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import threading
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +40,7 @@ from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, Upstr
 from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
+from swarm_cli.nats.reload import keep_reloading
 from swarm_cli.nats.storage import HOSTED_GIB, Storage
 from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
@@ -257,6 +260,27 @@ def watch_requests(
         asyncio.run(watch(options, host, port, timeout_s=timeout_s, monitors=monitor or []))
     except (TransportError, FatalError) as error:
         raise CommandError(str(error)) from None
+
+
+@nats_app.command("reload")
+def reload_when_changed(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with files that the server reads: accounts, certificates.")],
+    pid_file: Annotated[Path, typer.Option(help="The file with the server's process number (pid_file).")] = Path(
+        "/run/nats/nats.pid"
+    ),
+    every_s: Annotated[float, typer.Option(min=0.1, help="How often to look, in seconds.")] = 5.0,
+) -> None:
+    """Tell a server to read its files again whenever they have changed, until ended.
+
+    It is told twice, because nats-server 2.15.1 gives a new account its imports at the second
+    reload only. A server refuses a configuration with errors and keeps the one it has; its log says
+    so.
+    """
+    configure_logging(level="info", log_format="auto")
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    keep_reloading(folders, pid_file, every_s, stopping)
 
 
 def accounts_for(

@@ -36,8 +36,8 @@ class Variant:
     off: tuple[tuple[str, str], ...] = ()
 
 
-TOP, EVERY = "kustomization.yaml", "every-node/kustomization.yaml"
-LEAF = ((TOP, "nats-tls"), (TOP, "nats-leaf"), (EVERY, "nats-tls-client"), (EVERY, "swarm-leaf"))
+TOP, EVERY, GAMMA = "kustomization.yaml", "every-node/kustomization.yaml", "nodes/gamma/kustomization.yaml"
+LEAF = ((TOP, "nats-tls"), (TOP, "nats-reload"), (TOP, "nats-leaf"), (EVERY, "nats-tls-client"), (EVERY, "swarm-leaf"))
 VARIANTS = {
     "single-box": Variant("single-box"),
     "single-box-gpu": Variant("single-box", on=((EVERY, "gpu-nvidia"),)),
@@ -48,12 +48,12 @@ VARIANTS = {
     "cluster-keda": Variant("cluster", on=((EVERY, "keda"),), off=((EVERY, "hpa"),)),
     "cluster-fixed-verifiers": Variant("cluster", off=((EVERY, "hpa"),)),
     "cluster-downloading": Variant("cluster", on=((EVERY, "model-download"),)),
-    "cluster-policies-by-volume": Variant(
-        "cluster", on=((EVERY, "policy-volume"),), off=(("nodes/gamma/kustomization.yaml", "policy-volume"),)
-    ),
+    "cluster-policies-by-volume": Variant("cluster", on=((EVERY, "policy-volume"),), off=((GAMMA, "policy-volume"),)),
     "cluster-watched": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring"))),
     "cluster-plainly-seen": Variant("cluster", on=((TOP, "nats-exporter"), (TOP, "nats-watch"), (TOP, "monitoring-plain"))),
-    "cluster-without-tls": Variant("cluster", off=((TOP, "nats-tls"), (TOP, "swarm-streams"), (EVERY, "nats-tls-client"))),
+    "cluster-without-tls": Variant(
+        "cluster", off=((TOP, "nats-tls"), (TOP, "swarm-streams"), (TOP, "nats-reload"), (EVERY, "nats-tls-client"))
+    ),
     "cluster-cert-manager": Variant("cluster", on=((TOP, "cert-manager"), (TOP, "nats-watch"))),
     "cluster-exposed": Variant("cluster", on=((TOP, "nats-expose"),)),
     "cluster-exposed-one-server": Variant("cluster", on=((TOP, "nats-expose"),), off=((TOP, "nats-cluster"),)),
@@ -65,6 +65,8 @@ VARIANTS = {
     ),
     "cluster-without-priorities": Variant("cluster", off=((TOP, "priorities"),)),
     "cluster-kueue": Variant("cluster", on=((TOP, "kueue"),)),
+    "cluster-generator-gpus": Variant("cluster", on=((GAMMA, "generator-gpus"),)),
+    "cluster-trainer-machines": Variant("cluster", on=((GAMMA, "trainer-machines"),)),
     "cluster-one-server": Variant("cluster", off=((TOP, "nats-cluster"),)),
     "cluster-unrestricted": Variant("cluster", off=((TOP, "network-policy"), (TOP, "restricted"))),
     "cluster-everything": Variant(
@@ -152,8 +154,20 @@ def node_of(each: Object) -> str | None:
 
 
 def workloads(objects: Iterable[Object]) -> list[Object]:
-    """Everything that makes pods."""
-    return with_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod")
+    """Everything that makes pods. A LeaderWorkerSet makes pods from two templates and counts as two
+    workloads.
+    """
+    objects = list(objects)
+    groups = [part for each in with_kind(objects, "LeaderWorkerSet") for part in _parts(each)]
+    return [*with_kind(objects, "Deployment", "StatefulSet", "Job", "DaemonSet", "CronJob", "Pod"), *groups]
+
+
+def _parts(group: Object) -> Iterator[Object]:
+    told = group["spec"]["leaderWorkerTemplate"]
+    for template, suffix, count in (("leaderTemplate", "", 1), ("workerTemplate", "-worker", told["size"] - 1)):
+        labels = told[template]["metadata"]["labels"]
+        metadata = {**group["metadata"], "name": name_of(group) + suffix, "labels": labels}
+        yield {**group, "metadata": metadata, "spec": {"replicas": count, "template": told[template]}}
 
 
 def pod_of(workload: Object) -> Object:

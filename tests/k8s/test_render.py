@@ -23,9 +23,11 @@ CUSTOM = {
     ("cert-manager.io/v1", "Certificate"),
     ("cert-manager.io/v1", "Issuer"),
     ("keda.sh/v1alpha1", "ScaledObject"),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
 }
+PARTS = ("leaderTemplate", "workerTemplate")
 # It reads the same large files for every object.
 kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
@@ -33,6 +35,10 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 def custom_schema(each: Object) -> Object:
     schema: Object = json.loads((SCHEMAS / f"{each['kind'].lower()}.json").read_text())
     return schema
+
+
+def as_pod_template(template: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "template"}, "template": template}
 
 
 @functools.cache
@@ -43,7 +49,9 @@ def problem_with(text: str, version: str) -> str | None:
     each = json.loads(text)
     if (each["apiVersion"], each["kind"]) in CUSTOM:
         errors = list(jsonschema.Draft202012Validator(custom_schema(each)).iter_errors(each))
-        return "; ".join(f"{error.json_path}: {error.message}" for error in errors) or None
+        told = each["spec"].get("leaderWorkerTemplate", {})
+        pods = [problem_with(json.dumps(as_pod_template(told[part])), version) for part in PARTS if part in told]
+        return "; ".join([*(f"{error.json_path}: {error.message}" for error in errors), *filter(None, pods)]) or None
     try:
         validate(each, version, strict=True)
     except jsonschema.ValidationError as error:
@@ -70,6 +78,8 @@ def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unkno
     [
         ("Deployment", ("spec", "template", "spec", "containers", 0), "livenesProbe"),
         ("ScaledObject", ("spec",), "scaleTargetReference"),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate"), "groupSize"),
+        ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate", "workerTemplate", "spec", "containers", 0), "commands"),
         ("PodMonitor", ("spec", "podMetricsEndpoints", 0), "scrape_interval"),
         ("PrometheusRule", ("spec", "groups", 0, "rules", 0), "expression"),
         ("Certificate", ("spec",), "dnsName"),
@@ -77,7 +87,7 @@ def test_a_variant_is_valid_for_the_three_newest_kubernetes_minors_with_no_unkno
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], field: str) -> None:
-    objects = render("cluster-everything") + render("cluster-cert-manager")
+    objects = render("cluster-everything") + render("cluster-cert-manager") + render("cluster-trainer-machines")
     (each,) = [json.loads(json.dumps(each)) for each in with_kind(objects, kind)][-1:]
     assert problem_with(json.dumps(each, sort_keys=True), NEWEST_MINORS[-1]) is None
     place = each
@@ -88,7 +98,7 @@ def test_a_misspelt_field_is_found(kind: str, where: tuple[str | int, ...], fiel
 
 
 @pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if not {"watched", "keda", "everything", "cert"} & set(name.split("-"))]
+    "variant", [name for name in VARIANTS if not {"watched", "keda", "everything", "cert", "machines"} & set(name.split("-"))]
 )
 def test_without_the_components_that_want_operators_there_is_no_custom_resource(variant: str) -> None:
     for each in render(variant):

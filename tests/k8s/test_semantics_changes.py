@@ -18,6 +18,7 @@ from tests.k8s.manifests import (
     build,
     containers,
     find,
+    label,
     name_of,
     pod_of,
     render,
@@ -94,6 +95,15 @@ def test_no_edit_that_people_make_is_refused_by_the_next_apply(variant: str, edi
     if not (edit is revision and variant == "cluster"):  # nobody reads it there but the download
         assert before != after, "an edit that changes nothing proves nothing"
     assert list(refused(before, after)) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_config_map_has_the_label_by_which_old_ones_are_removed(variant: str) -> None:
+    """docs/operations.md, "Old ConfigMaps"; those that people make have none, and stay."""
+    for each in with_kind(render(variant), "ConfigMap"):
+        assert label(each, "app.kubernetes.io/part-of") == "swarm", name_of(each)
+    page = (K8S.parent / "docs/operations.md").read_text()
+    assert "--prune -l app.kubernetes.io/part-of=swarm --prune-allowlist=core/v1/ConfigMap" in page
 
 
 def test_a_job_whose_template_changes_would_be_found() -> None:

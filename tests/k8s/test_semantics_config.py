@@ -220,6 +220,7 @@ def test_each_role_has_its_own_key_and_the_verifier_alone_those_of_the_swarm(var
             "nats": {"nats-server-tls", "nats-accounts"},
             "nats-watch": {"nats-watch"},
             "model-download": {f"{node}-hub"},
+            "trainer-worker": {f"{node}-trainer"},
         }.get(str(role), {f"{node}-{role}"})
         assert read <= allowed, f"{name_of(workload)} reads {sorted(read - allowed)}"
         if role == "verifier":

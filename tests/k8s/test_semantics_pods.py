@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +32,14 @@ from tests.k8s.manifests import (
     with_kind,
     workloads,
 )
+from tests.k8s.test_semantics_config import loaded
 
 USER = 10001
 OURS = {"swarm", "swarm-cuda", "swarm-verifier", "swarm-nats"}
 NATS_CLOSE_S = 20
 """For a server to close its stores after lame-duck mode, as the official chart has it."""
+PULL_S = 1200
+"""For an image with CUDA on a machine that has none of its layers."""
 STOP_S = {"generator": 15, "verifier": 15, "sampler": 10, "trainer": 60}
 """Longest measured ends (docs/operations.md), with room."""
 
@@ -120,7 +124,9 @@ def test_the_paths_of_the_probes_are_those_of_the_health_server() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_start_may_take_as_long_as_the_wait_for_nats_and_a_model(variant: str) -> None:
+def test_a_start_may_take_as_long_as_the_wait_for_nats_and_a_model(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects = render(variant)
     for workload, container in services(objects):
         probe = container["startupProbe"]
@@ -128,7 +134,10 @@ def test_a_start_may_take_as_long_as_the_wait_for_nats_and_a_model(variant: str)
         waits_s = float(str(environment(objects, container)["SWARM_NATS__CONNECT_TIMEOUT_S"]))
         assert allowed_s >= waits_s + 120, name_of(workload)
         if role_of(workload) in ("generator", "trainer"):
-            assert allowed_s >= 1800, name_of(workload)
+            model_s = loaded(objects, workload, container, tmp_path, monkeypatch).generator.start_timeout_s
+            assert allowed_s >= waits_s + model_s + 60, name_of(workload)
+        if role_of(workload) == "generator":
+            assert workload["spec"]["progressDeadlineSeconds"] >= allowed_s + PULL_S, name_of(workload)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -157,6 +166,12 @@ def test_a_nats_server_has_time_for_lame_duck_mode_and_its_signal_finds_it(varia
     pid_file = re.search(r"pid_file: (\S+)", config)[1]  # type: ignore[index]
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["nats-server", "--signal", f"ldm={pid_file}"]
     assert any(pid_file.startswith(mount["mountPath"]) for mount in container["volumeMounts"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_but_the_server_itself_takes_it_out_of_its_service(variant: str) -> None:
+    for container in pod_of(find(render(variant), "StatefulSet", "nats"))["containers"]:
+        assert ("readinessProbe" in container) == (container["name"] == "nats"), container["name"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -206,7 +221,7 @@ def test_gpus_are_asked_for_only_where_the_component_is(variant: str) -> None:
     for workload in workloads(render(variant)):
         pod, role = pod_of(workload), role_of(workload)
         wants = [container for container in pod["containers"] if "nvidia.com/gpu" in container["resources"]["limits"]]
-        assert bool(wants) == (with_component and role in ("generator", "trainer")), name_of(workload)
+        assert bool(wants) == (with_component and role in ("generator", "trainer", "trainer-worker")), name_of(workload)
         assert bool(wants) == ("tolerations" in pod), name_of(workload)
         # What only NVIDIA's operator brings is asked for only where it is said to be: a pod of a
         # missing RuntimeClass is never created, and nothing in `kubectl get pods` tells why.
@@ -265,6 +280,30 @@ def test_a_trainer_that_ended_for_its_configuration_is_replaced_by_a_mended_one(
 def test_pushed_images_run_on_machines_that_they_were_built_for(variant: str) -> None:
     for workload in workloads(render(variant)):
         assert pod_of(workload)["nodeSelector"]["kubernetes.io/arch"] == "amd64", name_of(workload)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_generator_has_as_many_gpus_as_it_spreads_the_model_over(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render(variant)
+    sizes = set()
+    for workload, container in services(objects):
+        if role_of(workload) == "generator" and (gpus := container["resources"]["limits"].get("nvidia.com/gpu")):
+            assert loaded(objects, workload, container, tmp_path, monkeypatch).generator.tensor_parallel == int(gpus)
+            sizes.add(gpus)
+    assert sizes == ({"1", "2"} if variant == "cluster-generator-gpus" else {"1"} if sizes else set())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_pod_can_fill_its_machines_disk_or_memory(variant: str) -> None:
+    for workload in workloads(render(variant)):
+        for volume in pod_of(workload)["volumes"]:
+            if "emptyDir" in volume:
+                assert amount(volume["emptyDir"]["sizeLimit"]) > 0, (name_of(workload), volume["name"])
+            if volume.get("emptyDir", {}).get("medium") == "Memory":
+                limits = [amount(each["resources"]["limits"]["memory"]) for each in pod_of(workload)["containers"]]
+                assert amount(volume["emptyDir"]["sizeLimit"]) < sum(limits), name_of(workload)
 
 
 def test_a_trainer_on_several_gpus_has_a_process_for_each() -> None:

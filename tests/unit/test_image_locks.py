@@ -11,6 +11,7 @@ import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -131,7 +132,7 @@ def test_the_base_image_is_pinned_by_digest_and_every_image_ends_as_the_same_unp
         assert "org.opencontainers.image.revision=${REVISION}" in stage, target
 
 
-def test_pushed_digests_replace_those_of_the_images_that_were_pushed_and_no_others() -> None:
+def images_script() -> Any:
     loader = SourceFileLoader("swarm_images_script", str(ROOT / "scripts/images"))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -139,6 +140,23 @@ def test_pushed_digests_replace_those_of_the_images_that_were_pushed_and_no_othe
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     loader.exec_module(script)
     sys.dont_write_bytecode = before
+    return script
+
+
+def test_another_architecture_is_refused_before_anything_is_built() -> None:
+    """The locks have no hashes for it: pip would say so after minutes."""
+    script = images_script()
+    for machine, flags in (("aarch64", []), ("x86_64", ["--platform", "linux/arm64"]), ("x86_64", ["--platform=linux/arm64"])):
+        said = script.wrong_platform(machine, flags)
+        assert "linux/amd64 alone" in said and "BUILD_FLAGS" in said, (machine, flags)
+    for machine, flags in (("x86_64", []), ("amd64", ["--network", "host"]), ("arm64", ["--platform", "linux/amd64"])):
+        assert script.wrong_platform(machine, flags) is None, (machine, flags)
+    for lock in (ROOT / "requirements").glob("image-*.lock"):
+        assert "aarch64" not in lock.read_text()
+
+
+def test_pushed_digests_replace_those_of_the_images_that_were_pushed_and_no_others() -> None:
+    script = images_script()
     text = script.DIGESTS.read_text()
     changed = script.with_digests(text, {"swarm": ("registry.example/team/swarm", f"sha256:{'1' * 64}")})
     entry = f"  - name: swarm\n    newName: registry.example/team/swarm\n    digest: sha256:{'1' * 64}\n"

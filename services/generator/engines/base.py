@@ -108,7 +108,7 @@ class EngineSettings:
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.85
     tensor_parallel_size: int = 1
-    start_timeout_s: int = 600
+    start_timeout_s: int = 1800
     swap_timeout_s: float = 120.0
     adapter_rank: int = 0
     rests: bool = False
