@@ -13,6 +13,7 @@ import pytest
 
 from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
 from tests.nats_server import NatsServer
+from tests.schedule import dearest_first, piece
 from tests.scorer_processes import scorers_of_this_process
 
 # The same examples in every run, so that a failure is the change's: HYPOTHESIS_PROFILE=explore
@@ -40,6 +41,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="has a short form, and runs itself when asked for: make test-full"))
+    if hasattr(config, "workerinput"):
+        items[:] = dearest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: files in the order of `tests.schedule`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class DearestFirst(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return piece(nodeid)
+
+    config.option.loadscopereorder = False
+    return DearestFirst(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

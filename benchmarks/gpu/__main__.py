@@ -119,13 +119,19 @@ def _facts(device: str) -> dict[str, str]:
     return {"GPU": f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"}
 
 
+def part_environment() -> dict[str, str]:
+    """What a part's process needs in its environment."""
+    return {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
 def _in_own_process(part: str, arguments: argparse.Namespace, folder: Path, into: Path) -> str | None:
     deadline_s = PARTS[part][2]
     command = [sys.executable, "-m", "benchmarks.gpu", part, "--device", arguments.device, "--into", str(into)]
     command += ["--folder", str(folder), "--model", arguments.model, *(["--short"] if arguments.short else [])]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     try:
-        done = subprocess.run(command, env=environment, timeout=deadline_s, check=False, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, env=os.environ | part_environment(), timeout=deadline_s, check=False, stderr=subprocess.PIPE, text=True
+        )
     except subprocess.TimeoutExpired:
         return f"not done within {deadline_s} s"
     if done.returncode == 0 and into.exists():

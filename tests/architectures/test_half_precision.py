@@ -85,6 +85,7 @@ def test_bfloat16_takes_no_faster_way_than_float32(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(set(TRIED) - set(ALWAYS)))
 def test_bfloat16_takes_no_faster_way_than_float32_for_any_architecture(kind: str) -> None:
     check(kind, same=False)

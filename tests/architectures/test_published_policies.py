@@ -108,6 +108,7 @@ def test_a_published_policy_is_the_one_that_the_engine_samples_from(kind: str, t
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(set(TRAINABLE) - set(ALWAYS)))
 def test_a_published_policy_of_any_architecture_is_the_one_that_the_engine_samples_from(kind: str, tmp_path: Path) -> None:
     check(kind, tmp_path)

@@ -1,5 +1,5 @@
-"""Real service processes for end-to-end tests: started as `swarm up` starts them, killed as
-machines die.
+"""Real service processes for end-to-end tests, killed as machines die. Generators and trainers are
+forked from a process that has torch imported (see `tests.forked`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.forked import Forked
+
 ROLES = ("generator", "verifier", "sampler", "trainer")
+FORKED_ROLES = ("generator", "trainer")
 REPO = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 
@@ -44,20 +47,21 @@ class NodeProcesses:
             "SWARM_LOG__FORMAT": "json",
             **environment,
         }
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def start(self, *roles: str) -> NodeProcesses:
         """Start the named roles, all four by default."""
         for role in roles or ROLES:
-            with (self._logs / f"{self.node}-{role}.log").open("ab") as log:
-                self.processes[role] = subprocess.Popen(
-                    [*self._within, sys.executable, "-m", f"services.{role}", "--config", str(self._config)],
-                    cwd=REPO,
-                    env=self._environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            self.processes[role] = self._start(role, self._logs / f"{self.node}-{role}.log")
         return self
+
+    def _start(self, role: str, log: Path) -> subprocess.Popen[bytes] | Forked:
+        module, arguments = f"services.{role}", ["--config", str(self._config)]
+        if role in FORKED_ROLES and not self._within:
+            return Forked(module, arguments, environment=self._environment, cwd=REPO, log=log)
+        command = [*self._within, sys.executable, "-m", module, *arguments]
+        with log.open("ab") as output:
+            return subprocess.Popen(command, cwd=REPO, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
 
     def kill(self, role: str) -> None:
         """`kill -9`, as a machine dies."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from shared.runtime import EXIT_CONFIG
+from tests.forked import Forked
 
 REPO = Path(__file__).resolve().parents[2]
 TASKS = '[[tasks]]\ndataset = "gcd"\nconfig = { max_value = 20 }\n'
 NOBODY = "nats://127.0.0.1:1"
 
 
-def _run(role: str, config: Path, *, timeout_s: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(role: str, config: Path, *, timeout_s: float = 60.0, **environment: str) -> tuple[int, str]:
+    """The exit code of a service that is not to start, and what it said."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     settings = {
         "PYTHONHASHSEED": "0",
@@ -31,20 +31,18 @@ def _run(role: str, config: Path, *, timeout_s: float = 60.0, **environment: str
         "SWARM_NATS__CONNECT_TIMEOUT_S": "1",
         "SWARM_LOG__FORMAT": "console",
     }
-    return subprocess.run(
-        [sys.executable, "-m", f"services.{role}", "--config", str(config)],
-        env={**clean, **settings, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        cwd=REPO,
-    )
+    said = config.parent / "said"
+    whole = {**clean, **settings, **environment}
+    service = Forked(f"services.{role}", ["--config", str(config)], environment=whole, cwd=REPO, log=said)
+    try:
+        return service.wait(timeout_s), said.read_text()
+    finally:
+        service.kill()
 
 
-def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    said = done.stdout + done.stderr
-    assert done.returncode == EXIT_CONFIG, said
+def _refused(done: tuple[int, str], *words: str) -> None:
+    code, said = done
+    assert code == EXIT_CONFIG, said
     assert "Traceback" not in said, said
     for word in words:
         assert word in said, f"{word!r} is not in what was said:\n{said}"

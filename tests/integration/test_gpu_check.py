@@ -4,6 +4,7 @@ CPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import PARTS, TARGET
+from benchmarks.gpu.__main__ import PARTS, TARGET, part_environment
 from benchmarks.gpu.finding import Finding, page
+from tests.forked import Forked
 
 DEADLINE_S = 300
+REPO = Path(__file__).resolve().parents[2]
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *arguments],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=os.environ | NO_GPU,
         timeout=DEADLINE_S,
         check=False,
         capture_output=True,
@@ -40,14 +44,28 @@ def test_without_a_gpu_it_says_so_and_leaves_the_page_alone() -> None:
     assert written() == before
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_part_runs_on_the_cpu_and_keeps_its_bars(part: str) -> None:
+def test_the_command_runs_a_part_and_prints_what_it_finds() -> None:
     before = written()
-    done = gpu_check(part, "--device", "cpu", "--short")
+    done = gpu_check("resume", "--device", "cpu", "--short")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": " in done.stdout.split("so far)", 1)[1], "a finding"
     assert "NOT KEPT" not in done.stdout and "failed" not in done.stdout
     assert written() == before, "the CPU is not what the page is about"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_runs_on_the_cpu_and_keeps_its_bars(part: str, tmp_path: Path) -> None:
+    """Each as the command runs it, in a process of its own."""
+    into, log = tmp_path / "found.json", tmp_path / "log"
+    asked = [part, "--device", "cpu", "--short", "--into", str(into), "--folder", str(tmp_path)]
+    process = Forked("benchmarks.gpu", asked, environment=os.environ | part_environment() | NO_GPU, cwd=REPO, log=log)
+    try:
+        code = process.wait(DEADLINE_S)
+    finally:
+        process.kill()
+    assert code == 0, log.read_text()
+    findings = [Finding(**each) for each in json.loads(into.read_text())]
+    assert findings and not [each for each in findings if each.held is False]
 
 
 def test_a_part_that_cannot_run_is_a_failure_with_its_cause(tmp_path: Path) -> None:

@@ -29,11 +29,20 @@ PLAN = TrainingPlan(dtype=torch.bfloat16, tokens=2048, width=512)
     ("config", "answer", "budget"),
     [
         (LlamaConfig(**_BODY, vocab_size=8_192, tie_word_embeddings=True), 120, 2048),
-        (LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 120, 512),
-        (LlamaConfig(**_BODY, vocab_size=8_192), 504, 128),
+        (LlamaConfig(**_BODY, vocab_size=32_768, tie_word_embeddings=True), 56, 256),
+        (LlamaConfig(**_BODY, vocab_size=4_096), 376, 128),
         (Gemma2Config(**_BODY, vocab_size=8_192, head_dim=64), 248, 1024),
+        pytest.param(LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 120, 512, marks=pytest.mark.long),
+        pytest.param(LlamaConfig(**_BODY, vocab_size=8_192), 504, 128, marks=pytest.mark.long),
     ],
-    ids=["activations", "parameters", "texts wider than the budget", "soft-capped attention"],
+    ids=[
+        "activations",
+        "parameters",
+        "texts wider than the budget",
+        "soft-capped attention",
+        "more parameters",
+        "texts much wider than the budget",
+    ],
 )
 def test_a_measured_step_holds_at_most_what_is_said_and_not_much_less(
     config: PreTrainedConfig, answer: int, budget: int, tmp_path: Path

@@ -9,7 +9,6 @@ kill from outside hits once in a thousand times.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,17 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(
-    [
-        "services.trainer.service",
-        "services.trainer.torchrun.lead",
-        "services.trainer.torchrun.follow",
-        "torch.utils.tensorboard",
-        "torch._dynamo",
-        "shared.transport.nats.transport",
-    ]
-)
+from tests import forked
 
 
 class Death(NamedTuple):
@@ -40,9 +29,7 @@ class Death(NamedTuple):
 
 def start(config_file: Path, death: Death | None = None) -> ForkServerProcess:
     """Start a trainer; it logs into its run's folder."""
-    child = forks.Process(target=_live, args=(str(config_file), death), daemon=True)
-    child.start()
-    return child
+    return forked.start(_live, str(config_file), death)
 
 
 def write_config(file: Path, *, node: str, url: str, model: Path, var_dir: Path, trainer: str = "") -> Path:

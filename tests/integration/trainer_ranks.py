@@ -28,7 +28,7 @@ from services.trainer.torchrun.leading_learner import Followers, LeadingLearner
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding
-from tests.integration.trainer_process import forks
+from tests import forked
 
 DEADLINE_S = 100.0
 
@@ -104,17 +104,10 @@ def in_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, folder: Path
 def start_ranks(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[ForkServerProcess]:
     """Start `target(*arguments[rank])` for each rank with torchrun's environment for that rank."""
     environment = {"WORLD_SIZE": str(len(arguments)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    children = [
-        forks.Process(
-            target=_placed,
-            args=({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, rank_arguments),
-            daemon=True,
-        )
+    return [
+        forked.start(_placed, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, rank_arguments)
         for rank, rank_arguments in enumerate(arguments)
     ]
-    for child in children:
-        child.start()
-    return children
 
 
 def _placed(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:

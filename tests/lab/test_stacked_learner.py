@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +24,18 @@ from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_llama, tiny_qwen3
 from tests.unit.trainer_models import ragged_groups
 
 NODES = 3
+FOLDERS = ("qwen3-tied", "qwen3-untied", "llama-tied")
+SIZES = ("small", "large")
 
 
-@pytest.fixture(scope="module", params=["qwen3-tied", "qwen3-untied", "llama-tied"])
+@pytest.fixture(scope="module", params=FOLDERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind, embeddings = request.param.split("-")
     make = {"qwen3": tiny_qwen3, "llama": tiny_llama}[kind]
     return make(tmp_path_factory.mktemp(kind) / "model", tied=embeddings == "tied")
 
 
-@pytest.fixture(params=["small", "large"])
+@pytest.fixture(params=SIZES)
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether policies are computed in one pass, or are taken for so large that each has its
     own.
@@ -136,19 +139,37 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
             assert torch.allclose(tensor, expected[name], atol=1e-5), name
 
 
+TRAINERS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "several updates": {"updates_per_batch": 3, "weight_decay": 0.1, "grad_clip": 0.05},
+    "with reference": {"objective": "gspo", "kl_coefficient": 0.2, "importance_cap": 1.1},
+    "schedule": {"objective": "cispo", "external_weight": 0.5, "schedule": "cosine", "schedule_steps": 5, "warmup_steps": 1},
+    "foreign weights": {
+        "objective": "m2po",
+        "m2_threshold": 0.3,
+        "foreign_weight_level": "sequence",
+        "foreign_negative_divergence": 0.5,
+    },
+    "group expectation": {"objective": "gepo", "count_uninformative": True},
+}
+
+
+def _trainers_over_policies() -> list[Any]:
+    """Each trainer with each kind of policy and each size. The short form has each trainer twice,
+    once small and once large, and each kind of policy four times; the others are long.
+    """
+    return [
+        pytest.param(
+            kind, size, trainer, id=f"{kind}-{size}-{name}", marks=() if (number + side) % 3 == place else pytest.mark.long
+        )
+        for place, kind in enumerate(FOLDERS)
+        for side, size in enumerate(SIZES)
+        for number, (name, trainer) in enumerate(TRAINERS.items())
+    ]
+
+
 @pytest.mark.usefixtures("size")
-@pytest.mark.parametrize(
-    "trainer",
-    [
-        {},
-        {"updates_per_batch": 3, "weight_decay": 0.1, "grad_clip": 0.05},
-        {"objective": "gspo", "kl_coefficient": 0.2, "importance_cap": 1.1},
-        {"objective": "cispo", "external_weight": 0.5, "schedule": "cosine", "schedule_steps": 5, "warmup_steps": 1},
-        {"objective": "m2po", "m2_threshold": 0.3, "foreign_weight_level": "sequence", "foreign_negative_divergence": 0.5},
-        {"objective": "gepo", "count_uninformative": True},
-    ],
-    ids=["plain", "several updates", "with reference", "schedule", "foreign weights", "group expectation"],
-)
+@pytest.mark.parametrize(("folder", "size", "trainer"), _trainers_over_policies(), indirect=["folder", "size"])
 def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, trainer: dict[str, object]) -> None:
     # A large epsilon: with the usual one AdamW turns the sign of a gradient near zero, thus its
     # rounding, into a whole step. Foreign text is checked by a test of its own; here are only the

@@ -1,0 +1,118 @@
+"""Processes that start in milliseconds: forked from a server that has torch, transformers and the
+services imported. Importing them anew costs each process four to six seconds of a core, and is not
+what most tests of services are about; those of `swarm up` start theirs as users do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(
+    [
+        "services.generator.service",
+        "services.generator.engines.transformers_engine",
+        "services.trainer.service",
+        "services.trainer.torchrun.lead",
+        "services.trainer.torchrun.follow",
+        "torch.utils.tensorboard",
+        "torch._dynamo",
+        "reasoning_gym.factory",
+        "shared.transport.nats.transport",
+    ]
+)
+_SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+"""What a process cannot change for itself any more once it is forked."""
+
+
+class Forked:
+    """`python -m module arguments...` in a process of its own, with as much of `subprocess.Popen`
+    as tests of services use.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
+        """environment: the whole of it. log: standard output and error are appended there."""
+        wrong = [name for name, value in _SERVER.items() if environment.get(name, value) != value]
+        assert not wrong, f"a forked process cannot have its own {wrong}: start a real one"
+        self._process = start(_run_module, module, list(arguments), dict(environment), str(cwd), str(log))
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also after it has ended."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess.Popen`, but always up to date."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; the negative number of the signal that ended it."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        """The exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing where the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(target: Any, *arguments: Any) -> ForkServerProcess:
+    """Run `target(*arguments)` in a process forked from the server, which is started by the first
+    caller.
+    """
+    before = {name: os.environ.get(name) for name in _SERVER}
+    os.environ.update(_SERVER)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    child = forks.Process(target=target, args=arguments, daemon=True)
+    child.start()
+    return child
+
+
+def _run_module(module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str) -> None:
+    """What `python -m` does, in a process whose modules are there already."""
+    # The flag only says that the test's process ends this one; a service may have children.
+    this: BaseProcess = multiprocessing.current_process()
+    this._config["daemon"] = False  # type: ignore[attr-defined]
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,49 @@
+"""The order in which the suite's files are given to its workers: the dearest first, so that none is
+begun when the others are nearly done and one worker alone is waited for.
+
+xdist's own order is by the number of tests, which puts a file of few long tests last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+DEAREST = (
+    "tests/engines",
+    "tests/chaos/test_chaos_node.py",
+    "tests/monitoring/test_real_prometheus.py",
+    "tests/e2e/test_swarm.py",
+    "tests/e2e/test_extension_examples.py",
+    "tests/integration/test_up.py",
+    "tests/integration/test_page_browser.py",
+    "tests/integration/test_trainer_service.py",
+    "tests/integration/test_trainer_killed.py",
+    "tests/integration/test_trainer_distributed_service.py",
+    "tests/integration/test_trainer_distributed.py",
+    "tests/integration/test_gpu_check.py",
+    "tests/integration/test_join_hub.py",
+    "tests/integration/test_wheel.py",
+    "tests/integration/test_up_in_turns.py",
+)
+"""Files of half a minute and more on two cores, the longest first: `make test` names the longest
+tests at its end. `tests/engines` is one piece, because its files share engines that take a quarter
+of a minute to start.
+"""
+_PLACES = {name: place for place, name in enumerate(DEAREST)}
+
+
+def piece(nodeid: str) -> str:
+    """What is given to a worker as a whole: the test's file, or the folder that shares fixtures."""
+    file = nodeid.split("::", 1)[0]
+    folder = str(Path(file).parent)
+    return folder if folder in _PLACES else file
+
+
+def dearest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The tests in the order in which their files are begun; the order within a file stays."""
+    return sorted(items, key=lambda item: _PLACES.get(piece(item.nodeid), len(_PLACES)))
