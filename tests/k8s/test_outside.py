@@ -162,6 +162,7 @@ async def test_a_site_publishes_to_the_swarm_through_its_leaf_and_is_given_what_
         as_node(hub, keys, "alpha") as inside,
     ):
         await until_works(lambda: share(leaf, "delta", b"from the site", "site"))
+        assert "Leafnode connection created" in site.log, "as docs/operations.md says"
         await share(inside, "alpha", b"for the site", "for-site")
         large = b"x" * (9 * 2**20)  # more than a message holds: in chunks
         await share(leaf, "delta", large, "large")
