@@ -291,15 +291,16 @@ def accounts_for(
     storage: Storage | None = None,
 ) -> list[Account]:
     """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
-    the swarm plane.
+    the swarm plane. On a server of both planes such a node has no streams of its own.
     """
     if OPERATOR in nodes:
         raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
     accounts: list[Account] = []
     if plane in (Plane.NODE, Plane.BOTH):
         users = (*ROLES, OPERATOR)
+        here = [node for node, given in nodes.items() if plane is Plane.NODE or given is None]
         accounts += [
-            node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}, storage) for node in nodes
+            node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}, storage) for node in here
         ]
     if plane in (Plane.SWARM, Plane.BOTH):
         known = {node: given or _public_key(folder / node / "swarm.nk") for node, given in nodes.items()}

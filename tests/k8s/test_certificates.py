@@ -20,6 +20,8 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 from shared.runtime.watch_figures import Figures
+from shared.transport.base import AccessDenied
+from shared.transport.connect import connect
 from swarm_cli.app import app
 from swarm_cli.nats.server_certificates import ask, follow, not_after
 from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
@@ -44,6 +46,12 @@ def new_certificate(folder: Path, days: int) -> None:
     assert done.returncode == 0 and "new.crt: OK" in done.stdout, done.stderr
 
 
+def make_authority(folder: Path) -> None:
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key"
+    authority = f"openssl req -x509 {key} -days 3650 -subj /CN={folder.name} -out ca.crt"
+    subprocess.run(authority.split(), cwd=folder, capture_output=True, timeout=30, check=True)
+
+
 def certificates(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["nats", "certificates", *arguments])
 
@@ -52,10 +60,7 @@ def certificates(*arguments: str) -> Result:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, a certificate of it for ten days, keys and accounts."""
     folder = tmp_path_factory.mktemp("authority")
-    authority = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=ca -keyout ca.key -out ca.crt"
-    )
-    subprocess.run(authority.split(), cwd=folder, capture_output=True, timeout=30, check=True)
+    make_authority(folder)
     new_certificate(folder, 10)
     swarm("nats", "keys", "alpha", "operator", "--folder", str(folder / "keys"))
     accounts = ("--accounts-only", "--plane", "both", "--nodes", "alpha", "--folder", str(folder / "keys"))
@@ -158,6 +163,38 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     newcomer = await client(servers[0])
     for each in (*at_work, newcomer):
         await each.close()
+
+
+async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_always_let_in(folder: Path, tmp_path: Path) -> None:
+    old, both, new = folder / "ca.crt", tmp_path / "both.crt", tmp_path / "new"
+    new.mkdir()
+    make_authority(new)
+    new_certificate(new, 365)
+    both.write_text(old.read_text() + (new / "ca.crt").read_text())
+    server = RenderedServer(render("cluster-one-server"), tmp_path / "nats-0")
+    server.mount("nats-accounts", {"accounts.conf": (folder / "accounts.conf").read_text()})
+    server.mount("nats-tls", secret(folder))
+    server.start()
+
+    async def is_trusted(authority: Path) -> bool:
+        try:
+            client = await connect(
+                server.url, name="x", timeout_s=5.0, key_file=str(folder / "keys/operator/swarm.nk"), ca_file=str(authority)
+            )
+        except AccessDenied:
+            return False
+        await client.close()
+        return True
+
+    try:
+        rounds = []
+        for files in (secret(folder) | {"ca.crt": both.read_text()}, secret(new) | {"ca.crt": both.read_text()}, secret(new)):
+            server.mount("nats-tls", files)
+            await asyncio.to_thread(server.reload)
+            rounds.append([await is_trusted(each) for each in (old, both, new / "ca.crt")])
+    finally:
+        server.end()
+    assert rounds == [[True, True, False], [False, True, True], [False, True, True]]
 
 
 def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certificate_too(tmp_path: Path) -> None:

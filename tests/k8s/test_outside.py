@@ -6,6 +6,7 @@ hold is bounded.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,14 +19,15 @@ import pytest
 
 from shared.contracts import subjects
 from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
+from shared.identity.keys import load_or_create
 from shared.transport.base import AccessDenied, NotConnected, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
-from tests.k8s.manifests import Object, find, pod_of, render, with_kind
+from tests.k8s.manifests import K8S, Object, find, pod_of, render, with_kind
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import make_certificates, swarm
 
 HUB_NODES = ("alpha", "delta", "eve")
-"""Alpha is in the hub's cluster; delta and eve are outside."""
+"""Alpha and eve have their streams on the hub, delta at home."""
 DEADLINE_S = 30.0
 
 
@@ -52,7 +54,18 @@ def hub(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Render
     files = certificate(folder / "made")
     (folder / "ca.crt").write_text(files["ca.crt"])
     server.mount("nats-tls", files)
-    which = ("--accounts-only", "--plane", "both", "--nodes", ",".join(HUB_NODES), "--domain", "hub", "--node-storage-gib", "6")
+    known = load_or_create(keys / "delta/swarm.nk").public_key  # all that the hub's operator has of delta
+    which = (
+        "--accounts-only",
+        "--plane",
+        "both",
+        "--nodes",
+        f"alpha,eve,delta={known}",
+        "--domain",
+        "hub",
+        "--node-storage-gib",
+        "6",
+    )
     server.mount("nats-accounts", {"accounts.conf": swarm("nats", "config", *which, "--folder", str(keys))})
     yield server.start()
     server.end()
@@ -149,6 +162,7 @@ async def test_a_site_publishes_to_the_swarm_through_its_leaf_and_is_given_what_
         as_node(hub, keys, "alpha") as inside,
     ):
         await until_works(lambda: share(leaf, "delta", b"from the site", "site"))
+        assert "Leafnode connection created" in site.log, "as docs/operations.md says"
         await share(inside, "alpha", b"for the site", "for-site")
         large = b"x" * (9 * 2**20)  # more than a message holds: in chunks
         await share(leaf, "delta", large, "large")
@@ -158,9 +172,9 @@ async def test_a_site_publishes_to_the_swarm_through_its_leaf_and_is_given_what_
             await share(leaf, "alpha", b"forged", "forged-by-site")
         await ensure_node_streams(own, "delta")
         assert await own.stream_state(subjects.node_rollouts_stream("delta"))
-    async with as_node(hub, keys, "delta", key="operator") as hosted:
-        with pytest.raises(TransportError):
-            await hosted.stream_state(subjects.node_rollouts_stream("delta"))
+    with pytest.raises((AccessDenied, NotConnected)):  # it has no streams there, so nobody who makes them
+        async with as_node(hub, keys, "delta", key="operator"):
+            pass
 
 
 async def test_a_node_that_exceeds_its_storage_is_refused_and_others_are_not(hub: RenderedServer, keys: Path) -> None:
@@ -255,3 +269,16 @@ def test_a_joined_nodes_verifier_alone_has_the_way_to_the_swarm_and_the_key_for_
     told = {entry["name"]: entry for entry in container["env"]}
     assert told["SWARM_NATS__SWARM_URL"]["valueFrom"] == {"secretKeyRef": {"name": "delta-swarm", "key": "url"}}
     assert not [each for each in with_kind(objects, "Deployment", "Job") if "swarm-operator" in str(pod_of(each))]
+
+
+def test_the_documented_commands_make_what_a_joined_node_mounts() -> None:
+    page = (K8S.parent / "docs" / "operations.md").read_text()
+    section = page.partition("\n## Join from outside the cluster\n")[2].partition("\n## ")[0]
+    made = {
+        match[1]: set(re.findall(r"--from-(?:file|literal)=([^=\s]+)", match[0]))
+        for match in re.finditer(r"kubectl -n swarm create (?:secret generic|configmap) (\S+).*", section)
+    }
+    assert {"url", "swarm.nk", "ca.crt"} == made["delta-swarm"] and made["delta-signing"] == {"node.nk"}
+    assert made["nats-hub-keys"] == {"SWARM_KEY_DELTA"} and made["nats-hub"] == {"ca.crt"}
+    for name in made:
+        assert any(f"'{name}'" in str(each) for each in (*render("joined"), *render("joined-leaf"))), name
