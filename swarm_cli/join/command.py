@@ -33,14 +33,13 @@ from swarm_cli.join.newcomer import base_config, chosen_name, default_name, firs
 from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
-from swarm_cli.local.going_on import note_of
+from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
+from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.replace_file import replace_file
-from swarm_cli.run_control import answering, holding_run
-from swarm_cli.run_note import write_note
 from swarm_cli.toml_view import config_toml
 
 

@@ -8,12 +8,11 @@ from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.console import count, note
-from swarm_cli.local.going_on import make_command, note_of, up_command
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome
 from swarm_cli.local.procfile import Layout
+from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.run_note import write_note
 
 
 class Ran:

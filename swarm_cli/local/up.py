@@ -18,6 +18,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
+from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.known_datasets import check_datasets
 from swarm_cli.local.launch import GRACE_S, run_lines
 from swarm_cli.local.ports import check_ports
@@ -31,7 +32,6 @@ from swarm_cli.local.procfile import (
 )
 from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
-from swarm_cli.run_control import answering, holding_run
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535

@@ -14,11 +14,10 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from swarm_cli.errors import CommandError
-from swarm_cli.local.going_on import make_command, note_of, up_command
+from swarm_cli.local.control import LOCK, holding_run
 from swarm_cli.local.procfile import Layout
+from swarm_cli.local.run_note import NOTE, make_command, note_of, read_note, servers, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
-from swarm_cli.run_control import LOCK, holding_run
-from swarm_cli.run_note import NOTE, read_note, servers, write_note
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ROOT = Path(__file__).parents[2]

@@ -17,14 +17,14 @@ import pytest
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
-from swarm_cli.run_control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
+from swarm_cli.local.control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
 RUN = """
 import json, sys
 from pathlib import Path
 from swarm_cli.local.asked import Asked
-from swarm_cli.run_control import answering, holding_run
+from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.launch import run_lines
 from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])

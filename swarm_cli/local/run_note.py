@@ -1,18 +1,23 @@
 """What a running `swarm up` or `swarm join` leaves in its run's folder for other commands: which
 servers its nodes use, and the command that goes on with the run. `up.lock` says whether it still
-runs (`run_control`).
+runs (`control`).
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from shared.config import NodeConfig
 from swarm_cli.errors import CommandError
+from swarm_cli.local.control import running_runs
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
 from swarm_cli.replace_file import replace_file
-from swarm_cli.run_control import running_runs
+from swarm_cli.shipped import DEMO_CONFIG, shown
 
 NOTE = "up.json"
 
@@ -38,6 +43,40 @@ def read_note(folder: Path) -> RunNote | None:
         return msgspec.json.decode((folder / NOTE).read_bytes(), type=RunNote)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def note_of(layout: Layout, config: NodeConfig, goes_on: str) -> RunNote:
+    """The note of nodes that run as `layout` says."""
+    given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
+    return RunNote(layout.url, given or "none", goes_on)
+
+
+def up_command(config: NodeConfig, layout: Layout) -> str:
+    """The `swarm up` that starts the same nodes in the same places again."""
+    return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
+
+
+def make_command(config: NodeConfig, layout: Layout) -> str:
+    """The same with make."""
+    flags = shlex.join(_options(config, replace(layout, nodes=Layout().nodes)))
+    nodes = f" NODES={layout.nodes}" if layout.nodes != Layout().nodes else ""
+    return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
+
+
+def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
+    """The options of `swarm up` that its defaults and `config` do not make up for."""
+    if layout.nodes != Layout().nodes:
+        yield from ("--nodes", str(layout.nodes))
+    for name in layout.names and layout.node_names:
+        yield from ("--name", name)
+    if layout.config != shown(DEMO_CONFIG):
+        yield from ("--config", str(layout.config))
+    if layout.nats_url:
+        yield from ("--nats-url", layout.nats_url)
+    elif layout.nats_port != DEFAULT_NATS_PORT:
+        yield from ("--nats-port", str(layout.nats_port))
+    if layout.base_port != config.http.base_port:
+        yield from ("--base-port", str(layout.base_port))
 
 
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
