@@ -133,8 +133,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for node in snapshot.nodes:
         if missing := _missing_protections(node):
             console.print(
-                f"{node.node}: its scorers go without {', '.join(missing)}; cause and remedy are in the verifier's log "
-                "(sandbox_protection_missing)",
+                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; cause and "
+                "remedy are in the verifier's log (sandbox_protection_missing)",
                 markup=False,
             )
     if snapshot.swarm_reachable is False:

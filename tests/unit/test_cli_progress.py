@@ -116,12 +116,19 @@ def test_the_step_rate_is_that_of_the_last_minute() -> None:
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
     statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.625))
     row = Row(view(12, evaluated=10, statuses=statuses), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
-    text = row.text(65.0, NOW)
+    (text,) = row.lines(65.0, NOW)
+    assert len(text) <= 100
     assert text.startswith("   1:05  alpha")
     columns = HEADER[: HEADER.index("state")]
     for name, value in (("held-out", "0.500"), ("(base)", "0.100"), ("steps/min", "7.5"), ("reward", "0.625"), ("stale", "0.25")):
         end = columns.index(name) + len(name)
         assert text[:end].endswith(value), name
+
+
+def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() -> None:
+    row = Row(view(12, statuses=tuple(status(role) for role in ROLES[:2])), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
+    figures, words = row.lines(65.0, NOW)
+    assert words == f"         no word from {ROLES[2]}, {ROLES[3]}" and max(len(figures), len(words), len(HEADER)) <= 100
 
 
 def test_the_summary_shows_the_gain_over_the_base_policy() -> None:
