@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +95,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
             for role in ROLES
         },
         "streams": [_fill_object(fill) for fill in node.streams],
+        "name_held_by": [{"host": lease.host, "pid": lease.pid, "run": lease.run} for lease in view.held(at)],
         "unreadable_keys": list(view.unreadable),
     }
 
@@ -120,6 +122,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
     console.print(nodes)
     for node in snapshot.nodes:
+        if elsewhere := node.view.held_on(socket.gethostname(), snapshot.at):
+            console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
         for words in trouble(node.view, snapshot.at):
             console.print(f"{visible(node.node)}: {words}", markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.lease import LeaseRecord
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.observe.evaluations import Evaluation
@@ -64,6 +65,16 @@ def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
     assert (seen.step, seen.version) == (7, 6)
     assert seen.evaluation is not None and seen.evaluation.policy_version == 5
     assert seen.unreadable == ("status.sampler.r1",)
+
+
+def test_the_machine_that_holds_a_node_s_name_is_known_unless_it_is_this_one() -> None:
+    def lease(role: str, host: str, *, released: bool = False, stored_at: float = NOW - 1) -> KvEntry:
+        record = LeaseRecord(holder="1", run="one", host=host, pid=7, taken_at=NOW, lease_s=30.0, released=released)
+        return KvEntry(f"lease.{role}", encode(record), 1, stored_at=stored_at)
+
+    left, dead = lease("sampler", "left", released=True), lease("verifier.9", "dead", stored_at=NOW - 100)
+    seen = node_view("alpha", [lease("trainer", "far"), lease("generator.0", "far"), left, dead])
+    assert seen.held_on("here", NOW) == ["far (run one)"] and seen.held_on("far", NOW) == []
 
 
 def test_counters_go_on_after_a_restart_and_gauges_are_the_newest() -> None:
