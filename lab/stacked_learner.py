@@ -72,9 +72,7 @@ class StackedLearner:
 
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for all its local groups, under its current policy or the
-        base policy.
-        """
+        """`batch_logprobs` of every node for its local groups, under its current or base policy."""
         wanted = [list(range(len(node_groups))) for node_groups in groups]
         return self._logprobs(groups, wanted, base=base)
 
@@ -184,8 +182,8 @@ class StackedLearner:
         gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in leaf_gradients], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
-        """Split items into parts that are computed in one pass: all at once for small policies, one
-        at a time for a large one.
+        """Items in parts that are computed in one pass: all of small policies, one of a
+        large one.
         """
         return [items[begin : begin + self._at_once] for begin in range(0, len(items), self._at_once)]
 

@@ -20,9 +20,9 @@ from shared.transport.base import ConsumerState
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
 from swarm_cli.observe.standing import absent, finished, standing, trouble
+from swarm_cli.running import servers
 
 NAMES_A_LINE = 5
 

@@ -17,7 +17,6 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.local.run_note import servers
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -26,6 +25,7 @@ from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
+from swarm_cli.running import servers
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
