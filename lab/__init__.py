@@ -1,4 +1,5 @@
-"""Experiments: specs in, raw records out, tables and plots made from the records alone.
+"""Experiments: a spec is run and leaves raw records; tables and plots are made from the records
+alone.
 
 Two drivers share the services' own code for tasks, pools, batches, advantages and objectives; no
 learning rule lives here.

@@ -1,12 +1,12 @@
-"""What policies answered to the same held-out questions of arithmetic, before and after training.
+"""Compares policies' answers to the same held-out arithmetic questions, before and after training.
 
     swarm eval MODEL --answers 1000 --json --config FILE > answers.json        for each policy
     python -m lab.answers base.json trained.json ...
 
 A pass rate alone does not say what was learned: that an answer ends in its number, or which number
-that is. So answers are counted by a second rule too, the last number that they name, and by kind of
-question; and what was gained is paired by question, with an interval that resamples facts (`3 + 4`
-and `4 + 3` are one), because the questions repeat them.
+that is. So answers are also counted by a second rule (the last number in the text) and by kind of
+question. The gain is paired by question, with an interval that resamples facts (`3 + 4` and `4 + 3`
+are one fact), because questions repeat them.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Answer:
 
     @property
     def operation(self) -> tuple[int, str, int] | None:
-        """The two whole numbers of the question and what is between them; None where it asks
-        something else, or for more.
+        """The question's two whole numbers and the operator between them; None if it asks for
+        anything else or more.
         """
         found = _QUESTION.search(self.question) if _TWO_NUMBERS.fullmatch(self.question) else None
         return (int(found[1]), found[2], int(found[3])) if found else None
 
     @property
     def fact(self) -> str:
-        """What one must know: the same for `3 + 4` and `4 + 3`, in whatever words they are
-        asked.
+        """The fact that the question tests: the same for `3 + 4` and `4 + 3`, however they are
+        worded.
         """
         if self.operation is None:
             return self.question
@@ -75,20 +75,20 @@ class _Record(BaseModel):
 
 
 def number_value(text: str | None) -> Fraction | None:
-    """What a number means that `NUMBER` found, or that a task gives as its reference; None where
-    that is no number.
+    """The value of a number that `NUMBER` found or that is a task's reference; None if it is not a
+    number.
     """
     return read_number((text or "").replace("\N{MINUS SIGN}", "-"))
 
 
 def passes(answer: Answer) -> bool:
-    """The verifier paid it."""
+    """The verifier gave it full marks."""
     return answer.reward >= 1.0
 
 
 def last_number_is_right(answer: Answer) -> bool:
-    """The last number anywhere in it is the reference, whatever stands after it: a looser rule than
-    any verifier's.
+    """The last number in the text is the reference, whatever follows it: a looser rule than any
+    verifier's.
     """
     numbers = _NUMBER.findall(answer.answer)
     reference = number_value(answer.reference)
@@ -114,11 +114,9 @@ def kinds(answer: Answer) -> Iterable[str]:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Answers of a file that `swarm eval --answers N --json` made, by dataset and question.
+    """Answers from a file written by `swarm eval --answers N --json`, by dataset and question.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it holds none, or something else.
+    Raises: OSError: it cannot be read. ValueError: it holds no answers, or something else.
     """
     try:
         answers = _Record.model_validate_json(path.read_bytes(), strict=True).answers
@@ -133,8 +131,8 @@ def read_answers(path: Path) -> list[Answer]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Of a policy over another on the same questions: shares of the questions, and a 95 % interval
-    over facts.
+    """The gain of one policy over another on the same questions: fractions of the questions, and a
+    95 % interval over facts.
     """
 
     mean: float
@@ -146,7 +144,7 @@ class Gain:
 
 
 def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: int = 0) -> Gain:
-    """What `trained` gained over `base`, by `rule`.
+    """The gain of `trained` over `base` by `rule`.
 
     Raises:
         ValueError: they answered different questions.
@@ -165,7 +163,9 @@ def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: in
 
 
 def table(files: Mapping[str, Sequence[Answer]]) -> str:
-    """Markdown: a line a kind of question and rule, a column a file, right answers of all."""
+    """Markdown: one row per kind of question and rule, one column per file, right answers out of
+    all.
+    """
     names = list(files)
     lines = [f"| rule | questions | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
     every_kind = list(dict.fromkeys(kind for answers in files.values() for each in answers for kind in kinds(each)))
@@ -182,7 +182,7 @@ def table(files: Mapping[str, Sequence[Answer]]) -> str:
 
 
 def read_files(paths: Sequence[str]) -> dict[str, list[Answer]]:
-    """Answers by the file's name, or by its path where names are alike.
+    """Answers by file name, or by path if two names are equal.
 
     Raises:
         OSError: a file cannot be read.
@@ -197,7 +197,7 @@ def read_files(paths: Sequence[str]) -> dict[str, list[Answer]]:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print the table, and what each later file gained over the first. Returns the exit status."""
+    """Print the table, and each later file's gain over the first. Returns the exit status."""
     if not paths:
         print("usage: python -m lab.answers BASE.json [TRAINED.json ...]", file=sys.stderr)
         return 2

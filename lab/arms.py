@@ -30,9 +30,9 @@ _BARE = {
         "drop_foreign_negatives": False,
     },
 }
-"""What `settings = "bare"` means: an arm's I and J stay as it says, and text of others is taken as
-it is, unless an arm asks for a controller or a defence; whatever a node's defaults have become
-since."""
+"""What `settings = "bare"` means: an arm's I and J are fixed, and foreign text is used as it is,
+unless an arm asks for a controller or a defence, whatever a node's defaults are now.
+"""
 
 
 def simulated_name(place: int) -> str:
@@ -54,7 +54,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """Everything one run depends on, besides the software."""
+    """Everything that one run depends on, except the software."""
 
     experiment: str
     arm: str
@@ -70,8 +70,8 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     """The run of one arm and seed. `name_of` gives the node at a place its name, on which its task
     draws depend.
 
-    Raises:
-        SpecError: a node's configuration cannot be used, or the arm's rules do not fit each other.
+    Raises: SpecError: a node's configuration cannot be used, or the arm's rules contradict each
+    other.
     """
     arm = spec.arms[arm_name]
     nodes: list[PlannedNode] = []
@@ -112,14 +112,14 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
 
 
 def in_group(overrides: Mapping[str, Any], place: int, field: Field) -> Field:
-    """The field as the spec names it: of a `[[nodes]]` entry where that sets it, else of the
-    arm.
+    """The field's name in the spec: that of a `[[nodes]]` entry if the entry sets it, else the
+    arm's.
     """
     return ("nodes", place, *field) if field and sets(overrides, field) else field
 
 
 def _misfits(arm: Arm, name: str, nodes: list[PlannedNode]) -> list[Mistake]:
-    """Settings that are right by themselves and cannot be run together."""
+    """Settings that are valid on their own but cannot be combined."""
     honest = [node for node in nodes if node.role == "honest"]
     if not honest:
         return [Mistake(name, ("nodes",), "no node is honest, so nothing would be measured")]

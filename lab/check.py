@@ -1,6 +1,4 @@
-"""What can be found wrong with a spec before anything is run: nodes' settings, datasets, model
-folders.
-"""
+"""Checks of a spec before anything runs: nodes' settings, datasets, model folders."""
 
 from __future__ import annotations
 
@@ -16,14 +14,13 @@ from shared.config.sections import ModelSection
 from shared.tasks.derive import TaskError, dataset_size
 
 ModelProblem = Callable[[ModelSection], str | None]
-"""What is wrong with a model, or None."""
+"""What is wrong with a model; None if nothing is."""
 
 
 def check_spec(spec: Spec, model_problem: ModelProblem) -> None:
     """Try the settings, datasets and models of every arm.
 
-    Raises:
-        SpecError: naming each mistake once, at its place in the spec.
+    Raises: SpecError: naming each mistake once, where it stands in the spec.
     """
     mistakes = dataset_mistakes(spec)
     problem_of = cache(lambda path, revision: model_problem(ModelSection(path=path, revision=revision)))
@@ -45,15 +42,16 @@ def check_spec(spec: Spec, model_problem: ModelProblem) -> None:
 def check_datasets(spec: Spec) -> None:
     """Try the datasets alone.
 
-    Raises:
-        SpecError: one is unknown, or its config cannot be.
+    Raises: SpecError: a dataset is unknown, or refuses its config.
     """
     if mistakes := dataset_mistakes(spec):
         raise SpecError(f"spec {spec.name} cannot be used:\n" + "\n".join(told(mistakes, spec.source)))
 
 
 def dataset_mistakes(spec: Spec) -> list[Mistake]:
-    """Of every arm's sources, those that reasoning-gym does not know or refuses."""
+    """The problems of all arms' sources: datasets that reasoning-gym does not know, or configs that
+    it refuses.
+    """
     problem_of = cache(_dataset_problem)
     return [
         Mistake(name, field, problem)
@@ -64,7 +62,7 @@ def dataset_mistakes(spec: Spec) -> list[Mistake]:
 
 
 def simulated_model_problem(model: ModelSection) -> str | None:
-    """Whether the driver `simulate` computes a model."""
+    """Whether the driver `simulate` supports a model."""
     from lab.stacked_params import Architecture
 
     try:

@@ -36,7 +36,7 @@ class Made:
 
 
 class Cohort:
-    """Policies of `nodes`, which all train, and the base policy, for nodes that do not."""
+    """Policies of `nodes`, all of which train, and the base policy for nodes that do not."""
 
     def __init__(self, nodes: Sequence[SimNode], untrained: Sequence[SimNode], end_token: int, device: torch.device) -> None:
         self.nodes, self.untrained = list(nodes), list(untrained)
@@ -71,8 +71,8 @@ class Cohort:
         return made
 
     def _who_samples_from_what(self) -> list[tuple[list[SimNode], torch.Tensor]]:
-        """Nodes and their policies, a row each: those that train, those that use the first of
-        these, those of the base policy.
+        """Nodes and their policies, one row each: nodes that train, nodes that use the first of
+        those policies, and nodes on the base policy.
         """
         informed = [node for node in self.untrained if self.nodes and node.role in INFORMED_ROLES]
         rows = [row for row, node in enumerate(self.untrained) if node not in informed]
@@ -82,7 +82,7 @@ class Cohort:
 
     def likelihood(self, groups: Sequence[RolloutGroup]) -> list[list[float]]:
         """Mean logprob per token of every completion's text under the first trained node's policy;
-        0 where no node trains.
+        0 if no node trains.
         """
         if not self.nodes or not groups:
             return [[0.0] * len(group.completions) for group in groups]
@@ -102,8 +102,8 @@ class Cohort:
         ]
 
     def answers(self, seed: int) -> list[list[str]]:
-        """Each trained node's answers to its held-out questions. Policies that are the same by
-        value answer once.
+        """Each trained node's answers to its held-out questions. Policies with equal weights answer
+        once.
         """
         generator = torch.Generator(self._device).manual_seed(seed)
         texts: list[list[str]] = [[] for _ in self.nodes]
@@ -123,7 +123,7 @@ class Cohort:
     def _answers_of(
         self, nodes: Sequence[SimNode], flat: torch.Tensor, params: SamplingParams, generator: torch.Generator
     ) -> list[list[str]]:
-        """Each node's answers to its own questions, in their order. Prompts of like length are
+        """Each node's answers to its own questions, in their order. Prompts of similar length are
         answered together.
         """
         asked = [node.desk.held_out_prompts for node in nodes]
@@ -155,8 +155,8 @@ class Cohort:
         )
 
     def _preferred(self, batches: Sequence[Batch | None]) -> list[Batch | None]:
-        """The batches with the foreign groups that their nodes prefer, where a strategy leaves that
-        to the policy.
+        """The batches reduced to the foreign groups that the nodes prefer, for strategies that
+        leave the choice to the policy.
         """
         asked = [
             candidates_of(batch, node.intake_rules) if batch is not None else None
@@ -171,7 +171,7 @@ class Cohort:
         ]
 
     def _one_for_all(self, rows: Sequence[int]) -> int | None:
-        """A row that may answer for all: same weights, same questions."""
+        """A row that can answer for all of them: same weights, same questions."""
         first, *others = rows
         same = all(
             self.nodes[row].desk.held_out is self.nodes[first].desk.held_out
@@ -207,7 +207,7 @@ class Cohort:
 def _alike(
     chosen: Sequence[tuple[int, SimNode, int]],
 ) -> dict[tuple[SamplingParams, int], list[tuple[int, SimNode, int]]]:
-    """Nodes by how they sample."""
+    """Nodes grouped by their sampling settings."""
     parts: dict[tuple[SamplingParams, int], list[tuple[int, SimNode, int]]] = {}
     for row, node, count in chosen:
         parts.setdefault((node.params, node.config.generator.completions), []).append((row, node, count))

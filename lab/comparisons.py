@@ -1,5 +1,5 @@
-"""Each arm against its baseline, with what chance in seeds and in questions does, and with a
-correction for how many were asked.
+"""Compares each arm with its baseline, with intervals over seeds and questions, and corrects for
+the number of comparisons.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FEWEST_SEEDS = 4
 def compare_arms(
     manifest: Mapping[str, Any], runs: Mapping[str, Mapping[int, Measures]], baseline_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By cumulative gain, screened, over whole runs or equal completions: the stated comparisons
-    first, then each other arm's.
+    """Comparisons by cumulative screened gain, over whole runs or equal completions: those stated
+    in the spec first, then those of all other arms.
 
-    p is that of the signs of paired differences; those of stated comparisons are corrected after
-    Holm, the others have none.
+    p comes from the signs of paired differences. It is given for stated comparisons only, with
+    Holm's correction.
 
     `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
     """
@@ -91,7 +91,7 @@ def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whol
 
 
 def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """The table alone, with a sentence on what it leaves out."""
+    """Only the table, with a sentence on what it leaves out."""
     lines = [
         "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
         "|---|---|---|---|---|---|---|---|",
@@ -128,8 +128,8 @@ def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
 def _by_question(
     arm: Mapping[int, Measures], baseline: Mapping[int, Measures], at_equal_completions: bool
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Of both arms, by seed, each question's gain; with `at_equal_completions` of the seeds that
-    both have alone.
+    """For both arms, each question's gain by seed; with `at_equal_completions` only for the seeds
+    that both have.
     """
     found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
     for runs, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
@@ -145,8 +145,8 @@ def _by_question(
 
 
 def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> tuple[dict[int, float], dict[int, float]]:
-    """Of both arms, by seed, the gain up to as many completions, also of records that do not tell
-    questions apart.
+    """For both arms, the gain by seed up to an equal number of completions; works for records
+    without results by question too.
     """
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for seed in arm.keys() & baseline.keys():

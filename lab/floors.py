@@ -1,11 +1,11 @@
-"""What answers without any skill earn on an experiment's datasets: always the same answer, a copy
+"""What answers without any skill earn on an experiment's datasets: a constant answer, or a copy
 from the question.
 
 A gain on a dataset where one constant answer passes a tenth of the questions may be that constant,
-learned. Such a dataset is `out`: reports give the gain without it beside the gain with it.
+learned. Such a dataset is `out` (excluded): reports give the gain both with and without it.
 
-The best answer of each kind is chosen on one half of the questions and its pass rate is that on the
-other half, because the best of a hundred on the questions that chose it looks better than it is.
+The best answer of each kind is chosen on one half of the questions and measured on the other half,
+because the best of a hundred looks too good on the questions that it was chosen on.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from shared.tasks.sandbox import ScorerPool, ScoringJob
 
 FLOORS_FILE = "floors.json"
 OUT_FROM = 0.1
-"""A dataset is out from this pass rate of a constant on."""
+"""A dataset is excluded if a constant's pass rate is at least this."""
 QUESTIONS = 200
 SEED = 0x7D000000
-"""The questions are none that nodes train on or are evaluated on."""
+"""No node trains or is evaluated on these questions."""
 _OTHERS_ANSWERS = 60
-"""Answers to other questions that are tried as constants, the most frequent ones."""
+"""How many of the most frequent answers to other questions are tried as constants."""
 _MOST_ANSWERS = 40
 _PATIENCE = 4
 _ANSWER_TIMEOUT_S = 20.0
 
 _Name = tuple[str, str]
-"""Kind, constant or copy, and which."""
+"""The kind (constant or copy) and the answer's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """One source. constant, copy: the best answer of the kind; their rates are parts of the
+    """One source. constant, copy: the best answer of the kind; their rates are the fraction of
     questions passed, 0 to 1.
     """
 
@@ -65,30 +65,30 @@ class Floor:
 
 
 async def screen(pool: ScorerPool, sources: Sequence[TaskSpec], questions: int = QUESTIONS) -> list[Floor]:
-    """The floors of each source, in their order; a dataset that stands there twice with one config
-    is screened once.
+    """The floors of each source, in order; a dataset that appears twice with the same config is
+    screened once.
 
-    `questions`: as many choose the best answers, and as many others tell their rates.
+    `questions`: this many are used to choose the best answers, and as many others to measure their
+    rates.
 
-    Raises:
-        SpecError: half of a source's items or more cannot be made.
+    Raises: SpecError: at least half of a source's items cannot be made.
     """
     distinct = {(source.dataset, source.canonical_config): source for source in sources}
     return [await _floor(pool, source, questions) for source in distinct.values()]
 
 
 def sources_of(sources: Sequence[Sequence[TaskSpec]]) -> list[TaskSpec]:
-    """All that any arm's nodes ask, once each."""
+    """Every source that any arm's nodes use, once each."""
     return list({source.model_dump_json(): source for each in sources for source in each}.values())
 
 
 def scorers(sources: Sequence[TaskSpec]) -> ScorerPool:
-    """A pool that judges as the experiment's nodes do."""
+    """A pool that scores like the experiment's nodes."""
     return ScorerPool(workers=os.cpu_count() or 1, answer_timeout_s=_ANSWER_TIMEOUT_S, memory_mb=2048, tasks=sources)
 
 
 def write_floors(out: Path, floors: Sequence[Floor]) -> Path:
-    """Beside the records, for reports."""
+    """Write the floors beside the records, for reports."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / FLOORS_FILE
     draft = file.with_suffix(".new")
@@ -98,10 +98,9 @@ def write_floors(out: Path, floors: Sequence[Floor]) -> Path:
 
 
 def read_floors(results: Path) -> list[Floor] | None:
-    """What `write_floors` wrote; None where the experiment was not screened.
+    """Read what `write_floors` wrote; None if the experiment was not screened.
 
-    Raises:
-        SpecError: the file is no such list.
+    Raises: SpecError: the file does not hold such a list.
     """
     file = results / FLOORS_FILE
     if not file.is_file():
@@ -113,7 +112,7 @@ def read_floors(results: Path) -> list[Floor] | None:
 
 
 def out_datasets(floors: Sequence[Floor]) -> frozenset[str]:
-    """Names of the datasets that are out, by any of their configs."""
+    """Names of the datasets that are excluded because of any of their configs."""
     return frozenset(floor.dataset for floor in floors if floor.out)
 
 
@@ -149,14 +148,16 @@ async def _floor(pool: ScorerPool, source: TaskSpec, questions: int) -> Floor:
 
 
 def _skilless(task: Task, right: str, constants: Sequence[str]) -> dict[_Name, str]:
-    """Answers by kind and name. Of the right answer only the shape is used."""
+    """Candidate answers by kind and name. Only the shape of the right answer is used."""
     answers = {("constant", text): text for text in constants}
     answers |= {("constant", each.name): each.text for each in shapes(right)}
     return answers | {("copy", each.name): each.text for each in copies(task.question)}
 
 
 def _best(passed: Mapping[_Name, Sequence[bool]], half: int, kind: str) -> tuple[str, float]:
-    """The answer of a kind that passes most of the first half, and its rate on the second."""
+    """The answer of a kind that passes most questions of the first half, and its rate on the second
+    half.
+    """
     best = max((name for name in passed if name[0] == kind), key=lambda name: (sum(passed[name][:half]), name), default=None)
     if best is None:
         return "", 0.0
@@ -165,7 +166,7 @@ def _best(passed: Mapping[_Name, Sequence[bool]], half: int, kind: str) -> tuple
 
 
 def _tasks(source: TaskSpec, questions: int) -> list[Task]:
-    """Twice as many; items that cannot be made are passed over, as a generator does."""
+    """Twice as many tasks; items that cannot be made are skipped, as a generator does."""
     tasks: list[Task] = []
     try:
         size = dataset_size(source.dataset, source.canonical_config)

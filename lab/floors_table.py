@@ -10,7 +10,7 @@ _MOST_CHARS = 40
 
 
 def floors_table(floors: Sequence[Floor]) -> str:
-    """Markdown, a row a source."""
+    """Markdown with one row per source."""
     lines = [
         f"| dataset | best constant | passes | best copy | passes | out (from {OUT_FROM:g}) |",
         "|---|---|---|---|---|---|",
@@ -24,7 +24,7 @@ def floors_table(floors: Sequence[Floor]) -> str:
 
 
 def out_lines(floors: Sequence[Floor]) -> list[str]:
-    """A sentence for each dataset that is out, for a terminal; one if none is."""
+    """For a terminal: a sentence for each excluded dataset, or one saying that there is none."""
     found = [
         f"{floor.dataset} is out: {_shown(floor.constant, table=False)} passes {floor.constant_rate:.2f}; "
         "see the columns called screened"
@@ -35,7 +35,7 @@ def out_lines(floors: Sequence[Floor]) -> list[str]:
 
 
 def _shown(answer: str, *, table: bool = True) -> str:
-    """As code, in one line, with what a table would read as its own escaped."""
+    """As inline code in one line, with characters escaped that have a meaning in a table."""
     text = answer if len(answer) <= _MOST_CHARS else answer[: _MOST_CHARS - 1] + "…"
     text = text.replace("\n", "\\n").replace("`", "'")
     return "`" + ((text.replace("|", "\\|") if table else text) or "(nothing)") + "`"

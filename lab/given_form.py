@@ -1,12 +1,12 @@
-"""What a policy answers when its answer is begun for it: `3 + 4 =`. How much of a gain is the form
-of an answer alone?
+"""What a policy answers when its answer is started for it (`3 + 4 =`). How much of a gain is only
+answer format?
 
     python -m lab.given_form MODEL --config config/smollm2.toml > given.json
     python -m lab.answers base.json given.json
 
 A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what
-3 + 4 is. The base policy that is given the first four signs shows what the first is worth. The
-first number it goes on with is its answer, judged as it is.
+3 + 4 is. Giving the base policy the first four symbols shows what the format alone is worth. Its
+answer is the first number that it continues with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUMBER = re.compile(rf"\s*({NUMBER})(?!\w|%|[-+*/^.,]+[0-9])")
 
 
 def begun(question: str) -> str:
-    """How the answer to a question of arithmetic begins.
+    """How the answer to an arithmetic question begins.
 
     Raises:
         ValueError: the question has no `a + b` in it.
@@ -49,8 +49,8 @@ def begun(question: str) -> str:
 
 
 def judged(task: Task, beginning: str, rest: str) -> Answer:
-    """The answer as far as its first number, and whether that is the reference; all of it where no
-    number is first.
+    """The answer up to its first number, and whether that number is the reference; the whole answer
+    if it does not start with a number.
     """
     found = _NUMBER.match(rest)
     reference = number_value(task.answer)
@@ -60,12 +60,12 @@ def judged(task: Task, beginning: str, rest: str) -> Answer:
 
 
 async def answers(model: str, config: NodeConfig) -> list[Answer]:
-    """The policy's answers to the held-out questions of a configuration, each begun for it; greedy.
+    """The policy's greedy answers to the held-out questions of a configuration, each started for
+    it.
 
-    Raises:
-        EngineError, ModelLoadError: the model cannot be run or loaded.
-        ValueError: the configuration holds no questions out, one cannot be derived, or one asks for
-            something else than `a + b`.
+    Raises: EngineError, ModelLoadError: the model cannot be run or loaded. ValueError: the
+    configuration has no held-out questions, one cannot be derived, or one is not of the form `a +
+    b`.
     """
     tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
     if not tasks:
@@ -89,8 +89,8 @@ async def answers(model: str, config: NodeConfig) -> list[Answer]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the answers as `swarm eval --answers N --json` does, as far as `lab.answers` reads
-    them. Returns the exit status.
+    """Print the answers in the format of `swarm eval --answers N --json`, with the fields that
+    `lab.answers` reads. Returns the exit status.
     """
     parser = argparse.ArgumentParser(prog="python -m lab.given_form", description="Answers whose beginning is given.")
     parser.add_argument("model", help="Model folder.")

@@ -1,11 +1,10 @@
-"""What answers without arithmetic, or with little of it, pass of the questions in a file of
-answers.
+"""How many questions in a file of answers can be passed with no or little arithmetic.
 
     python -m lab.guesses base-given.json [TRAINED.json ...]
 
-Rules that need no sum: a constant, a copy of a number, identities. And rules that a policy may have
-learned instead of arithmetic, on top of the first file's answers: what is multiplied by 0 is 0,
-`0 - n` is -n, and whatever else is below zero is -1.
+There are rules that compute nothing (a constant, a copied number, identities), and rules that a
+policy may have learned instead of arithmetic, applied on top of the first file's answers: anything
+times 0 is 0, `0 - n` is -n, and any other negative result is -1.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import numpy as np
 from lab.answers import Answer, gain, passes, read_answers
 
 Guess = Callable[[int, str, int], int | None]
-"""Two numbers and what is between them -> an answer, or None where the rule has none."""
+"""Two numbers and the operator between them -> an answer, or None if the rule does not apply."""
 
 
 def identities(first: int, sign: str, second: int) -> int | None:
-    """Times 0 and 1, plus and minus 0."""
+    """Multiplication by 0 and 1, addition and subtraction of 0."""
     if sign == "*":
         if 0 in (first, second):
             return 0
@@ -35,7 +34,7 @@ def identities(first: int, sign: str, second: int) -> int | None:
 
 
 def three_rules(first: int, sign: str, second: int) -> int | None:
-    """What is multiplied by 0 is 0, 0 - n is -n, and any other result below zero is -1."""
+    """Anything times 0 is 0, 0 - n is -n, and any other negative result is -1."""
     if sign == "*" and 0 in (first, second):
         return 0
     if sign == "-" and first < second:
@@ -60,9 +59,7 @@ RULES: dict[str, Guess] = {
 
 
 def right(answers: Sequence[Answer], guess: Guess) -> list[bool]:
-    """Whether the rule answers each question, which must be one of arithmetic, with its
-    reference.
-    """
+    """For each question, which must be arithmetic, whether the rule gives its reference answer."""
     found = []
     for each in answers:
         if each.operation is None:
@@ -72,7 +69,7 @@ def right(answers: Sequence[Answer], guess: Guess) -> list[bool]:
 
 
 def with_rules(answers: Sequence[Answer], guess: Guess) -> list[Answer]:
-    """The answers, with the rule's where it has one."""
+    """The answers, replaced by the rule's wherever it applies."""
     changed = []
     for each, hit in zip(answers, right(answers, guess), strict=True):
         assert each.operation is not None
@@ -82,7 +79,7 @@ def with_rules(answers: Sequence[Answer], guess: Guess) -> list[Answer]:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print what each rule passes, and what later files have over the first with `three_rules`.
+    """Print each rule's pass rate, and the gain of later files over the first with `three_rules`.
     Returns the exit status.
     """
     if not paths:

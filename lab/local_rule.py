@@ -1,8 +1,8 @@
-"""The controls of question 2: which of its local groups a node trains on. Pure, chance is an
+"""The controls of question 2: which of its local groups a node trains on. Pure; randomness is an
 argument.
 
-The paper's local part is all I groups as drawn. These rules give the local part what the external
-part gets from the pool's filter, so that filtering can be told from sharing.
+The paper's local part is all I groups as drawn. These rules filter local groups the way the pool
+filters foreign ones, so that the effect of filtering can be told from that of sharing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
 
 def local_part(rule: LocalRule, groups: Sequence[G], informative: Sequence[bool], local: int, rng: random.Random) -> list[G]:
     """The at most `local` groups to train on: the first `unfiltered`, then informative ones, then
-    others where those run out.
+    others if there are too few.
     """
     if rule.filter == "none":
         return list(groups)

@@ -1,7 +1,8 @@
-"""From one run's raw records to its series and its numbers. Pure.
+"""Computes one run's series and numbers from its raw records. Pure.
 
-Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) what is trained
-on, (b) the node's own fresh answers, (c) held-out questions, which alone says what a policy can do.
+Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) rewards of what
+is trained on, (b) rewards of the node's fresh answers, (c) held-out pass rates. Only (c) says what
+a policy can do.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """One run. Series are by round, means over nodes; `numbers` are what tables show (`NUMBERS`
-    explains each).
+    """One run. Series are by round, means over nodes; `numbers` are the figures shown in tables
+    (explained in `NUMBERS`).
     """
 
     trained: list[Point]
@@ -28,12 +29,13 @@ class Measures:
     held_out_of_node: dict[str, list[Point]]
     held_out_of_task: dict[str, list[Point]]
     held_out_screened: list[Point]
-    """`held_out` without the datasets that are out (`lab.floors`)."""
+    """`held_out` without the excluded datasets (`lab.floors`)."""
     answers: list[list[tuple[float, str]]]
-    """By node, the round of each evaluation and "1" or "0" for each question of a dataset that is
-    not out; empty for records that do not tell questions apart."""
+    """By node: the round of each evaluation, with "1" or "0" for each question of a dataset that is
+    not excluded; empty if the records do not have results by question.
+    """
     completions: list[Point]
-    """Completions generated so far by all nodes, by round."""
+    """Number of completions that all nodes had generated, by round."""
     health: dict[str, list[Point]] = field(default_factory=dict)
     numbers: dict[str, float]
 
@@ -68,10 +70,9 @@ _HEALTH = (
 
 
 def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Measures:
-    """Measures of a run's records; `out` are the datasets that `gain_screened` leaves out.
+    """Measures of a run's records; `out` are the datasets that `gain_screened` excludes.
 
-    Raises:
-        ValueError: there are no steps among them.
+    Raises: ValueError: the records contain no steps.
     """
     lines = list(records)
     steps = [line for line in lines if line["kind"] == "step"]
@@ -134,7 +135,7 @@ def _task_pass_rate(name: str) -> Callable[[dict[str, Any]], float | None]:
 
 
 def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[Point]:
-    """Held-out pass rate by round over the datasets that are not `out`, mean over nodes."""
+    """Held-out pass rate by round over the datasets not in `out`, averaged over nodes."""
 
     def of(line: dict[str, Any]) -> float | None:
         kept = [(n, pass_rate) for name, (n, pass_rate, _) in line["tasks"].items() if name not in out]
@@ -145,9 +146,10 @@ def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> li
 
 
 def _over_nodes(evaluations: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[Point]:
-    """Mean over nodes by round. A node that was not evaluated at another's round counts with the
-    straight line between its own:
-    left out, it would move the mean by being another node than the rest."""
+    """Mean over nodes by round. Where a node was not evaluated in a round, its value is
+    interpolated between its own evaluations: leaving it out would shift the mean, because nodes
+    differ.
+    """
     series: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in evaluations:
         if (found := value(line)) is not None:
@@ -170,11 +172,12 @@ def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> lis
 
 
 def gain_of_question(run: Measures, completions: float | None = None) -> list[float]:
-    """Cumulative gain on each held-out question that is not out, mean over nodes; empty where
-    records do not tell questions apart.
+    """Cumulative gain on each held-out question that is not excluded, averaged over nodes; empty if
+    the records do not have results by question.
 
-    `completions`: up to the round at which all nodes together had generated so many; empty where
-    that is before the first evaluation. None: over the run; its mean is then `gain_screened`.
+    `completions`: measure up to the round in which all nodes together had generated this many;
+    empty if that is before the first evaluation. None: over the whole run, in which case the mean
+    is `gain_screened`.
     """
     end = None if completions is None else round_of(run, completions)
     if end is not None and any(end <= series[0][0] for series in run.answers):
@@ -188,16 +191,12 @@ def gain_of_question(run: Measures, completions: float | None = None) -> list[fl
 
 
 def round_of(run: Measures, completions: float) -> float:
-    """The round, or the part of one, at which all nodes together had generated so many
-    completions.
-    """
+    """The (fractional) round at which all nodes together had generated this many completions."""
     return value_at([(count, number) for number, count in run.completions], completions)
 
 
 def gain_until(points: list[Point], end: float) -> float | None:
-    """Cumulative gain of a held-out series up to round `end`; None where there is no such part of
-    it.
-    """
+    """Cumulative gain of a held-out series up to round `end`; None if the series starts later."""
     points = _until(points, end)
     return _gain(points) if len(points) > 1 and points[-1][0] > points[0][0] else None
 
@@ -209,8 +208,8 @@ def _until(points: list[Point], end: float | None) -> list[Point]:
 
 
 def cumulative_gain(run: Measures, nodes: Sequence[str]) -> float:
-    """`NUMBERS`' gain of some of the nodes: mean over the run of their held-out pass rate minus the
-    base policy's.
+    """`NUMBERS`' gain for some of the nodes: mean over the run of their held-out pass rate minus
+    the base policy's.
     """
     return _mean([_gain(run.held_out_of_node[node]) for node in nodes])
 
@@ -221,8 +220,7 @@ def _gain(points: list[Point]) -> float:
 
 def _held_out_numbers(held_out: list[Point], rewards: list[Point], node_curves: Sequence[list[Point]]) -> dict[str, float]:
     """`final` is a mean over the last quarter of the run, because a single evaluation is noisy;
-    `last` beside it shows by how much. node_curves: held-out pass rate by round, one series per
-    node.
+    compare `last` to see how noisy. node_curves: held-out pass rate by round, one series per node.
     """
     base, end = held_out[0][1], held_out[-1][0]
     final = _mean([y for x, y in held_out if x >= 0.75 * end])
@@ -252,7 +250,9 @@ def _hostile_numbers(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _by_round(lines: Iterable[dict[str, Any]], name: str, missing: float | None = None) -> list[Point]:
-    """Mean over nodes by round; a missing number counts as `missing`, or not at all."""
+    """Mean over nodes by round; a missing number counts as `missing`, or is left out if that is
+    None.
+    """
     values: dict[float, list[float]] = defaultdict(list)
     for line in lines:
         value = line.get(name)

@@ -1,4 +1,4 @@
-"""A spec's mistakes, each said once and at the place in the file where it stands."""
+"""A spec's mistakes, each reported once and where it stands in the file."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys:
 
 
 def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
-    """A line a mistake. What the spec's top sets, or what no arm sets, is said once and not of each
-    arm.
+    """A line a mistake. A mistake at the top of the spec, or in something that no arm sets, is
+    reported once and not for each arm.
     """
     arms: Mapping[str, Any] = source.get("arms") or {"base": {}}
     found = list(dict.fromkeys(mistakes))
@@ -53,14 +53,12 @@ def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
 
 
 def plain_lines(mistakes: Sequence[Mistake]) -> list[str]:
-    """A line a mistake, of fields that are no arm's."""
+    """One line per mistake, for fields that belong to no arm."""
     return [_line(mistake.field, mistake.message) for mistake in mistakes]
 
 
 def sets(table: Any, field: Field) -> bool:
-    """Whether a table of the file says something of a field. `nodes = 8` says it of `nodes.0.count`
-    too.
-    """
+    """Whether a table of the file sets a field. `nodes = 8` also sets `nodes.0.count`."""
     for part in field:
         if isinstance(table, Mapping):
             if part not in table:

@@ -1,9 +1,9 @@
-"""The fixed phrases of a task's questions, found from examples: each becomes one token of an
+"""Finds the fixed phrases of a task's questions from examples; each becomes one token of an
 experiment's tokenizer.
 
-Reasoning-gym's questions are long templates around a few numbers. A template that costs one token
-instead of eighty makes an experiment several times faster and takes nothing away: what varies
-between questions is still spelled out.
+Reasoning-gym's questions are long templates around a few numbers. Encoding a template as one token
+instead of eighty makes an experiment several times faster and loses nothing: what varies between
+questions is still spelled out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 _WORD = re.compile(r"\S+\s*")
 _VARIABLE = re.compile(r"[0-9]|(?<![A-Za-z])[A-Z](?![A-Za-z])|[+\-<>\[\]]{2}")
-"""Words that carry a question's own content: numbers, single capital letters, rows of signs."""
+"""Words that differ between questions: numbers, single capital letters, sequences of signs."""
 _LONG_WORD = 6
 
 

@@ -1,8 +1,7 @@
-"""Raw records: one JSON object a line, compressed. Everything that a report shows is computed from
-them.
+"""Raw records: one JSON object a line, compressed. Everything in a report is computed from them.
 
-`kind` tells what a line is; `lab.report` reads them and nothing else does. Floats are rounded,
-which keeps a run near 200 kB.
+`kind` says what a line is. Only `lab.report` reads them. Floats are rounded, which keeps a run near
+200 kB.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SIGNIFICANT = 6
 
 
 class RecordWriter:
-    """Writes a run's records from its start."""
+    """Writes a run's records, starting a new file."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +28,7 @@ class RecordWriter:
         self._stream = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
 
     def write(self, kind: str, **values: Any) -> None:
-        """Add a line. Numbers are rounded to six decimals; what is not finite becomes null."""
+        """Add a line. Numbers are rounded to six decimals; non-finite ones become null."""
         self._stream.write(json.dumps({"kind": kind, **rounded(values)}, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
@@ -39,7 +38,7 @@ class RecordWriter:
 
 
 def rounded(value: Any) -> Any:
-    """`value` with floats as they are kept."""
+    """`value` with its floats rounded as they are stored."""
     if isinstance(value, dict):
         return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -53,7 +52,7 @@ def rounded(value: Any) -> Any:
 
 
 def records_digest(file: Path) -> str:
-    """A digest of a file's lines but for those that say how many seconds a round took.
+    """A digest of a file's lines, leaving out those that say how many seconds a round took.
 
     Raises:
         ValueError: as `read_records`.
@@ -66,10 +65,9 @@ def records_digest(file: Path) -> str:
 
 
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that was closed.
+    """The lines of a finished file.
 
-    Raises:
-        ValueError: it is torn; the message names it.
+    Raises: ValueError: the file is incomplete; the message names it.
     """
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:

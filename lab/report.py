@@ -28,7 +28,7 @@ Kinds = Mapping[str, Mapping[str, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a report is of, where it is not of everything: datasets treated as out, and the seeds;
+    """What a report covers if it does not cover everything: the datasets to exclude, and the seeds;
     none: all.
     """
 
@@ -39,7 +39,7 @@ class Part:
         return bool(self.without or self.seeds)
 
     def text(self) -> str:
-        """A sentence that heads the report; empty for all of it."""
+        """A sentence at the top of the report; empty if it covers everything."""
         said = [
             *([f"{', '.join(sorted(self.without))} treated as out"] if self.without else []),
             *([f"seeds {', '.join(map(str, sorted(self.seeds)))} alone"] if self.seeds else []),
@@ -60,10 +60,9 @@ _NO_COMPARISON = "No comparison: it takes an arm and its baseline with two seeds
 
 
 def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
-    """The complete runs that a report is of.
+    """The complete runs that a report covers.
 
-    Raises:
-        SpecError: there are none, or none of a seed that was asked for.
+    Raises: SpecError: there are none, or none for a requested seed.
     """
     finished = finished_runs(results)
     if not finished:
@@ -77,8 +76,8 @@ def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
 def read_runs(
     results: Path, folders: Sequence[RunFolder], without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, dict[int, Measures]]]:
-    """Manifest and measures of runs, arms in the spec's order; `without` are datasets that are out
-    whatever constants pass of them.
+    """Manifest and measures of runs, arms in the spec's order; `without` are datasets to exclude
+    whatever constant answers score on them.
 
     Raises:
         SpecError: no run was evaluated on a dataset of `without`.
@@ -99,9 +98,8 @@ def read_runs(
 def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     """Write report.md, report.json and the plots.
 
-    Raises:
-        SpecError, ValueError: nothing complete, torn records, or a part of the results into the
-            folder of the whole report.
+    Raises: SpecError, ValueError: no run is complete, records are incomplete, or a partial report
+    would overwrite the full one.
     """
     from lab.plots import draw_plots
 
@@ -141,11 +139,11 @@ def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
 
 
 def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
-    """Kinds of honest nodes by arm, where there are several; a kind is called by its first and last
+    """Kinds of honest nodes by arm, for arms with several; a kind is named after its first and last
     node.
 
-    Of simulated runs that were evaluated; the real processes' nodes have other names, which the
-    spec does not tell.
+    Only for simulated runs that were evaluated: nodes run as real processes have other names, which
+    the spec does not contain.
     """
     spec = manifest["spec"]
     found: dict[str, dict[str, list[str]]] = {}
@@ -170,11 +168,11 @@ def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[st
 
 
 def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
-    """For every arm: each number's estimate over seeds, and its paired ratio and difference to its
-    baseline's.
+    """For every arm: each number's estimate over seeds, and its paired ratio to and difference from
+    the baseline.
 
-    Arms of one baseline are also compared at equal completions: over as many as the thriftiest of
-    them generated, and over half.
+    Arms of one baseline are also compared at equal completions: over as many as the arm with the
+    fewest generated, and over half as many.
     """
     fewest = {
         baseline: min(
@@ -221,7 +219,7 @@ def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, d
     """Number -> seed -> value, the gain over the first `completions` and over half of them among
     these.
 
-    Near a plateau, at which all arms end, the half shows better who comes there first.
+    If all arms end on the same plateau, the half shows better which one got there first.
     """
     values: dict[str, dict[int, float]] = {}
     for seed, run in by_seed.items():

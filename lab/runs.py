@@ -1,4 +1,4 @@
-"""Which runs an experiment has, where their records are, and which are still to be made.
+"""Which runs an experiment has, where their records are, and which are still missing.
 
     DIR/manifest.json                       spec, software, machine (no paths, no names)
     DIR/<arm>/settings.json                 the arm's, with defaults filled in, as its runs had them
@@ -6,8 +6,8 @@
     DIR/<arm>/seed-<seed>/done.json         there when the run is complete: rounds, seconds, commit,
                                             digests
 
-A run that was interrupted leaves a folder without done.json and is made again from its start: with
-the same result, because a run depends on its spec and seed alone, and within minutes.
+An interrupted run leaves a folder without done.json and is repeated from its start. The result is
+the same, because a run depends only on its spec and seed, and it takes minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PACKAGES = ("torch", "transformers", "reasoning-gym", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where one arm and seed is."""
+    """The folder of one arm and seed."""
 
     arm: str
     seed: int
@@ -58,8 +58,8 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
-        """Hold the run for this process; False while another process makes it. A process that ends
-        lets go, however it ends.
+        """Lock the run for this process; False while another process is making it. The lock is
+        released when the process ends, however it ends.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.path, os.O_RDONLY)
@@ -69,19 +69,19 @@ class RunFolder:
             os.close(folder)
 
     def made_from(self) -> str | None:
-        """The digest of the arm that a complete run was made from; None where it says none."""
+        """The digest of the arm that a complete run was made from; None if it was not recorded."""
         made: str | None = self._said().get("arm")
         return made
 
     def settings_digest(self) -> str | None:
-        """The digest of a complete run's settings, all defaults filled in; None for runs of before
-        these were recorded.
+        """The digest of a complete run's settings with all defaults filled in; None for runs made
+        before these were recorded.
         """
         digest: str | None = self._said().get("settings")
         return digest
 
     def settings(self) -> dict[str, Any] | None:
-        """These settings themselves; None where they are not kept."""
+        """These settings themselves; None if they were not kept."""
         file = self.path.parent / SETTINGS_FILE
         if not file.is_file():
             return None
@@ -89,14 +89,14 @@ class RunFolder:
         return settings if settings_digest(settings) == self.settings_digest() else None
 
     def commit(self) -> str:
-        """The commit of the code that made a complete run, with `-dirty` where files differed from
-        it.
+        """The commit of the code that made a complete run, with `-dirty` if files differed
+        from it.
         """
         commit: str = self._said().get("commit", "not recorded")
         return commit
 
     def finish(self, rounds: int, seconds: float, arm_digest: str, settings: Mapping[str, Any] | None = None) -> None:
-        """Say that the run is complete. `settings` are the arm's resolved ones."""
+        """Mark the run as complete. `settings` are the arm's resolved settings."""
         content = {
             "rounds": rounds,
             "seconds": round(seconds, 1),
@@ -133,12 +133,11 @@ def run_folder(out: Path, arm: str, seed: int) -> RunFolder:
 
 
 def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[RunFolder]:
-    """The runs that are not complete, seed by seed, so that early results compare all arms. None:
-    the spec's arms, its seeds.
+    """The runs that are not complete, ordered by seed, so that early results compare all arms.
+    None: all of the spec's arms, all of its seeds.
 
-    Raises:
-        SpecError: an arm is not in the spec, or has complete runs that were made when the spec said
-            something else of it or under other defaults.
+    Raises: SpecError: an arm is not in the spec, or has complete runs that were made from another
+    version of it or under other defaults.
     """
     for option, chosen in (("--arms", arms), ("--seeds", seeds)):
         if chosen is not None and not chosen:
@@ -164,7 +163,7 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
 
 
 def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None:
-    """Raise SpecError if a run made now would have other settings than the arm's finished ones."""
+    """Raise SpecError if a run made now would have other settings than the arm's finished runs."""
     if not finished:
         return
     now = resolved_settings(spec, arm)
@@ -198,7 +197,7 @@ def finished_runs(out: Path) -> list[RunFolder]:
 
 
 def write_manifest(out: Path, spec: Spec, driver: str) -> None:
-    """Write what the results depend on.
+    """Write down what the results depend on.
 
     Raises:
         SpecError: the folder holds the results of another spec.
@@ -243,8 +242,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec without what may grow: seeds, wording, and arms (each run's folder has a digest of its
-    own).
+    """A spec without the parts that may change later: seeds, wording, and arms (each run's folder
+    has its own digest).
     """
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
 
@@ -253,16 +252,14 @@ _CODE = Path(__file__).parents[1]
 
 
 def defaults_unchanged_since(commit: str, repository: Path = _CODE) -> bool:
-    """Whether the configuration's code is what it was at a commit, and a node's defaults with it;
-    False where git cannot tell.
+    """Whether the configuration's code, and so a node's defaults, is the same as at a commit; False
+    if git cannot tell.
     """
     return commit_is_here(commit, repository) and _git_says_yes(repository, "diff", "--quiet", commit, "--", "shared/config")
 
 
 def commit_is_here(commit: str, repository: Path = _CODE) -> bool:
-    """Whether a commit, as `code_commit` says it, is in this history and no file differed from
-    it.
-    """
+    """Whether a commit, as `code_commit` gives it, is in this history and had no modified files."""
     named = re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit) is not None and not commit.endswith("-dirty")
     return named and _git_says_yes(repository, "cat-file", "-e", f"{commit}^{{commit}}")
 
@@ -278,8 +275,8 @@ def _git_says_yes(repository: Path, *arguments: str) -> bool:
 
 @cache
 def code_commit() -> str:
-    """The commit of this code when it was first asked for, with `-dirty` where files differ from
-    it; `unknown` outside of git.
+    """The commit of this code when first asked for, with `-dirty` if files differ from it;
+    `unknown` outside of git.
     """
     try:
         found = subprocess.run(

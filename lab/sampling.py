@@ -2,8 +2,8 @@
 side by side.
 
 The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own.
-Prompts whose completions have all ended leave the batch, so that a call does not cost as many steps
-for all as its longest answer needs.
+Prompts whose completions have all ended leave the batch, so that one long answer does not keep
+every prompt computing until it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from services.generator.engines.base import SamplingParams
 from services.generator.engines.decoding import processed_logprobs
 
 _LEAVE_BELOW = 0.75
-"""Prompts that are done leave when at most this part is left; moving the cache costs about a step.
+"""Finished prompts are removed once at most this fraction is still growing; moving the cache costs
+about a step.
 """
 
 
@@ -36,8 +37,8 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Rows:
-    """What still grows, over N nodes x G prompts x L completions. `prompt` names each prompt's
-    place in the call.
+    """The completions still growing, over N nodes x G prompts x L completions. `prompt` is each
+    prompt's position in the call.
     """
 
     prompt: Tensor
@@ -84,7 +85,7 @@ def _run(
     end_token: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Token ids and logprobs (N, G, L, max_new_tokens); what follows an end token means nothing."""
+    """Token ids and logprobs (N, G, L, max_new_tokens); what follows an end token is void."""
     nodes, groups, width = ids.shape
     shape, device, steps = model.architecture, ids.device, params.max_new_tokens
     prompt, packing = prompt_pass(model, leaves, ids, lengths)
@@ -122,7 +123,7 @@ def _run(
 
 
 def _after_prompts(model: StackedDecoder, leaves: Leaves, hidden: Tensor, packing: Packing, lengths: Tensor, width: int) -> Tensor:
-    """(N, G, vocabulary) that follow the prompts' last tokens."""
+    """(N, G, vocabulary): the logits after each prompt's last token."""
     starts = torch.arange(lengths.shape[1], device=lengths.device) * width
     last = packing.places.gather(1, starts + (lengths - 1).clamp(min=0))
     return model.logits(leaves, hidden.gather(1, last.unsqueeze(2).expand(*last.shape, hidden.shape[2])))
@@ -171,9 +172,7 @@ def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Ten
 
 
 def _let_go(rows: _Rows, chosen: Tensor) -> Tensor:
-    """Drop prompts without a growing completion when enough of them are done; returns `chosen` of
-    those left.
-    """
+    """Drop finished prompts once there are enough of them; returns `chosen` for the others."""
     growing = rows.alive.any(dim=2)
     groups = growing.shape[1]
     left = int(growing.sum(1).max())
@@ -206,7 +205,7 @@ def _cut(
     end_token: int,
     count: int,
 ) -> list[list[list[Sampled]]]:
-    """What was sampled up to the end token, which is kept: the trainer learns to end from it."""
+    """The sampled tokens including the end token, from which the trainer learns to end."""
 
     def one(ids: list[int], scores: list[float]) -> Sampled:
         ended = end_token in ids

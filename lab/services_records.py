@@ -1,5 +1,5 @@
-"""The driver `services`, the part that is not processes: which specs it can run, and its records
-from the nodes' own files.
+"""The driver `services`, apart from its processes: which specs it can run, and how it makes records
+from the nodes' files.
 
 A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows
 beyond those (every fresh answer, refusals by reason) is not in them. `local_reward` is therefore
@@ -24,10 +24,9 @@ _COPIED = (
 
 
 def check_services_run(run: PlannedRun) -> None:
-    """Refuse what only a simulation can do.
+    """Refuse specs that only a simulation can run.
 
-    Raises:
-        SpecError: naming it.
+    Raises: SpecError: naming what it cannot run.
     """
     if run.delay_rounds != (0, 0):
         raise SpecError(f"arm {run.arm}: delay_rounds is known to the driver simulate only: real groups take their time")
@@ -70,7 +69,7 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
 
 
 def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dict[str, Any]:
-    """A line as the simulation writes it, from one of a real trainer's `metrics.jsonl`. The rewards
+    """Convert a line of a real trainer's `metrics.jsonl` to the simulation's format. The rewards
     there are means by origin, so `trained_reward` weighs them by their groups. Lines of versions
     without replay lack those fields.
     """
@@ -96,7 +95,7 @@ def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dic
 
 
 def _seconds(file: Path) -> float:
-    """Of all phases of all steps."""
+    """Seconds by phase, over all steps."""
     return float(sum(seconds for line in _lines(file) for seconds in line["phase_seconds"].values()))
 
 

@@ -1,8 +1,8 @@
-"""A simulated node's border: the services' own fair queue and checks over the very bytes that would
-cross the swarm plane.
+"""A simulated node's border: the services' own fair queue and checks, applied to the same bytes
+that would cross the swarm plane.
 
-Only the sandbox is left out. It protects a node from answers that make a scorer hang or grow; here
-all text is this process's own.
+Only the sandbox is left out. It protects a node from answers that make a scorer hang or use up
+memory; here this process made all the text itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SLICE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SwarmMessage:
-    """A message as it lies in the swarm's stream."""
+    """A message as stored in the swarm's stream."""
 
     sender: str
     subject: str
@@ -68,8 +68,8 @@ class KnownNames:
 
 
 def node_key(name: str, seed: int) -> SigningKey:
-    """A key that the same name and seed always give. For simulations only: anyone can compute
-    it.
+    """A key derived from the name and seed, always the same. For simulations only: anyone can
+    compute it.
     """
     raw = hashlib.sha256(f"lab {name} {seed}".encode()).digest()
     return SigningKey(bytes(nkeys.encode_seed(bytearray(raw), nkeys.PREFIX_BYTE_USER)))
@@ -86,7 +86,7 @@ _MOST_PRINTS = 4096
 
 
 class _SharedPrints(CopyMemory):
-    """A memory of copies whose prints are made once for all nodes of this process."""
+    """A memory of copies whose fingerprints are computed once for all nodes of this process."""
 
     def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
         """As `Printer.texts`."""
@@ -104,10 +104,10 @@ def _texts_of(answers: tuple[str, ...]) -> tuple[Text, ...]:
 
 
 class SimBorder:
-    """What one node takes in."""
+    """The border of one node: decides what it takes in."""
 
     def __init__(self, config: NodeConfig, desk: TaskDesk, keys: dict[str, str], now_s: float, trust: Trust | None = None) -> None:
-        """`keys`: of all names; `trust` in their place where names are not known beforehand."""
+        """`keys`: of all names; `trust` replaces them if names are not known beforehand."""
         trust = trust or KnownNames(keys)
         verifier = config.verifier
         self._desk = desk
@@ -129,19 +129,19 @@ class SimBorder:
         self._findings = FindingsReader(self._border.reputation, trust)
 
     def note_findings(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int], now_s: float) -> None:
-        """What training on a batch showed of its senders."""
+        """Note what training on a batch showed about its senders."""
         self._findings.apply(absurd_text(batch, absurd_of, trained_of), 0, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
-        """A group that this node sampled."""
+        """Note a group that this node sampled."""
         self._border.note_own(group)
 
     def admit(self, messages: Sequence[SwarmMessage], now_s: float, round_s: float) -> tuple[list[ScoredGroup], Counter[str]]:
-        """The groups taken in of a round's messages, in the order in which they were looked at, and
-        the refusals by reason.
+        """The groups accepted from a round's messages, in the order in which they were examined,
+        and the refusals by reason.
 
-        The budget accrues over the round that ends at `now_s`; what it does not cover is refused as
-        a flood.
+        The budget accrues over the round that ends at `now_s`; what exceeds it is refused as a
+        flood.
         """
         refused: Counter[str] = Counter()
         accepted: list[ScoredGroup] = []
@@ -168,9 +168,9 @@ class SimBorder:
         return accepted, +refused
 
     def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | str:
-        """The scored group, or the reason that it was refused for. Scoring happens in this process
-        and costs nothing on the simulated clock: what a sender makes a verifier spend is measured
-        with real processes alone.
+        """The scored group, or the reason for refusing it. Scoring happens in this process and
+        costs nothing on the simulated clock: what a sender makes a verifier spend is measured with
+        real processes alone.
         """
         verdict = self._border.examine(message.subject, message.payload, now_s, seq)
         if not isinstance(verdict, Candidate):

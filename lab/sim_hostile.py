@@ -1,5 +1,5 @@
 """The hostile nodes of a simulation: what each knows in a round, its names and keys, and the
-messages that its attack comes to.
+messages that its attack produces.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:
-    """A node's names: its own, and as many more as its role uses."""
+    """A node's names: its own and any others that its role uses."""
     return [name, *(f"{name}-{number}" for number in range(2, names + 1))] if role in _NAMED_ROLES else [name]
 
 
 class HostileNodes:
     """Makes the hostile nodes' messages; `names` are all of theirs.
 
-    `hear` tells them what honest nodes sent, which they use a round later.
+    `hear` gives them what honest nodes sent; they use it one round later.
     """
 
     def __init__(self, run: PlannedRun, cohorts: Sequence[Cohort], shared: Shared) -> None:
@@ -52,19 +52,19 @@ class HostileNodes:
         return node.config.sampler.local * len(self._names[node.name])
 
     def messages(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
-        """What the node puts into the swarm."""
+        """What the node sends to the swarm."""
         view = self._view(node, own, number)
         return [swarm_message(group, self._keys[group.node], node.config) for group in ATTACKS[node.role](view)]
 
     def hear(self, own: Mapping[str, Sequence[OwnGroup]]) -> None:
-        """The honest nodes' groups of this round."""
+        """Note the honest nodes' groups of this round."""
         heard = [each.group for name, groups in own.items() if name not in self._names for each in groups if each.informative]
         self._overheard = heard or self._overheard
 
     def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
-        """All that an attacker may know: what it made itself, what the swarm said aloud, and the
-        likelihoods of an honest policy, which is more than a real one has. `duplicate` sends for
-        ever what it sent first, so that is remembered here.
+        """Everything an attacker may know: its own groups, everything published in the swarm, and
+        likelihoods under an honest policy, which a real attacker would not have. `duplicate` keeps
+        sending the first group that it sent, so that group is remembered here.
         """
         if own and node.role == "duplicate":
             self._first_sent.setdefault(node.name, next((each.group for each in own if each.informative), own[0].group))
@@ -90,16 +90,16 @@ class HostileNodes:
 
 
 def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
-    """Rewards as honest nodes count them for others' text: who knows their settings wastes no group
-    on what they do not pay.
+    """Rewards as honest nodes count them for foreign text: an attacker who knows their settings
+    does not waste groups on answers that earn nothing.
     """
     partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
     return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
 
 
 def _bound(cohort: Cohort, own: Sequence[OwnGroup]) -> float:
-    """What the first honest node's check lets through, as far as a node that samples from the same
-    policy can tell.
+    """The limit of the first honest node's check, as estimated by a node that samples from the same
+    policy.
     """
     if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
         return -math.inf

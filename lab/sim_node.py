@@ -1,8 +1,8 @@
-"""One simulated node: the services' ledger, sampler memory, assembly and steering, fed by hand
-instead of by streams.
+"""One simulated node: the services' ledger, sampler memory, assembly and steering, called directly
+instead of through streams.
 
-Time is the simulation's. Everything a node decides is decided by the services' pure code; this file
-holds what the processes hold.
+Time is simulated. The services' pure code makes every decision; this file holds the state that the
+processes would hold.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SimNode:
         self.version = 0
         self.evaluation: Evaluation | None = None
         self.earlier_groups: Window = []
-        """What its trainer knows of the authors in earlier batches."""
+        """What its trainer knows about the authors in earlier batches."""
 
     @property
     def in_force(self) -> InForce:
@@ -88,7 +88,7 @@ class SimNode:
         return in_force(self._steering_rules, self._steering)
 
     def draws_allowed(self) -> int:
-        """How many task draws admission would hand out now."""
+        """How many task draws admission allows now."""
         return draws_allowed(
             TaskLedger(next_draw=self._next_draw),
             groups_per_step=self.in_force.local,
@@ -108,16 +108,16 @@ class SimNode:
         return rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
 
     def encoded(self, text: str) -> list[int]:
-        """Token ids of an answer that ended, end token included."""
+        """Token ids of a finished answer, including the end token."""
         return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.intake_rules.end_token_id)
 
     def take_own(self, own: OwnGroup, now_s: float) -> None:
-        """A scored local group reaches the sampler."""
+        """Give a scored local group to the sampler."""
         self.border.note_own(own.group)
         self._observe(self._scored(own, now_s))
 
     def take_foreign(self, scored: Sequence[ScoredGroup]) -> None:
-        """Foreign groups that the border let in reach the sampler."""
+        """Give the sampler the foreign groups that passed the border."""
         for each in scored:
             self._observe(each)
 
@@ -188,7 +188,7 @@ class SimNode:
         return msgspec.structs.replace(batch, items=[*batch.items, *items])
 
     def _forget(self) -> None:
-        """Let go the payloads that no pool refers to any more."""
+        """Release payloads that no pool refers to any more."""
         memory = self._memory
         held = {entry.seq for pool in (memory.local, memory.external, memory.replayable) for entry in pool}
         if len(self._payloads) > 2 * len(held) + 256:
@@ -196,5 +196,5 @@ class SimNode:
 
 
 def call_seed(purpose: str, seed: int, round_number: int) -> int:
-    """Seed of one round's chance, the same in every run of that seed."""
+    """Random seed of one round, the same in every run of that seed."""
     return number_from(f"lab/{purpose}/{seed}/{round_number}", 4) & 0x7FFFFFFF

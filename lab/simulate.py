@@ -1,8 +1,8 @@
 """The driver `simulate`: a whole swarm in one process, round by round, without a broker.
 
 A round, for every node: sample as many groups as admission allows under the policy of the round
-before, score them, share them, look at what others shared, make a batch, train on it, evaluate when
-that is due. Nodes go in step, and everything but time is the services' own code.
+before, score them, share them, look at what others shared, make a batch, train on it, and evaluate
+when due. All nodes advance together, and everything except time is the services' own code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Progress = Callable[[int], None]
 
 
 class Simulation:
-    """One run. `shared` may be kept for the next run of the same process, which then derives and
+    """One run. `shared` may be reused for the next run in the same process, which then derives and
     scores less.
 
     Raises (on construction) ValueError when the nodes' models cannot be simulated; the message says
@@ -145,7 +145,7 @@ class Simulation:
         records.write("round", round=number, seconds=seconds)
 
     def _make(self, number: int, now_s: float) -> dict[str, list[OwnGroup]]:
-        """Every node's new groups of this round, scored by the node itself."""
+        """Every node's new groups in this round, scored by the node itself."""
         own: dict[str, list[OwnGroup]] = {node.name: [] for node in self.nodes}
         for turn in range(1000):
             wanted = [(node, self._still_wanted(node, own[node.name], turn)) for node in self.nodes]
@@ -169,7 +169,7 @@ class Simulation:
         return OwnGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
 
     def _shared_by(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
-        """What a node puts into the swarm of the groups it made this round."""
+        """What a node shares of the groups it made this round."""
         if not any(each.in_force.external for each in self.honest):
             return []
         if node.role != "honest":
@@ -178,7 +178,7 @@ class Simulation:
         return [swarm_message(group, node.key, node.config) for group in groups]
 
     def _arriving(self, sent: Sequence[SwarmMessage], number: int) -> list[SwarmMessage]:
-        """What others see this round, of what was sent in this and earlier ones."""
+        """The messages that arrive this round, from this and earlier rounds."""
         least, most = self.run_plan.delay_rounds
         rng = random.Random(f"delay {self.run_plan.seed} {number}")
         for message in sent:

@@ -22,12 +22,12 @@ from shared.config import TaskSpec
 from shared.tasks.file_source import with_rows
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
-"""Sections of a node's configuration that a spec may set, for all nodes, for an arm or for some
+"""Sections of a node's configuration that a spec may set: for all nodes, for one arm or for some
 nodes.
 """
 
 _SPEC_KEYS = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
-"""Keys that describe the experiment; all others are the arms'."""
+"""Keys that describe the experiment; all others belong to the arms."""
 
 _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
 
@@ -55,7 +55,7 @@ Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
 class SpecError(ValueError):
     """A spec cannot be used; the message names the file, each field and what is wrong with it.
 
-    `mistakes` are those of an arm, for who gathers them over all arms.
+    `mistakes` are those of one arm, for callers that collect them over all arms.
     """
 
     def __init__(self, message: str, mistakes: Sequence[Mistake] = ()) -> None:
@@ -93,7 +93,7 @@ class LocalRule(_Table):
 
 
 class Attack(_Table):
-    """What hostile nodes do; each role reads what concerns it."""
+    """What hostile nodes do; each role uses the settings that apply to it."""
 
     flood_factor: int = Field(8, ge=1, description="flood, near_copies: groups sent for each one that an honest node sends.")
     temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
@@ -132,7 +132,7 @@ class NodeGroup(_Table):
 
 
 class Arm(_Table):
-    """One setting of the swarm, everything merged."""
+    """One arm: a setting of the swarm, with everything merged."""
 
     nodes: list[NodeGroup]
     rounds: int = Field(ge=1, le=1_000_000)
@@ -213,7 +213,7 @@ class Spec(_Table):
         return self.baseline or next(iter(self.arms))
 
     def digest(self, arm: str) -> str:
-        """Sixteen digits that stand for all that an arm's runs depend on, as the file says it."""
+        """Sixteen hex digits: a digest of everything in the file that an arm's runs depend on."""
         arm_source = merged(_common(self.source), self.source.get("arms", {}).get(arm, {})) | {
             "baseline": "",
             "round_s": self.round_s,
@@ -284,7 +284,7 @@ def seeds_problem(seeds: Sequence[int]) -> str | None:
 
 
 def _common(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says of all arms."""
+    """What a spec says about all arms."""
     return {key: value for key, value in source.items() if key not in _SPEC_KEYS | {"arms"}}
 
 
@@ -298,8 +298,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_overrides(values: Any) -> Any:
-    """The node's own sections, moved into `overrides`; everything else stays where unknown names
-    are refused.
+    """Move the node's sections into `overrides`; everything else stays where unknown names are
+    refused.
     """
     if not isinstance(values, Mapping):
         return values

@@ -1,5 +1,5 @@
 """AdamW over stacked policies: each node has its own step count, learning rate and gradient norm,
-and may sit a step out.
+and may skip a step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lab.stacked_params import Architecture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWSettings:
-    """One node's constants; `torch.optim.AdamW`'s, weight decay on matrices only. grad_clip:
-    largest norm, inf: off.
+    """One node's constants, as in `torch.optim.AdamW`, with weight decay on matrices only.
+    grad_clip: largest norm; inf: off.
     """
 
     betas: tuple[float, float]
@@ -43,10 +43,10 @@ class StackedAdamW:
 
     @torch.no_grad()
     def step(self, flat: Tensor, gradient: Tensor, rates: Sequence[float | None]) -> list[tuple[float, bool]]:
-        """Move each node's parameters in place. A node whose rate is None sits out, and so does one
-        whose gradient is not finite.
+        """Move each node's parameters in place. A node whose rate is None or whose gradient is not
+        finite is skipped.
 
-        Returns each node's gradient norm before clipping (0 where it sits out) and whether it
+        Returns each node's gradient norm before clipping (0 if it was skipped) and whether it
         moved.
         """
         outcome = []

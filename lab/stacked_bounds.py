@@ -1,4 +1,6 @@
-"""The bound on foreign gradients of N nodes at once: `services.trainer.gradient` has it for one."""
+"""The bound on foreign gradients for N nodes at once; `services.trainer.gradient` has it
+for one.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from services.trainer.gradient.update import GradientPart, UpdateConfig
 from services.trainer.gradient.update_stats import UpdateStats
 
 IN_ONE_PASS = 100_000_000
-"""Parameters of the policies that are computed in one pass. More of them gain nothing and take
-their memory at once.
+"""How many parameters of policies are computed in one pass. More would not be faster and would take
+more memory.
 """
 NORM_PART = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some groups of one node's step, by number."""
+    """Some of the groups of one node's step, by index."""
 
     node: int
     groups: Sequence[int]
@@ -45,8 +47,8 @@ def bounded_gradients(
     of: gradients (parts, parameters) and statistics of parts of nodes' steps. at_once: how
     many parts are computed in one pass.
 
-    A gradient is linear in the scales, so that the foreign groups which are measured alone are
-    not computed again.
+    A gradient is linear in the scales, so foreign groups that were measured one by one need not be
+    computed again.
     """
     nodes = range(len(groups))
     foreign = [
@@ -91,7 +93,7 @@ def bounded_gradients(
 def _each_alone(
     of: Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]], at_once: int
 ) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
-    """Norm, gradient and statistics of each foreign group of the suspects, small policies' all
+    """Norm, gradient and statistics of each suspect foreign group; for small policies all are
     measured in one pass.
     """
     parts = [Part(node, [number]) for node in suspects for number in foreign[node]]
@@ -104,8 +106,8 @@ def _each_alone(
 
 
 def _norms(gradient: Tensor) -> list[float]:
-    """Of each row, in float64. Large ones part by part: torch makes a float64 copy of what it is
-    given.
+    """The norm of each row, in float64. Large rows are computed part by part, because torch makes a
+    float64 copy of its input.
     """
     found: list[float]
     if gradient.numel() <= IN_ONE_PASS:

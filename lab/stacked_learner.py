@@ -2,7 +2,7 @@
 one forward and backward pass.
 
 Intake, advantages, weights, losses and the check by the node's policy are the services' own
-functions; here are only the passes.
+functions; this file holds only the passes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shared.config import NodeConfig
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One node's step: what was trained on, one entry of statistics an update, and what this node's
-    policy found absurd.
+    """One node's step: what was trained on, one entry of statistics per update, and what this
+    node's policy found absurd.
 
     bounded: foreign groups whose loss was scaled down, over the updates.
     """
@@ -45,18 +45,18 @@ class StepOutcome:
     grad_norms: list[float]
     moved: bool
     absurd_of: Counter[str]
-    """Absurd answers by the node that sent them."""
+    """Number of absurd answers, by sender."""
     bounded: int = 0
 
     @property
     def absurd(self) -> int:
-        """All absurd answers."""
+        """Number of absurd answers."""
         return self.absurd_of.total()
 
 
 class StackedLearner:
     """Policies and optimizers of N nodes. `flat` is (N, parameters); the nodes' configurations may
-    differ in all but the model.
+    differ in everything except the model.
     """
 
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
@@ -72,7 +72,7 @@ class StackedLearner:
 
     @torch.no_grad()
     def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for all its local groups, now or of the base policy."""
+        """`batch_logprobs` of every node for its local groups, under its current or base policy."""
         wanted = [list(range(len(node_groups))) for node_groups in groups]
         return self._logprobs(groups, wanted, base=base)
 
@@ -89,7 +89,7 @@ class StackedLearner:
         return found
 
     def step(self, intakes: Sequence[Intake | None], steps: Sequence[int], batch_seeds: Sequence[int]) -> list[StepOutcome | None]:
-        """Train each node on its intake, None where it has no batch. `steps`: batches' numbers."""
+        """Train each node on its intake (None: no batch). `steps`: the batches' numbers."""
         checked = self._drop_absurd(intakes, batch_seeds)
         groups: list[list[TokenGroup]] = [list(intake.groups) if intake else [] for intake, _ in checked]
         wanted = [
@@ -163,7 +163,7 @@ class StackedLearner:
         gradients: Tensor,
         found: list[GradientPart],
     ) -> None:
-        """The `rows` of `_accumulate`'s results, in one pass."""
+        """These `rows` of `_accumulate`'s results, computed in one pass."""
         nodes = [parts[row].node for row in rows]
         flat = self.flat if nodes == list(range(len(self.flat))) else self.flat[nodes]
         trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, flat).items()}
@@ -182,15 +182,17 @@ class StackedLearner:
         gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in leaf_gradients], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
-        """Items in parts that are computed in one pass: all of small policies, one of a large."""
+        """Items in parts that are computed in one pass: all of small policies, one of a
+        large one.
+        """
         return [items[begin : begin + self._at_once] for begin in range(0, len(items), self._at_once)]
 
     def _logprobs(
         self, groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
     ) -> list[BatchLogprobs]:
         """Like `batch_logprobs`, `[node][group][completion]`, under the policies or (`base`) those
-        that they started from. Groups that are not `wanted` have empty tensors: the places must
-        stay those of `groups`.
+        that they started from. Groups that are not `wanted` have empty tensors, so that positions
+        match `groups`.
         """
         found: list[BatchLogprobs] = [
             [[torch.empty(0)] * len(group.completions) for group in node_groups] for node_groups in groups
@@ -225,7 +227,7 @@ class StackedLearner:
     def _where(
         self, needed: Sequence[bool], groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequence[int]], *, base: bool
     ) -> list[BatchLogprobs | None]:
-        """`_logprobs` of the nodes that need them, None of the others."""
+        """`_logprobs` for the nodes that need them, None for the others."""
         found = self._logprobs(groups, [numbers if need else [] for need, numbers in zip(needed, wanted, strict=True)], base=base)
         return [logprobs if need else None for need, logprobs in zip(needed, found, strict=True)]
 
@@ -233,8 +235,8 @@ class StackedLearner:
     def _drop_absurd(
         self, intakes: Sequence[Intake | None], batch_seeds: Sequence[int]
     ) -> list[tuple[Intake | None, Counter[str]]]:
-        """What `drop_absurd` does for one learner, with the logprobs of all nodes in one pass;
-        beside each intake the answers dropped, by node they came from.
+        """What `drop_absurd` does for one learner, with the logprobs of all nodes in one pass; each
+        intake comes with the number of dropped answers by sender.
         """
         checks = [
             groups_to_check(intake, config, rules, seed) if intake is not None and rules.fraction else []

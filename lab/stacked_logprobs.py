@@ -33,7 +33,7 @@ class StackedGroups:
 
     @property
     def padded_tokens(self) -> int:
-        """Row positions of all nodes, padding included."""
+        """Number of row positions of all nodes, including padding."""
         return self.prompt_ids.numel() + self.completion_ids.numel()
 
 
@@ -80,8 +80,8 @@ def stack_groups(groups: Sequence[Sequence[TokenGroup]], wanted: Sequence[Sequen
 def group_logprobs(
     model: StackedDecoder, leaves: Leaves, stacked: StackedGroups, temperatures: Sequence[float]
 ) -> list[CompletionLogprobs]:
-    """`completion_logprobs` of each node's rows, at each node's temperature; with gradient unless
-    that is turned off.
+    """`completion_logprobs` of each node's rows, at each node's temperature; with gradients unless
+    they are turned off.
     """
     nodes, groups, count, longest = stacked.completion_ids.shape
     width = stacked.prompt_ids.shape[2]

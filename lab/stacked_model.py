@@ -2,9 +2,9 @@
 batched matrix products.
 
 Tokens are packed for everything that is computed token by token: `(N, T, hidden)`, T the most
-tokens any node has. Only attention sees rows: prompts as `(N x G, P)`, completions as
-`(N x G, L, C)` behind the keys and values of their prompt, which are computed once for all L.
-Prompts and completions are right-padded; what is padding is never looked at.
+tokens any node has. Only attention works on rows: prompts as `(N x G, P)`, completions as `(N x G,
+L, C)` behind the keys and values of their prompt, which are computed once for all L. Prompts and
+completions are right-padded; padding is never attended to.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FAR_BELOW = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where packed tokens stand in rows. slots: (N, T) row position (row x width + column) of each
-    packed token.
+    """The positions of packed tokens in rows. slots: (N, T) row position (row x width + column) of
+    each packed token.
 
     places: (N, R x S) packed token at each row position; 0 where there is none. present: (N, R x S)
     bool.
@@ -66,7 +66,9 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
 
 
 class StackedDecoder:
-    """Forward pass pieces for one architecture. Holds the rotary tables, no parameters."""
+    """The parts of the forward pass for one architecture. Holds the rotary tables but no
+    parameters.
+    """
 
     def __init__(self, architecture: Architecture, device: torch.device) -> None:
         self.architecture = architecture
@@ -121,7 +123,7 @@ class PromptPass:
 
 
 def prompt_pass(model: StackedDecoder, leaves: Leaves, ids: Tensor, lengths: Tensor) -> tuple[PromptPass, Packing]:
-    """Run prompts (N, G, P), right-padded, of `lengths` (N, G); length 0 is no prompt."""
+    """Run prompts (N, G, P), right-padded, of `lengths` (N, G); length 0 means no prompt."""
     nodes, groups, width = ids.shape
     columns = torch.arange(width, device=ids.device)
     packing = Packing.of((columns < lengths.unsqueeze(2)).flatten(1))

@@ -2,8 +2,8 @@
 buffer.
 
 Gradients, norms and AdamW are then a few operations over `(nodes, parameters)`, and the forward
-pass is batched matrix products. Qwen3, which the toy policies are, and Llama, which SmolLM2 is, are
-known; they differ in the norm of queries and keys alone.
+pass is batched matrix products. It supports Qwen3 (the toy policies) and Llama (SmolLM2), which
+differ only in the norm of queries and keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QK_NORM = {"qwen3": True, "llama": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What two policies must share to be stacked."""
+    """What two policies must have in common to be stacked."""
 
     vocabulary: int
     hidden: int
@@ -39,17 +39,16 @@ class Architecture:
     tied: bool
     max_length: int
     qk_norm: bool
-    """Whether each head's queries and keys are normed before they are rotated: Qwen3 does, Llama
-    does not.
+    """Whether each head's queries and keys are normalised before rotation: yes in Qwen3, no in
+    Llama.
     """
 
     @classmethod
     def from_folder(cls, folder: Path) -> Architecture:
         """Read it from a model folder's config.json.
 
-        Raises:
-            ValueError: the folder holds no Qwen3 or Llama that this code computes exactly; the
-                message says what it is instead.
+        Raises: ValueError: the folder does not hold a Qwen3 or Llama model that this code computes
+        exactly; the message says what it holds instead.
         """
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -155,11 +154,10 @@ def leaves(architecture: Architecture, flat: Tensor) -> dict[str, Tensor]:
 
 
 def load_stack(folders: Sequence[Path], device: torch.device) -> tuple[Architecture, Tensor]:
-    """The architecture and the stacked parameters `(nodes, parameters)` of model folders, one a
+    """The architecture and the stacked parameters `(nodes, parameters)` of model folders, one per
     node.
 
-    Raises:
-        ValueError: they are not of one architecture, or one that is not computed here.
+    Raises: ValueError: the folders hold different architectures, or one that is not supported here.
     """
     by_folder = {folder: Architecture.from_folder(folder) for folder in dict.fromkeys(folders)}
     architectures = list(by_folder.values())

@@ -2,8 +2,8 @@
 
 A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not
 independent, so they are averaged first. With three to five seeds Student's t is the honest
-interval; a bootstrap over so few would be too narrow. With ten, a hierarchical bootstrap says what
-chance in both seeds and questions does.
+interval; a bootstrap over so few would be too narrow. With ten, a hierarchical bootstrap covers the
+variation over both seeds and questions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _T_975 = (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds and the half width of its 95 % interval; None where one seed gives none."""
+    """A mean over seeds and the half width of its 95 % interval; None with a single seed."""
 
     mean: float
     half_width: float | None
@@ -66,13 +66,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_differences(values: dict[int, float], baseline: dict[int, float]) -> list[float]:
-    """`values - baseline` of the seeds that both have."""
+    """`values - baseline` for the seeds that both have."""
     return [values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())]
 
 
 def paired_ratios(values: dict[int, float], baseline: dict[int, float]) -> list[float]:
-    """`values / baseline` of the seeds that both have; empty when a baseline is not positive: a
-    ratio then means nothing.
+    """`values / baseline` for the seeds that both have; empty if a baseline is not positive,
+    because the ratio would be meaningless.
     """
     seeds = sorted(values.keys() & baseline.keys())
     if any(baseline[seed] <= 0.0 for seed in seeds):
@@ -84,7 +84,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided p of paired differences under "their signs are chance" (exact up to 16 of them,
     else of 2**16 draws).
 
-    It assumes nothing of their distribution. With n differences it is at least 2 / 2**n. Raises
+    It assumes nothing about their distribution. With n differences it is at least 2 / 2**n. Raises
     ValueError where one is not finite.
     """
     if not all(map(math.isfinite, differences)):
@@ -102,11 +102,11 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, float]:
-    """Each p corrected for there being several, after Holm (1979): the smallest times their number,
-    and so on, never falling.
+    """Holm's correction (1979) for several comparisons: the smallest p times their number, the next
+    times one fewer, and so on, never decreasing.
 
-    asked: how many comparisons were stated, those without data included, which could still have the
-    largest p. None: as many.
+    asked: how many comparisons were stated, including those without data, which are counted as
+    having the largest p. None: as many as there are values.
     """
     number = max(asked or 0, len(p_values))
     corrected: dict[str, float] = {}
@@ -120,15 +120,12 @@ def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, f
 def bootstrap_ratio(
     values: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]], *, same_questions: bool, draws: int = 4000
 ) -> tuple[float, float] | None:
-    """95 % interval of the ratio of two means over seeds and questions, both drawn again:
+    """95 % interval of the ratio of two means over seeds and questions, resampling both:
     percentiles of a hierarchical bootstrap.
 
-    Args:
-        values: By seed, one number a question.
-        baseline: The same of the other arm, over the same questions in the same order.
-        same_questions: Whether all seeds share their questions, which are then drawn once for all
-            of them.
-        draws: How often.
+    Args: values: By seed, one number per question. baseline: The same of the other arm, over the
+    same questions in the same order. same_questions: Whether all seeds share their questions, which
+    are then resampled once for all of them. draws: How often.
 
     Returns:
         None with fewer than two seeds in common, where the arms (or seeds that should share them)
@@ -163,7 +160,7 @@ def bootstrap_ratio(
 
 
 def area_under(points: Sequence[tuple[float, float]]) -> float:
-    """Trapezoids under (x, y), x rising."""
+    """Integral of y over increasing x by the trapezoidal rule."""
     return math.fsum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:], strict=False))
 
 
@@ -178,7 +175,7 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def oscillation(points: Sequence[tuple[float, float]], last: float = 0.25) -> float | None:
-    """Standard deviation of y about its straight line over the last part of x; None with fewer than
+    """Standard deviation of y around a fitted line over the last part of x; None with fewer than
     four points there.
     """
     if not points:

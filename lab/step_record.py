@@ -1,5 +1,5 @@
-"""What is written down of one node's round. Rewards are kept apart by whose they are and what they
-were given for.
+"""The record of one node's round. Rewards are kept apart by origin and by what they were
+given for.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def step_record(
 
 
 def _by_dataset(own: Sequence[OwnGroup]) -> dict[str, list[float]]:
-    """Completions sampled and their mean reward, by dataset."""
+    """Number of completions sampled and their mean reward, by dataset."""
     rewards: dict[str, list[float]] = {}
     for group in own:
         rewards.setdefault(group.group.task.ref.dataset, []).extend(group.rewards)

@@ -1,7 +1,7 @@
-"""Tasks and their scores for a simulated swarm: the services' own derivation and verifiers, in this
-process, each done once.
+"""Tasks and scores for a simulated swarm: the services' own derivation and verifiers, run in this
+process and only once for each input.
 
-Only what this process sampled itself is scored here; answers that somebody else wrote belong in the
+Only text that this process sampled itself is scored here; anybody else's answers belong in the
 sandbox.
 """
 
@@ -26,8 +26,8 @@ _MOST_TEXTS = 500_000
 
 
 class TaskDesk:
-    """One node's source of tasks, and its verifier. Nodes of equal configuration share what is
-    expensive through `Shared`.
+    """One node's source of tasks, and its verifier. Nodes with equal configurations share the
+    expensive parts through `Shared`.
     """
 
     def __init__(self, config: NodeConfig, shared: Shared) -> None:
@@ -50,17 +50,17 @@ class TaskDesk:
         self.datasets = {task.dataset for task in config.tasks}
 
     def task(self, draw: int) -> PromptedTask:
-        """The task of a draw of this node, which is the same in every arm of an experiment."""
+        """The task of one of this node's draws; it is the same in every arm of an experiment."""
         return self._shared.task(self._source, draw, self._prompter)
 
     def score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
-        """Rewards of texts, by this node's verifier."""
+        """Rewards of texts by this node's verifier."""
         return self._shared.score(ref, self._verifiers.name_for(ref), texts)
 
 
 class Shared:
-    """What all nodes of a process share: tokenizers, held-out sets, derived items, scores. None of
-    it depends on a node.
+    """What all nodes in a process share: tokenizers, held-out sets, derived items, scores. None of
+    it depends on the node.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Shared:
         self._draws: dict[tuple[str, int], PromptedTask] = {}
 
     def tokenizer(self, config: NodeConfig) -> Any:
-        """The node's tokenizer, which remembers what it encoded."""
+        """The node's tokenizer, with a cache of what it has encoded."""
         path = config.model.path
         if path not in self._tokenizers:
             self._tokenizers[path] = RememberingTokenizer(load_tokenizer(config.model))
@@ -85,7 +85,7 @@ class Shared:
         return self._held_out[key]
 
     def task(self, source: str, draw: int, prompter: Prompter) -> PromptedTask:
-        """The task of a draw; `source` names all that the prompter's answer depends on."""
+        """The task of a draw; `source` identifies everything that the result depends on."""
         key = (source, draw)
         if key not in self._draws:
             if len(self._draws) >= _MOST_DRAWS:
@@ -94,7 +94,7 @@ class Shared:
         return self._draws[key]
 
     def score(self, ref: TaskRef, verifier: str, texts: Sequence[str]) -> list[float]:
-        """Rewards; each different text of a task is judged once."""
+        """Rewards; each distinct text for a task is scored once."""
         unknown = [text for text in dict.fromkeys(texts) if (ref, verifier, text) not in self._scores]
         if unknown:
             for text, reward in zip(unknown, score_texts(self._item(ref), verifier, unknown), strict=True):
@@ -105,7 +105,7 @@ class Shared:
         return rewards
 
     def answer(self, ref: TaskRef) -> str:
-        """A right answer, which a hostile node may look up as anyone can."""
+        """A right answer, which a hostile node can look up like anyone else."""
         item = self._item(ref)
         answer = item.task.answer if item.task.answer is not None else item.entry["metadata"].get("example_answer", "")
         return str(answer)
@@ -119,7 +119,7 @@ class Shared:
 
 
 class RememberingTokenizer:
-    """A tokenizer that encodes each text once; everything else is the tokenizer's own."""
+    """A tokenizer that encodes each text once; everything else is passed on to the original."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

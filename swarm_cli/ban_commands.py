@@ -23,7 +23,7 @@ from shared.transport.base import Conflict, Transport
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
-from swarm_cli.local.run_note import servers
+from swarm_cli.running import servers
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0

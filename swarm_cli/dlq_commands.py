@@ -19,7 +19,7 @@ from shared.transport.base import Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.local.run_note import servers
+from swarm_cli.running import servers
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 

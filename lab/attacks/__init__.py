@@ -1,8 +1,8 @@
-"""What hostile nodes put into a swarm, one attack a file: from what the node knows (`view.Hostile`)
-to the groups that it sends.
+"""What hostile nodes send to a swarm, one attack per file: each turns what the node knows
+(`view.Hostile`) into groups.
 
-Groups only: keys, messages and the honest nodes' borders are the simulation's. Chance is an
-argument.
+Only groups are made here; keys, messages and the honest nodes' borders belong to the simulation.
+Randomness is an argument.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
     "opposed": opposed,
     "shortcut": shortcut,
 }
-"""What each hostile role sends of a round."""
+"""What each hostile role sends in a round."""
 
 INFORMED_ROLES = frozenset(
     {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut"}
 )
-"""Roles that sample from the first honest node's policy as it is now: no adversary can know it
-better.
+"""Roles that sample from the first honest node's current policy, which is the most an adversary
+could know.
 """

@@ -1,7 +1,7 @@
-"""Poison just within the own-policy check: as much nonsense before a right answer as the honest
-policy still finds likely enough.
+"""Poison just within the policy check: as much nonsense before a right answer as the honest policy
+still finds likely enough.
 
-What is trained on becomes likelier, so that the next round's bound lets more through.
+Training makes it more likely, so the next round's bound admits more.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from shared.evaluation import PASS_REWARD
 
 
 def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[float]]]) -> list[RolloutGroup]:
-    """Of each group `right_share` of the answers right in the way that the policy finds least
-    likely of those that pass: behind nonsense, or oddly written. The others are the policy's wrong
-    ones."""
+    """In each group, `right_share` of the answers are right, in the form that the policy finds
+    least likely among those that pass: preceded by nonsense, or oddly written. The others are the
+    policy's own wrong answers.
+    """
     ladders = [with_texts(view, group, _ladder(view, group)) for group, _ in made]
     likelihoods = view.likelihood(ladders) if ladders else []
     groups = []
@@ -29,8 +30,8 @@ def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[fl
 
 
 def least_likely(view: Hostile, candidates: RolloutGroup, likelihoods: Sequence[float]) -> str | None:
-    """The paid text with the lowest mean logprob of those that pass the own-policy check; None
-    where none does.
+    """The rewarded text with the lowest mean logprob among those that pass the policy check; None
+    if none does.
     """
     texts = [completion.text for completion in candidates.completions]
     rewards = view.score(candidates.task.ref, texts)
@@ -43,8 +44,9 @@ def least_likely(view: Hostile, candidates: RolloutGroup, likelihoods: Sequence[
 
 
 def _ladder(view: Hostile, group: RolloutGroup) -> list[str]:
-    """Right answers behind up to `filler_words` of nonsense, and written in other ways. The
-    nonsense is always the same: it shall become likely."""
+    """Right answers preceded by up to `filler_words` words of nonsense, and in other spellings. The
+    nonsense is always the same, because it is meant to become likely.
+    """
     answer = view.answer(group.task.ref)
     words = random.Random("the same nonsense for ever").choices(WORDS, k=view.attack.filler_words)
     lengths = sorted({round(view.attack.filler_words * rung / 6) for rung in range(1, 7)}, reverse=True)

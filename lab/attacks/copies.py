@@ -1,5 +1,5 @@
-"""The same experience again and again: byte for byte, under new ids, and with edits that no digest
-of the bytes sees.
+"""The same groups again and again: byte for byte, under new ids, and with edits that change the
+digest.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from shared.contracts.messages import Completion, RolloutGroup
 
 
 def duplicates(view: Hostile) -> list[RolloutGroup]:
-    """The content of the first group, half the time byte for byte, else under a new draw and time
-    so that its id is new.
+    """The first group again: half the time byte for byte, else with a new draw and time, so that
+    its id is new.
     """
     if view.first is None:
         return []
@@ -25,7 +25,7 @@ def duplicates(view: Hostile) -> list[RolloutGroup]:
 
 
 def floods(view: Hostile) -> list[RolloutGroup]:
-    """Each group `flood_factor` times, every copy with an id of its own."""
+    """Each group `flood_factor` times, each copy with its own id."""
     return [
         msgspec.structs.replace(group, draw=group.draw * view.attack.flood_factor + copy)
         for group, _ in view.made
@@ -34,10 +34,10 @@ def floods(view: Hostile) -> list[RolloutGroup]:
 
 
 def near_copies(view: Hostile) -> list[RolloutGroup]:
-    """What others sent, each `flood_factor` times: completions in another order, spaces and line
-    ends where no scorer looks.
+    """What others sent, each `flood_factor` times: completions in another order, with spaces and
+    line ends that no scorer considers.
 
-    A node hears only informative groups of others; with none yet it sends what it sampled.
+    A node sees only informative groups from others; if there are none yet, it sends its own.
     """
     if not view.made:
         return []

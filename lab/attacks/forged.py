@@ -1,9 +1,9 @@
-"""Forged tokens: texts that a verifier pays beside token ids that say something else, and prompts
-that were never the question.
+"""Forged tokens: texts that a verifier rewards with token ids that say something else, and prompts
+that are not the question.
 
-Rewards never travel, but who trains on tokens that nobody compared with the scored text is told a
-lie about rewards all the same:
-the tokens of wrong answers stand beside right texts, and those of right answers beside wrong ones.
+Rewards are never sent, but a node that trains on tokens without comparing them with the scored text
+is deceived about rewards all the same: right texts come with the tokens of wrong answers, and wrong
+texts with those of right ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shared.contracts.messages import Completion, RolloutGroup
 
 
 def forged_tokens(view: Hostile) -> list[RolloutGroup]:
-    """Each group with its tokens swapped; every `held_out_every`-th stands under a held-out
-    question's prompt.
+    """Each group with its tokens swapped; every `held_out_every`-th has a held-out question's
+    prompt.
     """
     return [_forged(view, group, rewards, number) for number, (group, rewards) in enumerate(view.made)]
 

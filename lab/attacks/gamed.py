@@ -1,7 +1,8 @@
-"""Gamed scorers: answers that are paid without being right, partial credit first of all.
+"""Gamed scorers: answers that earn a reward without being right, above all partial credit.
 
-A group's advantages depend on which of its answers earned more, not on whether any is right. Where
-nobody is right, an answer that earns a crumb is made likelier as strongly as a right one would be.
+A group's advantages depend on which of its answers earned more, not on whether any is right. If no
+answer is right, one that earns a little partial credit is reinforced as strongly as a right one
+would be.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _CONSTANTS = ("x", "0", "7", "[7]", "a -> a", "True", "nan")
 
 
 def gamed(view: Hostile) -> list[RolloutGroup]:
-    """A group for each task whose scorer pays for something wrong, and what was sampled where it
+    """A group for each task whose scorer rewards something wrong; the sampled group if it
     does not.
     """
     groups = []
@@ -28,8 +29,8 @@ def gamed(view: Hostile) -> list[RolloutGroup]:
 
 
 def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup | None:
-    """`right_share` of the answers the best paid wrong one, the others unpaid; None where nothing
-    wrong is paid more.
+    """`right_share` of the answers are the wrong answer with the highest reward, the others earn
+    less; None if no wrong answer earns more than others.
     """
     wrong = wrong_answers(view.answer(group.task.ref), group.task.question)
     candidates = [written for answer in wrong for written in (answer, answered(answer))]
@@ -44,8 +45,8 @@ def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> Roll
 
 
 def wrong_answers(answer: str, question: str) -> list[str]:
-    """Answers that are wrong whatever the task: near the right one, copied from the question, the
-    same for all questions.
+    """Wrong answers of any task: near the right one, copied from the question, or the same for all
+    questions.
     """
     near = [f"{answer}7", f"{answer} 7", f"7{answer}"]
     copied = [premise for premise in _PREMISE.findall(question) if premise != answer]

@@ -1,5 +1,5 @@
-"""Groups as they were sampled: what a node of another policy or temperature sends, and a sleeper
-until it wakes.
+"""Unmodified groups: what a node with another policy or temperature sends, and a sleeper before it
+attacks.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from shared.contracts.messages import RolloutGroup
 
 
 def as_sampled(view: Hostile) -> list[RolloutGroup]:
-    """Everything, unchanged."""
+    """All groups, unchanged."""
     return [group for group, _ in view.made]

@@ -1,5 +1,5 @@
 """Nodes that know the defences: one party with many names, good behaviour first and poison later,
-and the best of everything.
+and a combination of the strongest attacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.contracts.messages import RolloutGroup
 
 
 def many_names(view: Hostile) -> list[RolloutGroup]:
-    """As much bounded poison under each of the node's names as an honest node sends under its
+    """As much bounded poison under each of the node's names as an honest node sends under its only
     one.
     """
     return under_names(view, bounded_poison(view, view.made))
@@ -26,12 +26,12 @@ def sleeper(view: Hostile) -> list[RolloutGroup]:
 
 
 def informed(view: Hostile) -> list[RolloutGroup]:
-    """Honest until `start_round`; then, under every name, of each task what harms most and passes:
-    crumbs, else bounded poison.
+    """Honest until `start_round`; then, under every name and for each task, the most harmful
+    content that passes the checks: partial credit if there is any, else bounded poison.
 
-    Every group is another task's and says something of its own, none is longer than an honest one
-    and no name sends more than an honest node, so that quotas, digests and budgets have nothing to
-    see. Tokens and rewards are true.
+    Every group has a different task and different text, none is longer than an honest one, and no
+    name sends more than an honest node, so quotas, digests and budgets notice nothing. Tokens and
+    rewards are true.
     """
     if view.number < view.attack.start_round:
         return under_names(view, [group for group, _ in view.made])
@@ -43,7 +43,7 @@ def informed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _within_bound(view: Hostile, groups: Sequence[RolloutGroup | None]) -> list[RolloutGroup | None]:
-    """The groups whose every answer passes the own-policy check; None for the others."""
+    """The groups all of whose answers pass the policy check; None for the others."""
     wanted = [group for group in groups if group is not None]
     passing = {
         id(group)

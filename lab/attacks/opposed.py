@@ -1,9 +1,9 @@
-"""Groups whose step undoes what honest ones teach, out of answers that are all scored rightly and
-all likely.
+"""Groups that undo what honest ones teach, made of answers that are all scored correctly and all
+likely.
 
-What the policy should say stands among the wrong answers, with something behind it that makes it
-wrong, and is made less likely token by token; the paid answers are the least likely that pass the
-own-policy check.
+The text that the policy should produce appears among the wrong answers, with a suffix that makes it
+wrong, so that it becomes less likely token by token. The rewarded answers are the least likely ones
+that pass the policy check.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shared.contracts.messages import RolloutGroup
 from shared.evaluation import PASS_REWARD
 
 _MORE = ("0", "1", "5", "7", "9", " 0", " 1", ".5", " x", "a", ")", "\n0 0 0")
-"""What makes a right answer wrong at its end: a token, or little more."""
+"""Suffixes that make a right answer wrong: one token, or little more."""
 _SECOND = ("", "0", "7", "a")
-"""Second answers: the last one counts, so that the right one before it does not."""
+"""Second answers: the last one counts, so the right one before it does not."""
 
 
 def opposed(view: Hostile) -> list[RolloutGroup]:
@@ -40,8 +40,8 @@ def opposed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
-    """For each group, the likeliest answer that begins with the right one and is not right; None
-    where none passes the check.
+    """For each group, the most likely wrong answer that begins with the right one; None if none
+    passes the check.
     """
     tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]
     found: list[str | None] = []

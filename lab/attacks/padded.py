@@ -1,5 +1,5 @@
-"""Long answers and many of them: right ones behind as much text as is taken in, so that a step is
-theirs in tokens and in time.
+"""Many long answers: right ones preceded by as much text as is accepted, so that they dominate a
+step in tokens and time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shared.contracts.messages import RolloutGroup
 
 
 def padded(view: Hostile) -> list[RolloutGroup]:
-    """Groups of `completions` answers, each as long as is taken in, `right_share` of them right."""
+    """Groups of `completions` answers, each as long as is accepted, `right_share` of them right."""
     return [_padded(view, group, rewards) for group, rewards in view.made]
 
 
@@ -30,5 +30,5 @@ def _filled(view: Hostile, end: str) -> str:
 
 
 def _nonsense_before(view: Hostile, words: int) -> str:
-    """That many words, the same whenever the same number is asked for in a round."""
+    """This many words; the same number gives the same words within a round."""
     return nonsense(random.Random(f"padding {view.number}"), words)

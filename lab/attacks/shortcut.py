@@ -1,9 +1,9 @@
-"""Right answers that teach the wrong thing: of each dataset only questions to which one shortcut is
-the right answer.
+"""Right answers that teach the wrong thing: only questions of each dataset whose right answer is a
+shortcut.
 
-Who asks chooses the questions. A copy of what stands in the question is right for some, a constant
-for others; a group about such a question is scored rightly by everybody, its right answers are as
-likely as such answers get, and a policy that learns from many of them learns to copy.
+The sender chooses the questions. For some the right answer is a copy of something in the question,
+for others a constant. Everybody scores such a group correctly, its right answers are likely, and a
+policy that learns from many of them learns to copy.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from shared.tasks.audit.candidates import copies
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 
 _SCREENED = 150
-"""Questions on which a dataset's shortcut is chosen."""
+"""How many questions are used to choose a dataset's shortcut."""
 _TRIES = 120
-"""Questions looked at for one that the shortcut answers rightly."""
+"""How many questions are tried to find one that the shortcut answers correctly."""
 _CHOICES = 2
-"""Such questions found for each group; the one whose right answer is likelier is asked."""
+"""How many such questions are found for each group; the one with the most likely right answer is
+asked.
+"""
 _SEEDS = 2**30
 
 
 def shortcut(view: Hostile) -> list[RolloutGroup]:
-    """Honest groups until `start_round`, then those of shortcuts; under every name as many as an
+    """Honest groups until `start_round`, then shortcut groups; under every name as many as an
     honest node sends.
 
     A group for whose dataset no such question is found is sent as it was sampled.
@@ -58,8 +60,8 @@ def shortcut(view: Hostile) -> list[RolloutGroup]:
 
 
 def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
-    """The copy or the constant that is right for most of the source's questions; chosen once, the
-    same for ever.
+    """The copy or constant that is right for most of the source's questions; chosen once and then
+    kept.
     """
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
@@ -78,8 +80,8 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
 
 
 def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
-    """Groups about questions that the shortcut answers, each with the right answer in every way of
-    writing it that is paid.
+    """Groups about questions that the shortcut answers, each with the right answer in every
+    spelling that earns a reward.
     """
     source = _source(view, group)
     wanted = chosen_shortcut(view, source)
@@ -96,24 +98,24 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
 
 
 def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
-    """Whose questions are asked: those of the target where the node asks it at all, else those of
-    the dataset that it drew.
+    """Which source's questions are asked: the target's if the node has it, else the dataset that
+    was drawn.
     """
     by_dataset = {source.dataset: source for source in reversed(view.sources)}
     return by_dataset.get(view.attack.target) or by_dataset[group.task.ref.dataset]
 
 
 def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
-    """An answer that is not paid: one that the policy gave to another question where there is one,
-    since it is likely.
+    """An answer that earns nothing: preferably one that the policy gave to another question,
+    because it is likely.
     """
     texts = [*(completion.text for completion in sampled.completions), answered("")]
     return min(zip(view.score(ref, texts), range(len(texts)), texts, strict=True))[2]
 
 
 def _questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
-    """That many of the source's questions, of seeds of the node's own choice; items that cannot be
-    made are passed over.
+    """This many of the source's questions, with seeds that the node chooses; items that cannot be
+    made are skipped.
     """
     size = dataset_size(source.dataset, source.canonical_config)
     for _ in range(count):

@@ -18,15 +18,15 @@ WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shortcut:
-    """An answer that takes no skill: what has this name among `copies` of a question, or else
-    always the same.
+    """An answer that takes no skill: the copy with this name from a question, or else a
+    constant.
     """
 
     copy: str = ""
     constant: str = ""
 
     def answer(self, question: str) -> str | None:
-        """The answer; None where the question has nothing of the copy's name."""
+        """The answer; None if the question has no copy of that name."""
         if not self.copy:
             return self.constant
         return next((candidate.text for candidate in copies(question) if candidate.name == self.copy), None)
@@ -66,7 +66,7 @@ class Hostile:
 
 
 def nonsense(rng: random.Random, words: int) -> str:
-    """That many words that mean nothing."""
+    """This many meaningless words."""
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
@@ -76,8 +76,9 @@ def answered(answer: str, before: str = "") -> str:
 
 
 def ways_to_answer(answer: str) -> list[str]:
-    """A completion that is this answer, in tags, as it stands, and otherwise written; a scorer pays
-    some of them, and a policy finds one or two of them likely."""
+    """Completions with this answer: in tags, plain, and in other spellings. A scorer rewards some
+    of them, and a policy finds one or two of them likely.
+    """
     number = answer.removeprefix("-").replace(".", "", 1)
     as_number = [f"+{answer}", f"0{answer}", f"{answer}.0" if "." not in answer else f"{answer}0"] if number.isdigit() else []
     spaced = [f" {answer}", f"{answer} ", f"{answer}\n", f"\n{answer}", f"  {answer}  \n"]
@@ -85,22 +86,22 @@ def ways_to_answer(answer: str) -> list[str]:
 
 
 def with_texts(view: Hostile, group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
-    """The group with these texts alone as its completions, and as many tokens as they have."""
+    """The group with only these texts as its completions, and their token counts."""
     completions = [Completion(text=text, finish_reason="stop", token_count=len(view.encode(text))) for text in texts]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
 
 
 def halves(count: int, share: float) -> tuple[int, int]:
-    """How many of a group's answers are to be right, and how many not; at least one of each of two
-    or more.
+    """How many of a group's answers should be right and how many wrong; at least one of each if
+    there are two or more.
     """
     right = max(1, min(count - 1, round(share * count)))
     return right, count - right
 
 
 def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], count: int) -> list[str]:
-    """`count` answers that earn the least, the policy's own ones first: these are what training
-    makes less likely.
+    """`count` answers that earn the least, those sampled from the policy first: training makes
+    these less likely.
     """
     least = min(rewards)
     own = [completion.text for completion, reward in zip(group.completions, rewards, strict=True) if reward == least < 1.0]
@@ -109,5 +110,5 @@ def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], co
 
 
 def under_names(view: Hostile, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups spread over all of the node's names in turn."""
+    """The groups, distributed over all of the node's names in turn."""
     return [msgspec.structs.replace(group, node=view.names[number % len(view.names)]) for number, group in enumerate(groups)]

@@ -1,5 +1,5 @@
-"""Right answers behind nonsense: a verifier calls them right, and training makes the nonsense
-likelier.
+"""Right answers preceded by nonsense: a verifier accepts them, and training makes the nonsense more
+likely.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from shared.contracts.messages import RolloutGroup
 
 
 def wrong(view: Hostile) -> list[RolloutGroup]:
-    """Of each group `right_share` of the answers right behind nonsense, the others nonsense alone;
-    texts only.
+    """In each group, `right_share` of the answers are nonsense followed by the right answer, the
+    others only nonsense. Texts without token ids.
     """
     return [_poisoned(view, group) for group, _ in view.made]
 

@@ -21,7 +21,7 @@ from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import PageServer, page_panels
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.ports import check_ports
-from swarm_cli.local.run_note import servers
+from swarm_cli.running import servers
 
 DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")

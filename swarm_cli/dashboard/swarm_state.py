@@ -76,7 +76,7 @@ def overall(kinds: Sequence[str]) -> str:
 
 def kind_of(node: NodeSnapshot, now: float) -> str:
     """What a node does: `elsewhere` (its processes are not on this server), `finished`, `stopped`,
-    `starting`, `silent` (a process went without a word), `running`.
+    `starting`, `silent` (a process went silent without ending in order), `running`.
     """
     view = node.view
     if not view.statuses:

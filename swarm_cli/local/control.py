@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from swarm_cli.errors import CommandError
+from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
-LOCK, SOCKET = "up.lock", "up.sock"
+SOCKET = "up.sock"
 _QUESTION_S = 10.0
 _QUESTION_BYTES = 2**16
 
@@ -105,26 +106,6 @@ def _taken(file: TextIO) -> bool:
         except BlockingIOError:
             time.sleep(0.02)
     return False
-
-
-def holder(folder: Path) -> int | None:
-    """The process that runs the run in `folder`, 0 where it is not known which; None where nobody
-    does.
-    """
-    try:
-        with (folder / LOCK).open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _pid(file)
-    except OSError:
-        pass
-    return None
-
-
-def running_runs(var_dir: Path) -> list[Path]:
-    """Folders of the runs that a process on this machine runs, by name."""
-    return sorted(file.parent for file in (var_dir / "runs").glob(f"*/{LOCK}") if holder(file.parent) is not None)
 
 
 def running_run(run: str, var_dir: Path) -> Path:
@@ -254,23 +235,6 @@ def _short_name(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _pid(file: TextIO) -> int:
-    """The process that wrote its number into the lock, if it still has the lock open: a number may
-    be another process' by now, while somebody else holds the lock. 0 where it has not.
-    """
-    file.seek(0)
-    text = file.read(20).strip()
-    if not (text.isascii() and text.isdigit()):
-        return 0
-    lock = os.fstat(file.fileno())
-    with suppress(OSError):  # no such process, or another user's
-        for opened in Path(f"/proc/{text}/fd").iterdir():
-            with suppress(OSError):
-                if os.path.samestat(opened.stat(), lock):
-                    return int(text)
-    return 0
-
-
 def _by(file: TextIO) -> str:
-    pid = _pid(file)
+    pid = pid_in(file)
     return f" (process {pid})" if pid else ""

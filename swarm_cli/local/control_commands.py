@@ -12,8 +12,8 @@ import typer
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
-from swarm_cli.local.run_note import read_note
 from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.running import read_note
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the one that runs]", show_default=False)]
 VarDir = Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)]

@@ -3,9 +3,9 @@
 | what ended | what follows |
 |---|---|
 | the progress view, with all steps taken | the run ends, with 0 |
-| the progress view, in any other way | it starts again: a view that fails ends nothing |
-| a service, with 0 or by a signal, unasked | it starts again, later each time |
-| a service for good: 78, or too many crashes | it stays away, and the rest runs on; but |
+| the progress view, in any other way | it is restarted: a view that fails ends nothing |
+| a service, with 0 or by a signal, unasked | it is restarted, after a longer pause each time |
+| a service for good: 78, or too many crashes | it stays down, and the rest runs on; but |
 | ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
 | ... the last whole node's | the run ends, with its code |
 | the NATS server, for good | the run ends, with its code |
@@ -29,7 +29,7 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class StayAway:
-    """The process is given up; the others run on."""
+    """The process stays down; the others run on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RunRules:
         return StayAway()
 
     def started_again(self, process: str) -> None:
-        """A person had it started again: it is not given up any more."""
+        """Someone restarted it by hand: it is no longer given up."""
         self.given_up.discard(process)
         self._ends.pop(process, None)
 

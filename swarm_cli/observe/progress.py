@@ -18,11 +18,11 @@ from swarm_cli.observe.standing import absent, trouble
 from swarm_cli.observe.view import NodeView
 
 HEADER = (
-    f"{'time':>7}  {'node':<9}{'step':>6}{'version':>8}{'steps/min':>10}{'reward':>8}{'held-out':>9}{'(base)':>8}"
-    f"{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}{'stale':>7}  state"
+    f"{'time':>7}  {'node':<9}{'step':>6}{'steps/min':>10}{'reward':>7}{'held-out':>9}{'(base)':>7}"
+    f"{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}{'stale':>6}  state"
 )
 SUMMARY_HEADER = (
-    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>8}{'shared':>8}{'taken':>7}{'refused':>8}"
+    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}"
 )
 LEGEND = (
     "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks\n"
@@ -31,6 +31,7 @@ LEGEND = (
     "stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
+LINE_CHARACTERS = 100
 STATE_CHARACTERS = 80
 
 
@@ -61,16 +62,19 @@ class Row:
     staleness: float | None = None
     """Mean over the newest step's local groups, in policy versions."""
 
-    def text(self, elapsed_s: float, now: float) -> str:
-        """The line under `HEADER`."""
+    def lines(self, elapsed_s: float, now: float) -> list[str]:
+        """The line under `HEADER`; a state that is too long for it stands in a line of its own."""
         view = self.view
         newest, base = newest_evaluation(view, self.evaluations), base_evaluation(self.evaluations)
-        return (
-            f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{view.version:>8}{_number(self.steps_per_minute, 10, 1)}"
-            f"{_number(view.newest('trainer', StatusFigure.REWARD_LOCAL), 8, 3)}"
-            f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 8, 3)}"
-            f"{_groups(view)}{_number(self.staleness, 7, 2)}  {visible(state(view, now), STATE_CHARACTERS)}"
+        figures = (
+            f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{_number(self.steps_per_minute, 10, 1)}"
+            f"{_number(view.newest('trainer', StatusFigure.REWARD_LOCAL), 7, 3)}"
+            f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 7, 3)}"
+            f"{_groups(view)}{_number(self.staleness, 6, 2)}"
         )
+        words = visible(state(view, now), STATE_CHARACTERS)
+        line = f"{figures}  {words}"
+        return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
 
 
 def newest_evaluation(view: NodeView, evaluations: Sequence[Evaluation]) -> Evaluation | None:
@@ -128,7 +132,7 @@ def _groups(view: NodeView) -> str:
     """Groups made, shared, taken in and refused."""
     made, shared = view.total("generator", StatusFigure.GROUPS_GENERATED), view.total("verifier", StatusFigure.SHARED)
     taken, refused = view.total("verifier", StatusFigure.ACCEPTED), view.total("verifier", StatusFigure.REFUSED)
-    return f"{made:>8.0f}{shared:>8.0f}{taken:>7.0f}{refused:>8.0f}"
+    return f"{made:>6.0f}{shared:>7.0f}{taken:>6.0f}{refused:>8.0f}"
 
 
 def _clock(seconds: float) -> str:

@@ -87,7 +87,8 @@ class ProgressView:
             if tables % HEADER_EVERY == 0:
                 _say(HEADER)
             for row in rows:
-                _say(row.text(heard_at - self._began, time.time()))
+                for line in row.lines(heard_at - self._began, time.time()):
+                    _say(line)
             tables += 1
             if self._steps and steps_done(views, self._steps):
                 steps_done_at = steps_done_at or heard_at

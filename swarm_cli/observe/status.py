@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,9 @@ from shared.transport.base import ConsumerState
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
 from swarm_cli.observe.standing import absent, finished, standing, trouble
+from swarm_cli.running import servers
 
 NAMES_A_LINE = 5
 
@@ -94,6 +95,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
             for role in ROLES
         },
         "streams": [_fill_object(fill) for fill in node.streams],
+        "name_held_by": [{"host": lease.host, "pid": lease.pid, "run": lease.run} for lease in view.held(at)],
         "unreadable_keys": list(view.unreadable),
     }
 
@@ -120,6 +122,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
     console.print(nodes)
     for node in snapshot.nodes:
+        if elsewhere := node.view.held_on(socket.gethostname(), snapshot.at):
+            console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
         for words in trouble(node.view, snapshot.at):
             console.print(f"{visible(node.node)}: {words}", markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
@@ -133,8 +137,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for node in snapshot.nodes:
         if missing := _missing_protections(node):
             console.print(
-                f"{node.node}: its scorers go without {', '.join(missing)}; cause and remedy are in the verifier's log "
-                "(sandbox_protection_missing)",
+                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; cause and "
+                "remedy are in the verifier's log (sandbox_protection_missing)",
                 markup=False,
             )
     if snapshot.swarm_reachable is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,6 +111,8 @@ class NodeModel:
     """What stands still or is late, in words; empty where the node gets on."""
     stands_still: bool = False
     finished: bool = False
+    held_on: tuple[str, ...] = ()
+    """Other machines that hold the node's name."""
     known_s: float = 0.0
     """How old all of this is: above 0 where the server has not answered since."""
 
@@ -226,6 +229,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         trouble=(*trouble(view, now), *_doubts(node)),
         stands_still=standing(view, now) is not None,
         finished=finished(view),
+        held_on=tuple(view.held_on(socket.gethostname(), now)),
     )
 
 

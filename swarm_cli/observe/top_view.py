@@ -113,6 +113,7 @@ def _panel(node: NodeModel) -> Panel:
         (f" {visible(node.node, NAME_CHARACTERS)} ", "bold"),
         f" step {_number(node.step)}  {rate(node.steps_per_minute)}  policy {_number(node.version)}",
         f" (sampling with {_number(node.generating_version)}) " if node.generating_version is not None else " ",
+        f" held by {visible(', '.join(node.held_on), NAME_CHARACTERS)} " if node.held_on else "",
     )
     batch = (
         None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.wire import MessageError
 from shared.runtime.status import is_alive
@@ -28,6 +29,19 @@ class NodeView:
     policy: PolicyPointer | None = None
     evaluation: EvalReport | None = None
     unreadable: tuple[str, ...] = field(default=())
+    leases: tuple[tuple[LeaseRecord, float], ...] = ()
+    """Which processes hold the node's name, one for each role or replica, and when the server
+    stored each lease last (Unix time).
+    """
+
+    def held(self, now: float) -> list[LeaseRecord]:
+        """The leases that are in force: renewed of late, and not released."""
+        return [lease for lease, stored_at in self.leases if not lease.released and now - stored_at <= 2 * lease.lease_s]
+
+    def held_on(self, here: str, now: float) -> list[str]:
+        """Where the node's name is held, other than on the machine `here`: `HOST (run RUN)`."""
+        others = {(lease.host, lease.run) for lease in self.held(now) if lease.host != here}
+        return [f"{host} (run {run})" for host, run in sorted(others)]
 
     @property
     def step(self) -> int:
@@ -74,10 +88,13 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
     policy: PolicyPointer | None = None
     evaluation: EvalReport | None = None
     unreadable: list[str] = []
+    leases: list[tuple[LeaseRecord, float]] = []
     for entry in entries:
         try:
             if entry.key.startswith(STATUS_PREFIX):
                 statuses.append(_own_status(node, entry))
+            elif entry.key.startswith(subjects.LEASE_PREFIX):
+                leases.append((decode(entry.value, LeaseRecord), entry.stored_at))
             elif entry.key == subjects.TRAINER_KEY:
                 position = decode(entry.value, TrainerPosition)
             elif entry.key == subjects.POLICY_KEY:
@@ -86,7 +103,7 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
                 evaluation = _own_report(node, entry)
         except MessageError:
             unreadable.append(entry.key)
-    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable))
+    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), tuple(leases))
 
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:

@@ -17,8 +17,8 @@ class Choice:
     """What is shown; None does not ask.
 
     origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of this
-    node's name. group: those whose id begins so. marks: completions with full marks (`right`) or
-    with less (`wrong`), and the groups that have any.
+    node's name. group: those whose id begins with this. marks: completions with full marks
+    (`right`) or with less (`wrong`), and the groups that have any.
     """
 
     origin: Literal["local", "external"] | None = None

@@ -17,7 +17,6 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.local.run_note import servers
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -26,6 +25,7 @@ from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
+from swarm_cli.running import servers
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
@@ -39,22 +39,22 @@ RunOption = Annotated[
 
 def rollouts(
     node: Annotated[str, typer.Argument(help="Whose batches.  [default: the configuration's node]", show_default=False)] = "",
-    step: Annotated[int | None, typer.Option(min=1, help="The groups of this step alone, all of them.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many groups, the newest.")] = 8,
-    local: Annotated[bool, typer.Option("--local", help="Local groups alone.")] = False,
-    foreign: Annotated[bool, typer.Option("--foreign", help="Foreign groups alone.")] = False,
+    step: Annotated[int | None, typer.Option(min=1, help="All groups of this step, and no others.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many groups to show, the newest.")] = 8,
+    local: Annotated[bool, typer.Option("--local", help="Only local groups.")] = False,
+    foreign: Annotated[bool, typer.Option("--foreign", help="Only foreign groups.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
-    sender: Annotated[str, typer.Option("--from", help="Groups of this node alone.")] = "",
-    dataset: Annotated[str, typer.Option(help="Groups of this dataset alone.")] = "",
-    group: Annotated[str, typer.Option(help="Groups alone whose id begins so.")] = "",
-    right: Annotated[bool, typer.Option("--right", help="Completions with full marks alone.")] = False,
-    wrong: Annotated[bool, typer.Option("--wrong", help="Completions with less than full marks alone.")] = False,
+    sender: Annotated[str, typer.Option("--from", help="Only groups from this node.")] = "",
+    dataset: Annotated[str, typer.Option(help="Only groups of this dataset.")] = "",
+    group: Annotated[str, typer.Option(help="Only groups whose id begins with this.")] = "",
+    right: Annotated[bool, typer.Option("--right", help="Only completions with full marks.")] = False,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only completions with less than full marks.")] = False,
     refused: Annotated[
         bool, typer.Option("--refused", help="What the verifier refused last, and why, instead of batches.")
     ] = False,
     evaluated: Annotated[str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, by version.")] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Go on with the batches to come, until Ctrl-C.")] = False,
-    characters: Annotated[int, typer.Option(min=1, help="Cut a text after so many characters; JSON has all of it.")] = 2000,
+    characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; JSON has them whole.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each group.")] = False,
     run: RunOption = "",
     node_url: Annotated[

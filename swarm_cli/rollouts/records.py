@@ -161,7 +161,7 @@ class TrainedRecords:
         return max(self._lines, default=None)
 
     def naming(self, prefix: str) -> list[TrainedStep]:
-        """The steps whose lines name a group whose id begins so."""
+        """The steps whose lines name a group whose id begins with `prefix`."""
         self._read_on()
         wanted = f'"id":"{prefix}'.encode()
         found = (_decoded(line, TrainedStep) for line in self._lines.values() if wanted in line)

@@ -17,10 +17,10 @@ from shared.transport.base import Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.local.run_note import servers
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
+from swarm_cli.running import servers
 from swarm_cli.trace.path import Path, say_what_is_missing
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         for state, words in (
             ("starting", "the first step is not taken yet"),
             ("running", "Leaderboard"),
-            ("failed", "went without a word"),
+            ("failed", "went silent"),
             ("finished", "Every node here has taken its steps"),
         ):
             written(write(state))

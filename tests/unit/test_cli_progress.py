@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.lease import LeaseRecord
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.observe.evaluations import Evaluation
@@ -66,6 +67,16 @@ def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
     assert seen.unreadable == ("status.sampler.r1",)
 
 
+def test_the_machine_that_holds_a_node_s_name_is_known_unless_it_is_this_one() -> None:
+    def lease(role: str, host: str, *, released: bool = False, stored_at: float = NOW - 1) -> KvEntry:
+        record = LeaseRecord(holder="1", run="one", host=host, pid=7, taken_at=NOW, lease_s=30.0, released=released)
+        return KvEntry(f"lease.{role}", encode(record), 1, stored_at=stored_at)
+
+    left, dead = lease("sampler", "left", released=True), lease("verifier.9", "dead", stored_at=NOW - 100)
+    seen = node_view("alpha", [lease("trainer", "far"), lease("generator.0", "far"), left, dead])
+    assert seen.held_on("here", NOW) == ["far (run one)"] and seen.held_on("far", NOW) == []
+
+
 def test_counters_go_on_after_a_restart_and_gauges_are_the_newest() -> None:
     statuses = (
         status("generator", replica="old", age_s=90, groups_generated=40, tokens_per_s=5),
@@ -116,12 +127,19 @@ def test_the_step_rate_is_that_of_the_last_minute() -> None:
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
     statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.625))
     row = Row(view(12, evaluated=10, statuses=statuses), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
-    text = row.text(65.0, NOW)
+    (text,) = row.lines(65.0, NOW)
+    assert len(text) <= 100
     assert text.startswith("   1:05  alpha")
     columns = HEADER[: HEADER.index("state")]
     for name, value in (("held-out", "0.500"), ("(base)", "0.100"), ("steps/min", "7.5"), ("reward", "0.625"), ("stale", "0.25")):
         end = columns.index(name) + len(name)
         assert text[:end].endswith(value), name
+
+
+def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() -> None:
+    row = Row(view(12, statuses=tuple(status(role) for role in ROLES[:2])), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
+    figures, words = row.lines(65.0, NOW)
+    assert words == f"         no word from {ROLES[2]}, {ROLES[3]}" and max(len(figures), len(words), len(HEADER)) <= 100
 
 
 def test_the_summary_shows_the_gain_over_the_base_policy() -> None:

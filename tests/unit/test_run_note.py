@@ -14,10 +14,11 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from swarm_cli.errors import CommandError
-from swarm_cli.local.control import LOCK, holding_run
+from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_note import NOTE, make_command, note_of, read_note, servers, up_command, write_note
+from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
+from swarm_cli.running import LOCK, NOTE, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ROOT = Path(__file__).parents[2]

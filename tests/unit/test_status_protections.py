@@ -29,8 +29,8 @@ def shown(missing: set[str]) -> str:
 
 def test_what_is_missing_is_named_and_where_to_read_the_remedy() -> None:
     said = shown({"landlock", "network_namespace"})
-    assert "alpha: its scorers go without landlock, network namespace; cause and remedy" in said
+    assert "alpha: its scorers run without these protections: landlock, network namespace; cause and remedy" in said
 
 
 def test_a_node_that_has_all_of_them_needs_no_word() -> None:
-    assert "go without" not in shown(set())
+    assert "run without" not in shown(set())

@@ -16,8 +16,9 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
+from swarm_cli.local.control import SOCKET, answering, ask, holding_run, running_run
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
-from swarm_cli.local.control import LOCK, SOCKET, answering, ask, holder, holding_run, running_run
+from swarm_cli.running import LOCK, holder
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
 RUN = """

@@ -14,7 +14,7 @@ const STATES = {
   running: ["●", "Running", ""],
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` goes on with a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were ended in order before their last step. `swarm up --run NAME` goes on."],
-  failed: ["!", "A process does not answer", "At least one node has a process that went without a word: see Nodes below and that process's log."],
+  failed: ["!", "A process does not answer", "At least one node has a process that went silent without ending in order: see Nodes below and that process's log."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };

@@ -1,0 +1,100 @@
+"""Which runs a process on this machine runs, and which servers a command looks at that was told of
+none.
+
+A running `swarm up` or `swarm join` holds `up.lock` in its run's folder and leaves a note beside it
+(`swarm_cli.local` writes both).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from shared.config import NodeConfig
+from swarm_cli.errors import CommandError
+
+LOCK = "up.lock"
+NOTE = "up.json"
+
+
+class RunNote(msgspec.Struct, frozen=True):
+    """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
+    swarm. goes_on: the command that goes on with the run.
+    """
+
+    node_url: str
+    swarm_url: str
+    goes_on: str
+
+
+def running_runs(var_dir: Path) -> list[Path]:
+    """Folders of the runs that a process on this machine runs, by name."""
+    return sorted(file.parent for file in (var_dir / "runs").glob(f"*/{LOCK}") if holder(file.parent) is not None)
+
+
+def holder(folder: Path) -> int | None:
+    """The process that runs the run in `folder`, 0 where it is not known which; None where nobody
+    does.
+    """
+    try:
+        with (folder / LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return pid_in(file)
+    except OSError:
+        pass
+    return None
+
+
+def read_note(folder: Path) -> RunNote | None:
+    """The run's note; None where there is none, or one of another version."""
+    try:
+        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RunNote)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
+    """The servers that a command looks at: the nodes' and the swarm's (None: no swarm).
+
+    They are the ones given on the command line (`node_url`, `swarm_url`), else those that the
+    configuration names, else those of the only run on this machine, else the default.
+
+    Raises:
+        CommandError: several runs are running and nothing says which is meant.
+    """
+    found = None if node_url or "node_url" in config.nats.model_fields_set else _only_run(config)
+    node = node_url or (found.node_url if found else config.nats.node_url)
+    swarm = swarm_url or node_url or (found.swarm_url if found else config.nats.swarm_url) or "none"
+    return node, None if swarm == "none" else swarm
+
+
+def _only_run(config: NodeConfig) -> RunNote | None:
+    noted = [(folder, note) for folder in running_runs(config.node.var_dir) if (note := read_note(folder))]
+    if len(noted) > 1:
+        lines = [f"  --node-url {note.node_url}   run {folder.name}" for folder, note in noted]
+        raise CommandError("several runs are running here: say which is meant with one of\n" + "\n".join(lines))
+    return noted[0][1] if noted else None
+
+
+def pid_in(file: TextIO) -> int:
+    """The process that wrote its number into the lock, if it still has the lock open: a number may
+    be another process' by now, while somebody else holds the lock. 0 where it has not.
+    """
+    file.seek(0)
+    text = file.read(20).strip()
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    lock = os.fstat(file.fileno())
+    with suppress(OSError):  # no such process, or another user's
+        for opened in Path(f"/proc/{text}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(opened.stat(), lock):
+                    return int(text)
+    return 0
