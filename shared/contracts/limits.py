@@ -79,6 +79,9 @@ class SwarmLimits:
     """32 nodes with as many and as large reports as they may have: so many must join to push out
     others' scores.
     """
+    node_entry_max_bytes: int = 160 * 1024
+    """Largest entry of the directory, above that with as many datasets as it may name: viewers read
+    the newest 64 MiB, and eight members' entries of 8 MiB would hide all others."""
     node_ttl_s: float = 900.0
     """A node that has not renewed its entry for this long is gone from the directory."""
 

@@ -187,10 +187,7 @@ async def lowered_node_streams(transport: Transport, node: str, more: Sequence[S
 
 async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
     """What `update_swarm_streams` would lower, a sentence for each; nothing is changed."""
-    bucket = transport.kv.ensure(
-        subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas, lowering=Lowering.LOOK
-    )
-    return await _look(transport, swarm_streams(replicas=replicas), bucket)
+    return await _look(transport, swarm_streams(replicas=replicas), _directory(transport, replicas, Lowering.LOOK))
 
 
 async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
@@ -232,7 +229,7 @@ async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lower
     """
     for spec in swarm_streams(replicas=replicas):
         await transport.ensure_stream(spec, lowering)
-    await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas, lowering=lowering)
+    await _directory(transport, replicas, lowering)
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
@@ -247,4 +244,15 @@ async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> No
     try:
         await transport.stream_state(bucket_stream(subjects.SWARM_NODES_BUCKET))
     except TransportError:
-        await transport.kv.ensure(subjects.SWARM_NODES_BUCKET, ttl_s=SWARM_LIMITS.node_ttl_s, replicas=replicas)
+        await _directory(transport, replicas, Lowering.APPLY)
+
+
+async def _directory(transport: Transport, replicas: int, lowering: Lowering) -> None:
+    limits = SWARM_LIMITS
+    await transport.kv.ensure(
+        subjects.SWARM_NODES_BUCKET,
+        ttl_s=limits.node_ttl_s,
+        max_value_bytes=limits.node_entry_max_bytes,
+        replicas=replicas,
+        lowering=lowering,
+    )

@@ -94,11 +94,20 @@ class FencedKeyValue:
         return await self._kv.update(bucket, key, value, last_revision=last_revision)
 
     async def ensure(
-        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+        self,
+        bucket: str,
+        *,
+        history: int = 1,
+        ttl_s: float = 0.0,
+        max_value_bytes: int = 0,
+        replicas: int = 1,
+        lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create the bucket, or update it where it differs."""
         await self._lease.writable()
-        await self._kv.ensure(bucket, history=history, ttl_s=ttl_s, replicas=replicas, lowering=lowering)
+        await self._kv.ensure(
+            bucket, history=history, ttl_s=ttl_s, max_value_bytes=max_value_bytes, replicas=replicas, lowering=lowering
+        )
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets."""

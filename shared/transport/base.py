@@ -221,9 +221,18 @@ class KeyValue(Protocol):
     """
 
     async def ensure(
-        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+        self,
+        bucket: str,
+        *,
+        history: int = 1,
+        ttl_s: float = 0.0,
+        max_value_bytes: int = 0,
+        replicas: int = 1,
+        lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create the bucket, or update it where it differs. `lowering`: as for a stream."""
+        """Create the bucket, or update it where it differs. `lowering`: as for a stream.
+        `max_value_bytes`: largest value, 0: any.
+        """
         ...
 
     async def buckets(self) -> Sequence[str]:

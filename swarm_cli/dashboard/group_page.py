@@ -21,6 +21,9 @@ COMPLETIONS_SHOWN = 32
 TEXT_CHARACTERS = 8_000
 TOKENS_SHOWN = 600
 GROUPS_SHOWN = 128
+LOWEST_LOGPROB = -9_999.0
+"""An engine may say that a token it sampled had no chance; JSON, as browsers read it, has no
+infinity, and one would cost the whole page of the group."""
 
 
 def step_object(node: str, batch: Batch) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def heat(completion: Completion, model_folder: Path) -> dict[str, Any] | None:
     shown = logprobs[:TOKENS_SHOWN]
     texts = token_texts(ids, completion.text, model_folder) if ids is not None and len(ids) == len(logprobs) else None
     return {
-        "logprob": [round(value, 4) for value in shown],
+        "logprob": [round(max(value, LOWEST_LOGPROB), 4) for value in shown],
         "texts": None if texts is None else [visible(text, 60) for text in texts[:TOKENS_SHOWN]],
         "left_out": len(logprobs) - len(shown),
     }

@@ -4,7 +4,8 @@ like. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -47,10 +48,11 @@ class Row:
         return None if self.base is None else self.newest - self.base
 
 
-def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = ()) -> list[Row]:
+def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = (), known: Collection[str] = ()) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, each by gain; what may not be ranked
     comes last. Of a key the newest `SETS_A_KEY` sets. `own`: newest reports of nodes on this
-    server, shown where the swarm has none of them.
+    server, shown where the swarm has none of them. `known`: nodes that count before all others,
+    so that no crowd made up for it puts a set of its own on top.
     """
     by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
@@ -60,10 +62,21 @@ def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = 
     rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
     rows += [_own_row(report) for report in own if report.node not in told]
-    nodes: dict[tuple[str, int], int] = {}
+    nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:
-        nodes[row.held_out, row.n] = nodes.get((row.held_out, row.n), 0) + row.trusted
-    return sorted(rows, key=lambda row: (not row.trusted, -nodes[row.held_out, row.n], row.held_out, row.n, *_rank(row)))
+        nodes[row.held_out, row.n] += row.trusted
+        those_known[row.held_out, row.n] += row.trusted and row.node in known
+    return sorted(
+        rows,
+        key=lambda row: (
+            not row.trusted,
+            -those_known[row.held_out, row.n],
+            -nodes[row.held_out, row.n],
+            row.held_out,
+            row.n,
+            *_rank(row),
+        ),
+    )
 
 
 def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:

@@ -31,9 +31,10 @@ def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], ex
     """Everything of the first view. At most about 150 kB of JSON, however large the swarm is."""
     # A look at an empty server names the node of the reader's configuration, which nobody has seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
-    rows = leaderboard(heard, [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None])
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
+    own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
+    rows = leaderboard(heard, own, known)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells = exchange.cells(CELLS_SENT)

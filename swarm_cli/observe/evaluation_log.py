@@ -121,8 +121,8 @@ class EvaluationLog:
 
     def senior_swarm(self, entries: Iterable[Heard[NodeRecord]]) -> str | None:
         """The swarm of the node in the directory that has signed reports for longest, by the
-        server's clock: names that come in numbers today have no vote. None where none is
-        established.
+        server's clock: names that come in numbers later have no vote. None where none has signed
+        any.
         """
         since = [
             (first_at, entry.swarm)
@@ -139,7 +139,7 @@ class EvaluationLog:
         nobody signs.
         """
         signed = [(swarm, name) for swarm, name, _ in self._kept if swarm is not None]
-        senior = [(swarm, name) for swarm, name in signed if self._kept.since(swarm, name) is not None]
+        senior = [(swarm, name) for swarm, name in signed if self._kept.is_established(swarm, name)]
         names = Counter(swarm for swarm, _ in senior or signed)
         return max(names, key=lambda swarm: (names[swarm], swarm), default=None)
 
@@ -178,7 +178,7 @@ class EvaluationLog:
         """Read what is new. A server whose stream is shorter than what was read is another one:
         begin again. `swarm`: the one that is looked at, whose reports no other's push out.
         """
-        self._looked_at = self._only or swarm
+        self._looked_at = self._only or swarm or self._looked_at
         try:
             state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:

@@ -64,9 +64,14 @@ class ByName(Generic[T]):
         return list(self._established)
 
     def since(self, swarm: str | None, name: str) -> float | None:
-        """When the name was first heard in this swarm, if it is established there; else None."""
+        """When the name was first heard in this swarm; None where it is not kept."""
         slot = self._swarms(name).get(swarm)
-        return slot.first_at if slot is not None and _is_established(swarm, slot) else None
+        return None if slot is None else slot.first_at
+
+    def is_established(self, swarm: str | None, name: str) -> bool:
+        """Whether the name signed for this swarm for so long."""
+        slot = self._swarms(name).get(swarm)
+        return slot is not None and _is_established(swarm, slot)
 
     def put(self, swarm: str | None, name: str, value: T, looked_at: str | None, at: float, *, listed: bool = False) -> None:
         """Keep it as the last that was said. What a name said in the swarm `looked_at` is not given

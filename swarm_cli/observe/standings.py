@@ -18,7 +18,7 @@ from rich.text import Text
 
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.identity.statements import Heard
+from shared.identity.statements import OTHER_SWARM, Heard
 from shared.identity.statements import Standing as Statement
 from shared.text import visible
 from swarm_cli.console import cell
@@ -77,6 +77,8 @@ class Standings:
     groups: int
     left_out: int = 0
     unreadable: int = 0
+    elsewhere: int = 0
+    """Entries that are signed for another swarm."""
 
 
 def standings(
@@ -118,7 +120,8 @@ def standings(
     found.sort(key=lambda each: (each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
     known = frozenset(known)
     shown = with_places(found, most, lambda each: each.node in known)
-    return Standings(at, tuple(shown), sum(shared.values()), left_out + len(found) - len(shown), unreadable)
+    elsewhere = sum(entry.problem == OTHER_SWARM for entry in entries)
+    return Standings(at, tuple(shown), sum(shared.values()), left_out + len(found) - len(shown), unreadable, elsewhere)
 
 
 def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool) -> Standing:
@@ -145,6 +148,7 @@ def as_object(found: Standings, url: str) -> dict[str, Any]:
         "groups_in_window": found.groups,
         "left_out": found.left_out,
         "unreadable_entries": found.unreadable,
+        "other_swarms_entries": found.elsewhere,
     }
 
 
@@ -172,6 +176,8 @@ def _caption(found: Standings) -> str:
         parts = ["no node is there yet"]
     if found.left_out:
         parts.append(f"{found.left_out:,} more nodes are not shown")
+    if found.elsewhere:
+        parts.append(f"{found.elsewhere:,} entries are signed for other swarms: a token says which one is meant")
     if found.unreadable:
         parts.append(f"{found.unreadable:,} unreadable entries in the directory")
     return "; ".join(parts)

@@ -617,6 +617,21 @@ async def test_the_newest_keys_of_a_bucket_come_first_and_how_many_others_there_
     await over(body)
 
 
+async def test_a_bucket_takes_no_value_larger_than_it_says(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        bucket = f"bucket_{plane.tag}"
+        await transport.kv.ensure(bucket, max_value_bytes=4096)
+        await transport.kv.put(bucket, "node", bytes(4096))
+        with pytest.raises(TooLarge):
+            await transport.kv.put(bucket, "node", bytes(8192))
+        with pytest.raises(TooLarge):
+            await transport.kv.update(bucket, "other", bytes(8192), last_revision=0)
+        assert [len(entry.value) for entry in await transport.kv.all(bucket)] == [4096]
+
+    await over(body)
+
+
 async def test_values_expire_after_the_time_to_live(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()

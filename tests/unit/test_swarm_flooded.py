@@ -5,11 +5,13 @@ keeps its place, and has the vote.
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from typing import Any
 
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from services.verifier.sharing_rules import sign
 from shared.config import NodeConfig
@@ -32,6 +34,7 @@ from swarm_cli.observe import evaluation_log, observe
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.kept_names import ESTABLISHED_S, with_places
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.observe.standings import table
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import screen
 from swarm_cli.trace.path import SHARED
@@ -94,6 +97,21 @@ async def test_a_bare_address_shows_the_swarm_of_whoever_was_there_before_and_no
     seen = await observe.look(hub.plane, EvaluationLog())
     (alpha,) = [node for node in seen.nodes if node.newest is not None]
     assert alpha.node == "alpha" and alpha.newest is not None and alpha.newest.pass_rate == 0.5 and alpha.signed
+    assert seen.elsewhere == 5
+    said = io.StringIO()
+    Console(file=said, width=400).print(table(seen, "hub"))
+    assert "5 entries are signed for other swarms" in said.getvalue()
+
+
+async def test_of_two_swarms_as_young_as_each_other_that_which_was_heard_first_is_shown() -> None:
+    hub = Hub()
+    await ensure_swarm_streams(hub.plane)
+    hub.now = time.time()
+    await hub.says("alpha", ALPHA, "run-1", 0.5)
+    await hub.lists("alpha", ALPHA, "run-1")
+    hub.now += 1.0
+    await hub.flood(5)
+    assert "alpha" in {node.node for node in (await observe.look(hub.plane, EvaluationLog())).nodes if node.newest}
 
 
 async def test_made_up_names_push_no_known_one_out_and_compete_among_themselves() -> None:

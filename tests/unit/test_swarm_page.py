@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from services.trainer.trained import trained_line
@@ -31,6 +32,7 @@ from shared.identity.statements import Heard, Standing, hear
 from shared.roles import ROLES, Role
 from shared.run_records import TRAINED_FILE
 from shared.runtime.status import StatusBoard
+from shared.text import visible_json
 from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
@@ -251,6 +253,18 @@ def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> No
     assert found is not None and found["training"]["fate"] == "trained"
     assert found["completions"][0]["training"]["advantage"] == 1.5
     assert found["completions"][1]["training"] is None
+
+
+def test_a_token_that_had_no_chance_does_not_cost_the_page_of_its_group(tmp_path: Path) -> None:
+    completion = item("alpha", "beta", 1.0).scored.group.completions[0]
+    absurd = structs.replace(completion, token_ids=pack_ids([1]), behaviour_logprobs=pack_logprobs([float("-inf")]))
+    assert "Infinity" not in visible_json(heat(absurd, tmp_path))
+
+
+def test_a_crowd_with_a_held_out_set_of_its_own_does_not_stand_above_nodes_that_are_known() -> None:
+    crowd = [signed(f"eve-{number}", 1, 1.0, held_out="b" * 64) for number in range(5)]
+    rows = leaderboard([*crowd, signed("alpha", 1, 0.5)], known={"alpha"})
+    assert rows[0].node == "alpha"
 
 
 def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from shared.transport.base import Conflict, KvEntry
+from shared.transport.base import Conflict, KvEntry, TooLarge
 
 
 class MemoryBucket:
     """One key-value bucket. Revisions count the writes to the whole bucket, as on a server."""
 
-    def __init__(self, ttl_s: float, now: Callable[[], float]) -> None:
-        self.ttl_s = ttl_s
+    def __init__(self, ttl_s: float, now: Callable[[], float], max_value_bytes: int = 0) -> None:
+        self.ttl_s, self.max_value_bytes = ttl_s, max_value_bytes
         self._now = now
         self._newest: dict[str, tuple[KvEntry, float]] = {}
         self._revision = 0
 
     def put(self, key: str, value: bytes, last_revision: int | None) -> int:
-        """Write; with `last_revision` only if it is the newest."""
+        """Write; with `last_revision` only if it is the newest. Raises TooLarge."""
+        if 0 < self.max_value_bytes < len(value):
+            raise TooLarge(f"key {key}: values up to {self.max_value_bytes} bytes, this one has {len(value)}")
         current = self.get(key)
         revision = 0 if current is None else current.revision
         if last_revision is not None and last_revision != revision:

@@ -19,7 +19,14 @@ class MemoryKeyValue:
         self._link = link
 
     async def ensure(
-        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+        self,
+        bucket: str,
+        *,
+        history: int = 1,
+        ttl_s: float = 0.0,
+        max_value_bytes: int = 0,
+        replicas: int = 1,
+        lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create or update the bucket. `history` and `replicas` change nothing here: only newest
         values can be read.
@@ -27,14 +34,15 @@ class MemoryKeyValue:
         server = self._link.server
         if lowering is Lowering.LOOK and bucket not in server.buckets:
             return
-        existing = server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now))
-        wanted, actual = {"max_age": ttl_s}, {"max_age": existing.ttl_s}
+        existing = server.buckets.setdefault(bucket, MemoryBucket(ttl_s, server.now, max_value_bytes))
+        wanted = {"max_age": ttl_s, "max_msg_size": max_value_bytes}
+        actual = {"max_age": existing.ttl_s, "max_msg_size": existing.max_value_bytes}
         if lowering is not Lowering.APPLY and (lower := lowered(wanted, actual, wanted)):
             if lowering is not Lowering.KEEP:
                 raise WouldLower(bucket, wanted, actual, lower)
             return
         if lowering is not Lowering.LOOK:
-            existing.ttl_s = ttl_s
+            existing.ttl_s, existing.max_value_bytes = ttl_s, max_value_bytes
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted."""

@@ -39,6 +39,8 @@ PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per
 """Settings in which less means that messages, or copies of them, go away."""
 SECONDS = {"max_age": "max_age_s", "duplicate_window": "duplicate_window_s"}
 """Those that the server has in nanoseconds, and what they are called in seconds."""
+_KEY_HEADERS_BYTES = 1024
+"""More than a write of ours has."""
 
 
 class ApiError(TransportError):
@@ -100,8 +102,10 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
     }
 
 
-def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int) -> dict[str, Any]:
-    """A key-value bucket as a stream (ADR-8), without rollups: nobody needs to purge a key here."""
+def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int, max_value_bytes: int = 0) -> dict[str, Any]:
+    """A key-value bucket as a stream (ADR-8), without rollups: nobody needs to purge a key here.
+    A message's size counts its headers.
+    """
     return {
         "name": bucket_stream(bucket),
         "subjects": [f"$KV.{bucket}.>"],
@@ -112,7 +116,7 @@ def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int) -> dic
         "max_msgs_per_subject": history,
         "max_bytes": -1,
         "max_msgs": -1,
-        "max_msg_size": -1,
+        "max_msg_size": max_value_bytes + _KEY_HEADERS_BYTES if max_value_bytes else -1,
         "duplicate_window": round((min(120.0, ttl_s) if ttl_s > 0 else 120.0) * NANOSECONDS),
         "num_replicas": replicas,
         "allow_direct": True,

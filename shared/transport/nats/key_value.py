@@ -36,10 +36,17 @@ class NatsKeyValue:
         self._connection = connection
 
     async def ensure(
-        self, bucket: str, *, history: int = 1, ttl_s: float = 0.0, replicas: int = 1, lowering: Lowering = Lowering.APPLY
+        self,
+        bucket: str,
+        *,
+        history: int = 1,
+        ttl_s: float = 0.0,
+        max_value_bytes: int = 0,
+        replicas: int = 1,
+        lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create or update the bucket."""
-        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas), lowering)
+        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes), lowering)
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted."""
