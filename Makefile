@@ -69,7 +69,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to a Kubernetes control plane with fake machines: KUBECONFIG's, else one it builds of Debian's packages
+test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, else to a control plane built of Debian's packages, with fake machines (15 minutes)
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about a minute; without mypy's cache half a minute more)
@@ -85,10 +85,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
-gpu-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to a Kubernetes control plane with fake machines: KUBECONFIG's, else one it builds of Debian's packages
-	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
-
-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
+gpu-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
 chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md

@@ -34,6 +34,7 @@ PATHS = {
     "ReplicaSet": "apis/apps/v1/replicasets",
     "RuntimeClass": "apis/node.k8s.io/v1/runtimeclasses",
     "Secret": "api/v1/secrets",
+    "Service": "api/v1/services",
     "ServiceAccount": "api/v1/serviceaccounts",
     "StatefulSet": "apis/apps/v1/statefulsets",
     "StorageClass": "apis/storage.k8s.io/v1/storageclasses",

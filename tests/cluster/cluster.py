@@ -70,11 +70,11 @@ class Cluster:
             objects = kept_to_fake_machines(objects)
             _with_storage(objects)
         namespaces = with_kind(objects, "Namespace")
-        self.kubectl("apply", "--filename=-", given=_list(namespaces))
+        self.kubectl("apply", "--filename=-", given=_documents(namespaces))
         for each in _by_hand(objects):
             if name_of(each) not in without:
                 self.api.create(each)
-        return self.kubectl("apply", "--filename=-", given=_list(objects), check=check)
+        return self.kubectl("apply", "--filename=-", given=_documents(objects), check=check)
 
     def pods(self, **labels: str) -> list[Object]:
         """Pods of the swarm that are not on their way out. `labels`: `component="nats"`,
@@ -159,8 +159,9 @@ def gpus_of(workload: Object) -> int:
     return sum(int(each["resources"].get("limits", {}).get("nvidia.com/gpu", 0)) for each in containers(workload))
 
 
-def _list(objects: list[Object]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+def _documents(objects: list[Object]) -> str:
+    """As `kubectl apply --kustomize` has them: one after the other."""
+    return "\n".join(json.dumps(each) for each in objects)
 
 
 def _by_hand(objects: list[Object]) -> list[Object]:

@@ -56,6 +56,8 @@ class Machines:
         self.why_not_ready: Why = lambda pod: None
         """Says of a pod why it fails, None of one that does well."""
         self.ready_after_s = 0.5
+        self.run: Callable[[Object], None] = self.by_word
+        """Brings one pod on; called with each again and again."""
         self.problems: list[str] = []
         """What went wrong in the thread, which no test would see otherwise."""
         self._ended = threading.Event()
@@ -100,7 +102,7 @@ class Machines:
                 self._provide_volumes()
                 for pod in self._api.listed("Pod"):
                     if pod["spec"].get("nodeName") in self._named:
-                        self._run(pod)
+                        self.run(pod)
             except (OSError, ApiError) as error:
                 # Somebody else was faster, or the server is busy: the next look sees what is.
                 if not (isinstance(error, ApiError) and error.code in (404, 409)):
@@ -148,7 +150,7 @@ class Machines:
             if volume["spec"].get("storageClassName") == STORAGE and volume["status"].get("phase") == "Released":
                 self._api.delete("PersistentVolume", volume["metadata"]["name"])
 
-    def _run(self, pod: Object) -> None:
+    def by_word(self, pod: Object) -> None:
         """Report of a pod what a kubelet would by now."""
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp"):
@@ -200,16 +202,17 @@ def _is_ready(pod: Object) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in pod.get("status", {}).get("conditions", []))
 
 
-def _now() -> str:
+def now() -> str:
+    """As the API writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _pod_status(pod: Object, phase: str, ready: bool, why: str | None, address: str) -> Object:
     """As a kubelet writes it. `why`: the pod's last words, None when it does well."""
     done = phase == "Succeeded"
-    state: Object = {"running": {"startedAt": _now()}}
+    state: Object = {"running": {"startedAt": now()}}
     if done:
-        state = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": _now(), "finishedAt": _now()}}
+        state = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now(), "finishedAt": now()}}
     elif why is not None:
         state = {"waiting": {"reason": "CrashLoopBackOff", "message": why}}
     conditions = {"Initialized": True, "Ready": ready and not done, "ContainersReady": ready and not done, "PodScheduled": True}
@@ -230,9 +233,9 @@ def _pod_status(pod: Object, phase: str, ready: bool, why: str | None, address: 
         "message": why,
         "podIP": address,
         "podIPs": [{"ip": address}],
-        "startTime": pod["status"].get("startTime") or _now(),
+        "startTime": pod["status"].get("startTime") or now(),
         "conditions": [
-            {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": _now()}
+            {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": now()}
             for kind, holds in conditions.items()
         ],
         "containerStatuses": containers,
@@ -243,7 +246,7 @@ def _node_status(machine: Machine) -> Object:
     room = {"cpu": str(machine.cpus), "memory": f"{machine.memory_gib}Gi", "pods": "110", "ephemeral-storage": "1Ti"}
     if machine.gpus:
         room["nvidia.com/gpu"] = str(machine.gpus)
-    well = {"status": "True", "reason": "KubeletReady", "lastHeartbeatTime": _now(), "lastTransitionTime": _now()}
+    well = {"status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now(), "lastTransitionTime": now()}
     calm = [
         {**well, "type": kind, "status": "False", "reason": "Enough"} for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
     ]

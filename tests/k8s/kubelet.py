@@ -177,6 +177,8 @@ class Kubelet:
         """Start the pod's container; its output goes to a file."""
         image = self._images[image_name(pod.container["image"])]
         folder = self._folder / pod.name
+        while folder.exists():  # a container that ended, and is started again
+            folder = folder.with_name(folder.name + "-again")
         (folder / "root").mkdir(parents=True)
         environment = environment_of(pod, self._objects, image)
         spec = folder / "spec.json"

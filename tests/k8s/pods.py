@@ -137,7 +137,7 @@ class Volumes:
     def _source(self, pod: Pod, name: str, volume: Object) -> Path:
         if "configMap" in volume:
             folder = self._folder / f"{pod.name}-{name}"
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for key, text in find(self._objects, "ConfigMap", volume["configMap"]["name"])["data"].items():
                 (folder / key).write_text(text)
             return folder
