@@ -62,7 +62,7 @@ class HostileNodes:
         self._overheard = heard or self._overheard
 
     def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
-        """Everything an attacker may know: its own groups, everything published in the swarm, and
+        """Everything an attacker may know: its groups, everything published in the swarm, and
         likelihoods under an honest policy, which a real attacker would not have. `duplicate` keeps
         sending the first group that it sent, so that group is remembered here.
         """

@@ -1,13 +1,9 @@
-"""`swarm nats keys`, `config`, `init`, `watch` and `reload`: set up a secured server with its
-streams, monitor its API requests, and let it read changed files.
-"""
+"""`swarm nats keys`, `config` and `init`: set up a secured server with its streams."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import threading
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -27,27 +23,26 @@ from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
 from shared.roles import ROLES
-from shared.runtime.errors import EXIT_CONFIG, FatalError
-from shared.runtime.logs import configure_logging
+from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.transport.base import Lowering, TransportError
+from shared.transport.base import Lowering
 from shared.transport.lowering import WouldLower
-from shared.transport.nats.options import Options
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
 from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
-from swarm_cli.nats.reload import keep_reloading
 from swarm_cli.nats.storage import HOSTED_GIB, Storage
-from swarm_cli.nats.watch import watch
 from swarm_cli.replace_file import replace_file
 
 nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)
 
 nats_app.command("certificates")(certificates)
+nats_app.command("watch")(watch_requests)
+nats_app.command("reload")(reload_when_changed)
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -234,53 +229,6 @@ def _would_lower(plane: Plane, for_node: NodeConfig, for_swarm: NodeConfig) -> l
     if plane in (Plane.SWARM, Plane.BOTH):
         found += asyncio.run(_look_at_swarm(for_swarm))
     return found
-
-
-@nats_app.command("watch")
-def watch_requests(
-    url: Annotated[str, typer.Option(help="The server, or several separated by commas.")],
-    key: Annotated[Path, typer.Option(help="Key file of the user `watch`.")] = Path("keys/operator/watch.nk"),
-    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority that signed the server's certificate.")] = None,
-    host: Annotated[str, typer.Option(help="Address of /metrics, /livez and /readyz.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Their port; 0: any free.")] = 9405,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server when starting, in seconds.")] = 30.0,
-    monitor: Annotated[
-        list[str] | None,
-        typer.Option(help="Also watch when the certificate of the server with this monitoring port runs out: http://HOST:8222."),
-    ] = None,
-) -> None:
-    """Count and log every JetStream API request that neither a role nor an operator should have
-    made.
-    """
-    configure_logging(level="info", log_format="auto")
-    options = Options(
-        url=url, name="watch", key_file=str(key), ca_file=str(ca) if ca is not None else None, inbox_prefix="_INBOX_watch"
-    )
-    try:
-        asyncio.run(watch(options, host, port, timeout_s=timeout_s, monitors=monitor or []))
-    except (TransportError, FatalError) as error:
-        raise CommandError(str(error)) from None
-
-
-@nats_app.command("reload")
-def reload_when_changed(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with files that the server reads: accounts, certificates.")],
-    pid_file: Annotated[Path, typer.Option(help="The file with the server's process number (pid_file).")] = Path(
-        "/run/nats/nats.pid"
-    ),
-    every_s: Annotated[float, typer.Option(min=0.1, help="How often to look, in seconds.")] = 5.0,
-) -> None:
-    """Tell a server to read its files again whenever they have changed, until ended.
-
-    It is told twice, because nats-server 2.15.1 gives a new account its imports at the second
-    reload only. A server refuses a configuration with errors and keeps the one it has; its log says
-    so.
-    """
-    configure_logging(level="info", log_format="auto")
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    keep_reloading(folders, pid_file, every_s, stopping)
 
 
 def accounts_for(
