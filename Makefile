@@ -26,7 +26,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # For what builds images or hurts everything for half an hour; those of `make test` are in pyproject.toml.
 LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeout=14400
-# Most of a test's time is waiting, so one process more than two cores. A file's tests stay in one process and share its fixtures.
+# Most of a test's time is waiting, so one process more than two cores. A file's tests stay in one process and share its fixtures;
+# tests/schedule.py says which files begin first.
 TEST_WORKERS ?= 3
 IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 SOURCES := services shared swarm_cli lab monitoring

@@ -12,6 +12,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -41,11 +42,22 @@ class Forked:
     as tests of services use.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: Path) -> None:
-        """environment: the whole of it. log: standard output and error are appended there."""
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        errors: Path | None = None,
+    ) -> None:
+        """environment: the whole of it. log, errors: where standard output and standard error are
+        appended; `errors` is `log` by default.
+        """
         wrong = [name for name, value in _SERVER.items() if environment.get(name, value) != value]
         assert not wrong, f"a forked process cannot have its own {wrong}: start a real one"
-        self._process = start(_run_module, module, list(arguments), dict(environment), str(cwd), str(log))
+        self._process = start(_run_module, module, list(arguments), dict(environment), str(cwd), str(log), str(errors or log))
 
     @property
     def pid(self) -> int:
@@ -83,6 +95,24 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def run(
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of `python -m module arguments...`, with its output captured.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after `timeout` seconds, and was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = Forked(module, arguments, environment={**environment, **_SERVER}, cwd=cwd, log=out, errors=err)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess([module, *arguments], code, out.read_text(), err.read_text())
+
+
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
     """Run `target(*arguments)` in a process forked from the server, which is started by the first
     caller.
@@ -102,15 +132,15 @@ def start(target: Any, *arguments: Any) -> ForkServerProcess:
     return child
 
 
-def _run_module(module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str) -> None:
+def _run_module(module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str, errors: str) -> None:
     """What `python -m` does, in a process whose modules are there already."""
     # The flag only says that the test's process ends this one; a service may have children.
     this: BaseProcess = multiprocessing.current_process()
     this._config["daemon"] = False  # type: ignore[attr-defined]
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for stream, file in ((1, log), (2, errors)):
+        output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, stream)
+        os.close(output)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

@@ -12,10 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests import forked
 from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 240.0
+WITH_TORCH = ("eval", "model")
+"""Commands that import torch, and are not about starting."""
 
 
 class Swarm:
@@ -38,6 +41,8 @@ class Swarm:
         return self._start("up", "--run", "first", *ports, *arguments)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        if arguments[0] in WITH_TORCH:
+            return forked.run("swarm_cli", arguments, environment=self._environment, cwd=ROOT, timeout=START_TIMEOUT_S)
         process = self._start(*arguments)
         out, err = process.communicate(timeout=START_TIMEOUT_S)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)

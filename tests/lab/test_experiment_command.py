@@ -4,11 +4,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.lab.tiny_swarm import tiny_qwen3
 
 
@@ -39,9 +39,7 @@ external = 2
 
 
 def swarm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "swarm_cli", "experiment", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    return forked.run("swarm_cli", ["experiment", *map(str, arguments)], environment=os.environ, cwd=Path.cwd(), timeout=240)
 
 
 def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path, tmp_path: Path) -> None:
