@@ -62,9 +62,9 @@ class HostileNodes:
         self._overheard = heard or self._overheard
 
     def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
-        """Everything an attacker may know: its groups, everything published in the swarm, and
-        likelihoods under an honest policy, which a real attacker would not have. `duplicate` keeps
-        sending the first group that it sent, so that group is remembered here.
+        """Everything an attacker may know: the groups it made, everything published in the swarm,
+        and likelihoods under an honest policy, which a real attacker would not have. `duplicate`
+        keeps sending the first group that it sent, so that group is remembered here.
         """
         if own and node.role == "duplicate":
             self._first_sent.setdefault(node.name, next((each.group for each in own if each.informative), own[0].group))

@@ -16,14 +16,14 @@ from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"
 REQUEUED = "requeue-"
-"""Begins the message id of a group that was put back: what comes of it is a new try, no duplicate
-of the first.
+"""Prefix of the message id of a requeued group, which marks it as a new try and not a duplicate of
+the first.
 """
 _PAGE = 256
 
 
 def attempt_id(message: StoredMessage, group_id: str) -> str:
-    """Message id for what becomes of one try of a group: the same after a crash, another after a
+    """Message id for the result of one try of a group: the same after a crash, different after a
     requeue.
     """
     requeued_as = message.headers.get("Nats-Msg-Id", "")
@@ -42,7 +42,7 @@ def spent_seq(notice: bytes) -> int:
 
 
 async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, message_id: str) -> None:
-    """Store what was given up on. Raises what `Transport.publish` raises."""
+    """Store a group that was given up. Raises what `Transport.publish` raises."""
     subject, stream = subjects.node_dead_letters(node), subjects.node_dead_letters_stream(node)
     headers = {CAUSE_HEADER: " ".join(cause.split())[:200].encode("ascii", "replace").decode()}
     await transport.publish(subject, payload, stream=stream, message_id=message_id, headers=headers)
@@ -50,7 +50,7 @@ async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, m
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A letter as it lies in the stream. `group` is None where the payload is gone or cannot be
+    """A letter as stored in the stream. `group` is None if the payload is gone or cannot be
     decoded; `problem` says why.
     """
 
@@ -78,7 +78,7 @@ class DeadLetter:
 
 
 async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()) -> list[DeadLetter]:
-    """All letters of a node in order, or those at `seqs` that are there."""
+    """All letters of a node in order, or those at `seqs` that exist."""
     stream = subjects.node_dead_letters_stream(node)
     if seqs:
         found = [await transport.get(stream, seq) for seq in sorted(set(seqs))]

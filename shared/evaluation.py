@@ -19,7 +19,7 @@ def summarise(
     seconds: float,
     held_out: str | None = None,
 ) -> EvalReport:
-    """Sum up `(dataset, reward)` pairs, one an answer. `held_out`: the id of the set of tasks.
+    """Sum up `(dataset, reward)` pairs, one per answer. `held_out`: the id of the set of tasks.
 
     Raises:
         ValueError: no results.

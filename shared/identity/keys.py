@@ -39,8 +39,8 @@ def new_seed() -> bytes:
 
 
 def load_or_create(path: Path) -> SigningKey:
-    """The key in `path`, made first when there is none. Safe from several processes at once: all
-    end with the same key.
+    """The key in `path`, created if there is none. Safe to call from several processes at once: all
+    get the same key.
 
     Raises:
         KeyFileError: the file cannot be read or written, is readable for others, or holds no key.
@@ -57,9 +57,8 @@ def load_or_create(path: Path) -> SigningKey:
 def load(path: Path) -> SigningKey:
     """The key in `path`.
 
-    Raises:
-        KeyFileError: there is none, it cannot be read, is one's own and readable for others, or
-            holds no key.
+    Raises: KeyFileError: there is none, it cannot be read, it belongs to this user and is readable
+    by others, or it holds no key.
     """
     try:
         state = path.stat()
@@ -79,8 +78,7 @@ def load(path: Path) -> SigningKey:
 
 
 def create(path: Path, seed: bytes | None = None) -> SigningKey:
-    """A new key, or the one of `seed`, in a file that was not there before, readable for its owner
-    only.
+    """Create a key, or take the one of `seed`, in a new file that only its owner can read.
 
     Raises:
         KeyFileError: the file exists, or cannot be written.

@@ -19,9 +19,9 @@ from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.keys import bucket_stream
 
 OPERATOR = "operator"
-"""A person's user: makes streams, looks at everything, requeues dead letters."""
+"""The user of a person: creates streams, reads everything, requeues dead letters."""
 WATCH = "watch"
-"""User of `swarm nats watch`: hears what JetStream says of requests, and may ask for nothing."""
+"""User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"
 """User of `swarm observe`: reads the swarm's scores, its directory and how much each node shares,
 and may write nothing. Spectators share its key.
@@ -32,7 +32,7 @@ ADVISORY = "$JS.EVENT.ADVISORY.API"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What is allowed; all else is refused."""
+    """What is allowed; everything else is refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -96,8 +96,8 @@ def node_role(node: str, role: str) -> Permissions:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What one role does beyond what all do: subjects and requests, keys written, streams read,
-    keys watched.
+    """What one role does beyond what all roles do: subjects and requests, keys written, streams
+    read, keys watched.
     """
 
     publish: tuple[str, ...]
@@ -186,7 +186,7 @@ def _leases(role: str) -> tuple[str, ...]:
 
 
 def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:
-    """At start, every role looks whether the node's streams are there."""
+    """At its start, every role checks whether the node's streams exist."""
     streams = (
         subjects.node_rollouts_stream(node),
         subjects.node_scored_stream(node),

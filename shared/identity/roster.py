@@ -16,7 +16,7 @@ MAX_BYTES = 16 * 2**20
 
 
 class RosterError(Exception):
-    """The roster cannot be used; the message says where and what to do."""
+    """The roster cannot be used; the message says where it is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class RosterEntry:
 def parse_roster(text: str) -> dict[str, RosterEntry]:
     """The entries by name.
 
-    Raises:
-        RosterError: naming the first line that is wrong, or lists a name or a key again.
+    Raises: RosterError: naming the first line that is wrong, or that repeats a name or a key.
     """
     entries: dict[str, RosterEntry] = {}
     keys: dict[str, str] = {}
@@ -70,7 +69,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
 
 
 def write_roster(path: Path, entries: Mapping[str, RosterEntry]) -> None:
-    """Replace the file at once, so that no reader sees half of it. Comments are not kept."""
+    """Replace the file atomically, so that no reader sees half of it. Comments are not kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{entry.name} {entry.public_key} {entry.note}".rstrip() for _, entry in sorted(entries.items()))
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,6 @@
-"""Sign what a node says of itself, and check what others say of themselves before it is shown."""
+"""Signs what a node says about itself, and checks what others say about themselves before it is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, verify
 
 MAX_CLOCK_SKEW_S = 300.0
-"""A statement from further in the future is not believed: it would stay the newest for ever."""
+"""A statement from further in the future is refused, because it would remain the newest for
+ever.
+"""
 
 OTHER_SWARM = "it was said in another swarm"
 
@@ -21,7 +25,7 @@ S = TypeVar("S", EvalReport, NodeRecord)
 
 
 class Standing(StrEnum):
-    """How far a statement can be believed to be its node's."""
+    """How certain it is that a statement comes from its node."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -30,7 +34,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard(Generic[S]):
-    """A statement and who said it. `public_key` and `swarm` are None of an unsigned one; `problem`
+    """A statement and who said it. `public_key` and `swarm` are None for an unsigned one; `problem`
     says why it is refused.
     """
 
@@ -42,17 +46,17 @@ class Heard(Generic[S]):
 
 
 def sign_statement(said: EvalReport | NodeRecord, key: SigningKey, swarm: str) -> SignedStatement:
-    """The statement as it goes to the swarm `swarm` (`nats.swarm_id`)."""
+    """The statement as it is sent to the swarm `swarm` (`nats.swarm_id`)."""
     body = encode(said)
     signature = key.sign(statement_bytes(type(said).__name__, swarm, body))
     return SignedStatement(swarm=swarm, public_key=key.public_key, signature=signature, body=body)
 
 
 def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) -> Heard[S]:
-    """A statement from the wire, checked. `swarm`: the only one whose statements count, None where
-    the reader does not know it.
+    """Decode and check a received statement. `swarm`: the only swarm whose statements count; None
+    if the reader does not know it.
 
-    Software from before statements were signed sent the bare message: it is read and marked.
+    Older software sent the bare message without a signature: it is read and marked as unsigned.
 
     Raises:
         MessageError: it is no statement of this kind at all.
@@ -67,7 +71,7 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
 
 
 def said_in(payload: bytes, kind: type[S]) -> S:
-    """What a statement says, unchecked: for lists too long to check what nobody looks at.
+    """What a statement says, unchecked: for lists too long to check every entry.
 
     Raises:
         MessageError: it is no statement of this kind.

@@ -49,11 +49,11 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def scaling(self) -> float:
-        """What B x A is multiplied by."""
+        """The factor on B x A."""
         return self.alpha / self.rank
 
     def metadata(self) -> dict[str, str]:
-        """For the file's header."""
+        """The description as the file's header holds it."""
         return {METADATA_KEY: msgspec.json.encode(self, order="sorted").decode()}
 
     def peft_config(self, modules: list[str]) -> dict[str, Any]:
@@ -80,8 +80,7 @@ def adapted_module(tensor_name: str) -> tuple[str, str]:
     """A saved factor's module under its Hugging Face name, and the parameter's name below it in a
     model with adapters.
 
-    Raises:
-        WeightsError: it is no adapter's.
+    Raises: WeightsError: it does not belong to an adapter.
     """
     for part in _PARTS:
         if tensor_name.startswith(_PREFIX) and tensor_name.endswith(part):
@@ -92,10 +91,9 @@ def adapted_module(tensor_name: str) -> tuple[str, str]:
 
 
 def read_adapters(file: Path) -> Adapters | None:
-    """What a policy file says of its adapters; None: it holds all weights.
+    """What a policy file says about its adapters; None: it holds full weights.
 
-    Raises:
-        WeightsError: it cannot be read, or says nothing of use.
+    Raises: WeightsError: it cannot be read, or has no usable description.
     """
     try:
         with safe_open(str(file), framework="pt") as tensors:
@@ -120,10 +118,9 @@ def base_fingerprint(model_path: str, revision: str = "") -> str:
     """Which weights a model's folder or hub name holds: the same wherever the files are the same,
     in whatever dtype they are read.
 
-    The files are those that transformers loads, and no others that lie beside them. Of each its
-    size and, of safetensors, names, shapes and dtypes and four blocks of 4 KiB of every tensor are
-    hashed: a base that was trained on, quantised or exchanged differs in them, and a large model is
-    not read for it.
+    Only the files that transformers loads count. Hashed are each file's size and, for safetensors,
+    names, shapes, dtypes and four blocks of 4 KiB of every tensor: these differ if a base was
+    trained on, quantised or exchanged, and a large model need not be read.
 
     Raises:
         WeightsError: there are no weights, or they cannot be read.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class DeltaRounding:
-    """What became of the adapters' delta when the merged weights were rounded, over all adapted
+    """How much of the adapters' delta survived rounding of the merged weights, over all adapted
     weights together.
 
     With delta = what the adapters add, in float32, and kept = rounded(base + delta) - base:
@@ -32,7 +32,7 @@ class DeltaRounding:
 
 
 class RoundingTally:
-    """Adds up a `DeltaRounding` while weights are merged. Weights may be sharded: each process then
+    """Accumulates a `DeltaRounding` while weights are merged. If weights are sharded, each process
     counts its part.
     """
 
@@ -47,8 +47,8 @@ class RoundingTally:
         self._sums = [before + now for before, now in zip(self._sums, sums, strict=True)] if self._sums else sums
 
     def rounding(self, number: Callable[[Tensor], float] = float) -> DeltaRounding | None:
-        """The result; None where adapters add nothing. `number` adds up a scalar over all
-        processes, and all must ask.
+        """The result; None if the adapters add nothing. `number` sums a scalar over all processes,
+        so all of them must call this.
         """
         if not self._sums:
             return None
@@ -68,8 +68,8 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def merged_weight(layer: Any, dtype: torch.dtype | None = None, tally: RoundingTally | None = None) -> Tensor:
-    """base + delta of a LoRA layer, rounded once to `dtype` (None: the base weight's). The layer
-    stays as it is.
+    """base + delta of a LoRA layer, rounded once to `dtype` (None: the base weight's). The layer is
+    not changed.
     """
     base: Tensor = layer.base_layer.weight
     delta = _delta(layer)

@@ -1,4 +1,4 @@
-"""Whether a stranger's token ids represent exactly the text that was scored, under one tokenizer.
+"""Checks whether foreign token ids represent exactly the text that was scored, under one tokenizer.
 
 Decoding loses information: control tokens vanish, bytes that are not UTF-8 all become U+FFFD, ids
 above the vocabulary become nothing. A sender could teach unseen whatever decoding loses, so ids
@@ -17,7 +17,7 @@ _ANCHORS = ("a", "x", "1", ".")
 
 
 class AnswerTokens:
-    """What one tokenizer says of answers' tokens. It remembers what it found out of single tokens.
+    """What one tokenizer says about answers' tokens. Results for single tokens are cached.
 
     Args:
         tokenizer: of the model that trains.
@@ -57,8 +57,8 @@ class AnswerTokens:
         return body == encode_answer(self._tokenizer, text, ended=False, end_token_id=None)
 
     def encode(self, text: str, *, ended: bool) -> list[int] | None:
-        """The text as plain text, an end token behind it where the author ended it; None when a
-        control token comes of it.
+        """Encode the text as plain text, followed by an end token if the author ended it; None if
+        that gives a control token.
         """
         end = self._ends[0] if self._ends else None
         ids = encode_answer(self._tokenizer, text, ended=ended, end_token_id=end)

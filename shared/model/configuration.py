@@ -15,8 +15,9 @@ from shared.hub_models import hub_arguments
 
 MOST_LAYERS = 500
 """Models are trained with under 200, and a few that were put together from several have some
-hundred. Of so many layers the needs are told within minutes; with a million, to build the model
-without numbers would take hours."""
+hundred. For that many layers the memory needs are computed within minutes; with a million, even
+building the model without weights would take hours.
+"""
 
 _LAYER_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
@@ -77,7 +78,7 @@ def check_rope_base(base: float | None) -> None:
 
 
 def _stated_layers(stated: Mapping[str, Any]) -> Iterator[float]:
-    """Of the model and of the models that it is put together from."""
+    """The configurations of the model and of the models that it contains."""
     for name, value in stated.items():
         if isinstance(value, dict):
             yield from _stated_layers(value)

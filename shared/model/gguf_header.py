@@ -1,5 +1,5 @@
 """The part of a GGUF file before its weights: metadata, and the position of each tensor. Nothing
-else of the file is read.
+else in the file is read.
 
 The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and
 3). It is read here with bounds, because libraries respond to a truncated file with errors of their
@@ -18,8 +18,8 @@ from shared.model.import_refused import ImportRefused
 
 MAGIC = b"GGUF"
 FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
-"""Type numbers of tensors that hold plain numbers; all others hold quantised blocks, or numbers
-that weights are not.
+"""Type numbers of tensors that hold plain numbers; all others hold quantised blocks, or types that
+weights never have.
 """
 
 _VERSIONS = (2, 3)
@@ -42,7 +42,7 @@ class GgufTensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -70,7 +70,7 @@ class GgufHeader:
 
     @property
     def plain_dtype(self) -> str | None:
-        """What the weights are in, where nothing is quantised (norms may be finer); else None."""
+        """The weights' type if nothing is quantised (norms may be more precise); else None."""
         found = {tensor.type_number for tensor in self.tensors}
         if not found <= FLOAT_TYPES.keys():
             return None
@@ -80,9 +80,7 @@ class GgufHeader:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read everything up to the weights.
 
-    Raises:
-        ImportRefused: it is no GGUF file, of a version that is not known, or ends inside its
-            header.
+    Raises: ImportRefused: it is not a GGUF file, has an unknown version, or ends inside its header.
     """
     with path.open("rb") as file:
         reader = _Reader(path, file)
@@ -108,7 +106,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Takes one value after another; nothing may reach past the end of the file."""
+    """Reads one value after another, never past the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file

@@ -1,4 +1,6 @@
-"""Plans an import and checks it before weights are read: headers, configuration, sizes, room."""
+"""Plans an import and checks it before weights are read: headers, configuration, sizes, free memory
+and disk.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,14 @@ class ImportPlan:
 
     @property
     def folder_bytes(self) -> int:
-        """Size of the folder, about."""
+        """Approximate size of the folder."""
         return int(self.size.parameters * DTYPES[self.dtype].itemsize + _BESIDE_WEIGHTS_ON_DISK_BYTES)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that reading and trying the model takes, about, beside this process's own."""
+        """Approximate memory for reading and trying the model, in addition to this
+        process's own.
+        """
         return int(self.size.parameters * _BYTES_PER_PARAMETER + _BESIDE_WEIGHTS_BYTES)
 
 
@@ -83,8 +87,8 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
 
 
 def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
-    """Refuse a model that memory or disk does not hold; `memory_bytes`: what is free, instead of
-    asking the machine.
+    """Refuse a model that does not fit in memory or on disk; `memory_bytes`: what is free, instead
+    of asking the machine.
 
     Raises:
         ImportRefused: with the size that would fit.

@@ -57,7 +57,7 @@ def find_source(text: str, revision: str = "") -> ImportSource:
 
 
 def whole_path(path: Path) -> Path:
-    """`path` with the home that a leading ~ stands for.
+    """`path` with a leading ~ replaced by the home folder.
 
     Raises:
         ImportRefused: there is no such user here.
@@ -86,7 +86,7 @@ def _file(path: Path) -> ImportSource:
 
 
 def _in_package(name: str) -> ImportSource:
-    """The package is asked for by its name and is never imported: it may bring code that nobody
+    """The package is found by its name and never imported, because it may contain code that nobody
     wants to run.
     """
     try:

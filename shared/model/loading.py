@@ -38,8 +38,7 @@ class ModelLoadError(FatalError):
 def resolve_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one, else the CPU.
 
-    Raises:
-        ModelLoadError: this machine has no such device.
+    Raises: ModelLoadError: this machine does not have the device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -209,7 +208,7 @@ def _explain(model_path: str, part: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers' bars out of a service's log."""
+    """Keep transformers' progress bars out of a service's log."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

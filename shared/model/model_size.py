@@ -22,7 +22,7 @@ _TRAINED = 4 * _FLOAT32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What a model's shape says.
+    """Sizes that follow from a model's shape.
 
     parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank
     `LORA_RANK`. highest_rank: that any of its matrices can have, embeddings and head left out; 0
@@ -42,19 +42,19 @@ class ModelSize:
     cache_numbers: int
 
     def full_training_bytes(self) -> int:
-        """Weights, gradients and moments when all is trained; activations come on top and follow
-        the batch.
+        """Memory for weights, gradients and moments when all weights are trained; activations come
+        on top and depend on the batch.
         """
         return self.parameters * _TRAINED
 
     def adapter_training_bytes(self, weight_bytes: int) -> int:
-        """The frozen base at `weight_bytes` a number, and the adapters with gradient and moments;
-        activations on top.
+        """Memory for the frozen base at `weight_bytes` per number, and the adapters with gradients
+        and moments; activations come on top.
         """
         return self.parameters * weight_bytes + self.adapter_parameters * _TRAINED
 
     def generation_bytes(self, weight_bytes: int, tokens: int) -> int:
-        """Weights, and keys and values of so many tokens side by side."""
+        """Memory for weights, and for keys and values of this many tokens at once."""
         return (self.parameters + self.cache_numbers * tokens) * weight_bytes
 
 
@@ -97,8 +97,8 @@ def _highest_rank(model: nn.Module, head: Any) -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that a process may still take: what the machine has, or what its control group leaves;
-    None where neither says.
+    """Memory that a process may still take: what is free on the machine or in its control group;
+    None if neither is known.
     """
     found = [amount for amount in (_machine_memory(), _control_group_memory()) if amount is not None]
     return min(found) if found else None

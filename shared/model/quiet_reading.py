@@ -1,4 +1,6 @@
-"""Reads with third-party libraries: without their output, and with one kind of error."""
+"""Calls third-party libraries to read models: suppresses their output and turns their errors into
+one kind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _MOST_CHARACTERS = 240
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the bars and the advice for people who load models by hand."""
+    """Suppress progress bars and advice meant for people who load models by hand."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -28,8 +30,8 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def reading(origin: str, part: str) -> Iterator[None]:
-    """Read the `part` of the model from `origin`; what libraries answer to what they cannot read
-    becomes ImportRefused.
+    """Read the `part` of the model from `origin`; any error of the libraries becomes
+    ImportRefused.
     """
     try:
         with quietly():
@@ -49,9 +51,7 @@ def reading(origin: str, part: str) -> Iterator[None]:
 
 
 def library_cause(error: Exception) -> str:
-    """What a library's error says, in one line: its kind, and in words where it is one of
-    arithmetic.
-    """
+    """A library's error in one line, with its kind; arithmetic errors are put into words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     # Some announce the cause in one line and tell it in the next.
     said = f"{type(error).__name__}: {' '.join(lines[: 2 if lines[0].endswith(':') else 1])[:_MOST_CHARACTERS]}"

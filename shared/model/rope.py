@@ -6,12 +6,14 @@ from typing import Any
 
 
 def steady_rope_length(config: Any) -> int | None:
-    """Most tokens for which the rotation of positions stays the same; None where it always does.
+    """The largest number of tokens for which the rotation of positions stays the same; None if it
+    always does.
 
     `longrope` rotates all tokens of a text otherwise once it, or a text beside it in the batch,
     exceeds the original length, and vLLM chooses by the longest text that it may see; `dynamic`
-    scales with the longest text seen so far. Beyond the returned length a sampled token's logprob
-    is one while the text is short and another when the whole text is computed.
+    scales with the longest text seen so far. Beyond the returned length, a sampled token's logprob
+    differs between the time when the text is still short and the time when the whole text is
+    computed.
     """
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}
@@ -25,7 +27,7 @@ def steady_rope_length(config: Any) -> int | None:
 
 
 def rope_problem(config: Any, length: int) -> str:
-    """Why texts of `length` tokens cannot be computed with one set of logprobs, or nothing."""
+    """Why texts of `length` tokens have no single set of logprobs; empty if they do."""
     steady = steady_rope_length(config)
     if steady is None or length <= steady:
         return ""

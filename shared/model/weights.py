@@ -1,5 +1,5 @@
-"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters merged,
-tied tensors once.
+"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters are
+merged, tied tensors stored once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
-    """The part that this process holds, where that is all of it."""
+    """The whole tensor, for a process that holds all of it."""
     return tensor
 
 
@@ -49,8 +49,8 @@ def policy_tensors(
     touching the model; `tally` counts what that rounding loses. What no gradient moves (the bias of
     a router) keeps its dtype: rounded, it would send tokens to other experts than the base policy
     does. A tied tensor appears under the name that it is stored as, not under its alias, and what
-    is no float (a table of experts by token) is the base model's and not a policy's. `whole` puts a
-    tensor together of which this process holds a part.
+    is no float (a table of experts by token) is the base model's and not a policy's. `whole`
+    assembles a tensor of which this process holds a part.
     """
     tied = tied_names(model)
     fixed = {name for name, _ in model.named_buffers()}
@@ -69,7 +69,7 @@ def policy_tensors(
 
 def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_it_is) -> dict[str, Tensor]:
     """The trained parameters under the model's own names (adapters only, with LoRA), on the CPU,
-    put together by `whole`.
+    assembled by `whole`.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: _on_cpu(parameter, None, whole) for name, parameter in trained.items()}
@@ -110,11 +110,11 @@ def serialize(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write what `serialize` gives straight from the tensors' memory, which for a large policy
-    saves most of the time.
+    """Write the same bytes as `serialize` directly from the tensors' memory, which saves most of
+    the time for a large policy.
 
-    `metadata`: one entry that its header has besides. safetensors writes several in any order, and
-    equal files would differ.
+    `metadata`: one additional entry in the header. With several, safetensors writes them in any
+    order, and equal files would differ.
 
     Raises:
         OSError: it cannot be written; the safetensors library does not say more than the words of
@@ -129,8 +129,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file.
 
-    Raises:
-        WeightsError: it is missing, torn or no safetensors file.
+    Raises: WeightsError: it is missing, incomplete or not a safetensors file.
     """
     try:
         tensors: dict[str, Tensor] = load_file(file, device="cpu")

@@ -1,5 +1,5 @@
-"""How far this machine's clock is from its NATS server's, by the time that the server gives a
-write.
+"""How far this machine's clock is from its NATS server's, according to the time that the server
+assigns to a write.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegis
 
 
 class LateGauge(Collector):
-    """A gauge that is absent until it is first set, because 0 would be a lie."""
+    """A gauge that is absent until it is first set, because 0 would be wrong."""
 
     def __init__(self, name: str, documentation: str, *, registry: CollectorRegistry) -> None:
         self._name = name
@@ -83,7 +83,7 @@ class LateGauge(Collector):
         registry.register(self)
 
     def set(self, value: float | None) -> None:
-        """Show a value; None takes it back."""
+        """Set the value; None removes it."""
         self._value = value
 
     def describe(self) -> Iterable[Metric]:
@@ -96,7 +96,7 @@ class LateGauge(Collector):
 
 
 class PlaneMetrics(Collector):
-    """What the connections to the planes have counted. A plane that was never connected is down and
+    """The counters of the connections to the planes. A plane that was never connected is down and
     has counted nothing.
     """
 
@@ -132,7 +132,7 @@ class PlaneMetrics(Collector):
 
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
-        """Made anew for each scrape, because a family keeps every sample that is added to it."""
+        """Created for each scrape, because a family keeps every sample that is added to it."""
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",

@@ -1,5 +1,5 @@
-"""A service process and its name: lock the run's folder, see whose the name is, take the lease, and
-renew it until the end.
+"""A service process and its name: locks the run's folder, checks who has the name, takes the lease,
+and renews it until the end.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ RENEWALS = 6
 """In the time of a lease."""
 _RELEASE_S = 1.0
 _FOLDER_PATIENCE_S = 10.0
-"""A process that ends in order has this long to leave the folder to its successor."""
+"""How long a process that ends in order may take to release the folder for its successor."""
 
 
 def lease_name(role: str, replica: str) -> str:
-    """`trainer`, or `generator.<replica>`: what there is one process of."""
+    """`trainer`, or `generator.<replica>`: the name of what only one process may be."""
     return subjects.lease_key(role, replica if role in SEVERAL else "").removeprefix(subjects.LEASE_PREFIX)
 
 
@@ -51,11 +51,10 @@ def sole_keys(role: str, replica: str) -> tuple[str, ...]:
 
 
 async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | None:
-    """The lock of this process's part of the run's folder. None where the folder takes no locks:
-    the lease alone then keeps others away.
+    """The lock of this process's part of the run's folder. None if the folder does not support
+    locks: then only the lease keeps others away.
 
-    Raises:
-        NameTaken: another process of this machine has it.
+    Raises: NameTaken: another process on this machine has it.
     """
     name = lease_name(role, config.node.replica)
     try:
@@ -78,9 +77,8 @@ async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | N
 async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str, log: Log) -> Lease:
     """Wait until this process holds the lease of its role or replica.
 
-    Raises:
-        NameTaken: another run has the name, or a process that lives has the lease.
-        NotConnected: the server does not say for too long.
+    Raises: NameTaken: another run has the name, or a live process has the lease. NotConnected: the
+    server does not answer for too long.
     """
     node, lease_s = config.node.id, config.node.lease_s
     await take_name(plane, node, config.node.run, config.nats.node_url)
@@ -119,7 +117,7 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
 
 @asynccontextmanager
 async def leased(plane: Transport, lease: Lease, config: NodeConfig, role: str, log: Log) -> AsyncIterator[FencedTransport]:
-    """The node plane for the holder of `lease`, which is renewed meanwhile and given up in the end.
+    """The node plane for the holder of `lease`, which is renewed meanwhile and released at the end.
     Raises TransportError.
     """
     renewing = asyncio.create_task(_renew(lease, log))

@@ -11,7 +11,7 @@ LATE_AT_LEAST_S = 30.0
 
 
 class WorkPace:
-    """Times between units of work, such as steps, of which the newest are kept."""
+    """The newest times between units of work, such as steps."""
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=GAPS_KEPT)
@@ -25,7 +25,8 @@ class WorkPace:
 
     @property
     def usual_s(self) -> float | None:
-        """The gap that a moment taken at random falls into, None before the third unit of work.
+        """The typical gap: the one that a random moment falls into. None before the third unit of
+        work.
 
         Not the mean: work that comes in bursts has mostly gaps of next to nothing. The longest gap
         is left out, so that one past stall does not hide the next.
@@ -38,5 +39,7 @@ class WorkPace:
 
 
 def late_after_s(usual_s: float | None) -> float | None:
-    """How long after its last unit of work a process is late; None where its pace is not known."""
+    """How long after its last unit of work a process counts as late; None if its pace is
+    not known.
+    """
     return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)

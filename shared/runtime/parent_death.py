@@ -1,5 +1,5 @@
-"""End with the parent: on Linux the kernel sends a signal to a process whose parent has ended, also
-when that one was killed and could tell nobody.
+"""Ends a process together with its parent: on Linux the kernel sends a signal to a process whose
+parent has ended, even if the parent was killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 def ending_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """What a child calls between fork and exec (`preexec_fn`), so that it gets `number` when this
-    process ends. It outlives exec. Elsewhere than on Linux it does nothing.
+    process ends. It outlives exec. On other systems it does nothing.
 
     The kernel means the *thread* that forked: start such children from one that lives as long as
     the process.

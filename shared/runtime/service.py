@@ -109,8 +109,8 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: tearing down torch and its like takes the interpreter seconds, and honcho kills
-    after five.
+    """Exit at once: the interpreter takes seconds to tear down torch and similar libraries, and
+    honcho kills after five.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -119,8 +119,8 @@ def _leave(code: int) -> NoReturn:
 
 
 async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
-    """From the signal handlers to the last status. The health server comes first and goes last, so
-    that a probe always hears why the process is not ready.
+    """From the signal handlers to the last status. The health server starts first and stops last,
+    so that a probe can always learn why the process is not ready.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -180,8 +180,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
 
 
 async def _work(service: Service, context: ServiceContext, lease: Lease, clock: ClockSkew) -> None:
-    """Run the service for as long as it is this node's. Raises FatalError where another process has
-    taken its place, and what the service raises.
+    """Run the service for as long as this process holds the node's name. Raises FatalError where
+    another process has taken its place, and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, clock))
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())

@@ -25,11 +25,12 @@ STOPPED = "stopped"
 STATUS_INTERVAL_S = 2.0
 """Each status is a heartbeat."""
 MISSED_HEARTBEATS = 15
-"""So many must fail to come before a process counts as gone: on a machine that does much else, and
-while a server restarts, a process that works is late by several."""
+"""How many must be missing before a process counts as gone: on a busy machine, or while a server
+restarts, a working process may be late by several.
+"""
 CLOCK_EVERY_REPORTS = 15
 SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
-"""The patience of everything that asks whether a process is alive."""
+"""How long everything that asks whether a process is alive waits for a status."""
 
 
 def is_alive(status: ServiceStatus, now: float) -> bool:
@@ -52,7 +53,7 @@ class StatusBoard:
         self._started_at = time.time()
 
     def set(self, name: StatusFigure | FamilyFigure, value: float | None) -> None:
-        """Set a figure; None takes it back, because nobody knows it now."""
+        """Set a figure; None removes it, because its value is now unknown."""
         if value is None:
             self._figures.pop(str(name), None)
         else:
@@ -60,7 +61,7 @@ class StatusBoard:
 
     def worked(self) -> None:
         """One unit of the role's work is done: a call of the generator, a group scored, a batch, a
-        step. Who looks at the node tells by it that the process gets on, and not only answers.
+        step. It shows that the process makes progress and does not merely answer.
         """
         self._pace.worked(time.monotonic())
         self.set(StatusFigure.WORKED_AT, time.time())
