@@ -29,7 +29,7 @@ def shown(text: str) -> list[str]:
 def unknown(line: str) -> list[str]:
     """What of a command line does not exist."""
     command: Any = get_command(app)
-    words = shlex.split(re.split(r" [<>]+ ", line)[0].replace("[", " ").replace("]", " "))[1:]
+    words = shlex.split(re.split(r" [<>|]+ ", line)[0].replace("[", " ").replace("]", " "))[1:]
     while words and hasattr(command, "commands") and words[0] not in FOREIGN:
         if words[0] not in command.commands:
             return [words[0]]
