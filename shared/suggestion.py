@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_CLEARLY = 0.1
+"""By how much the best must be likelier than the next, in difflib's ratio, to be named alone."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The question to ask about `name`, or nothing where no known name is close.
@@ -12,4 +15,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Example: `did_you_mean("m2p0", ["dapo", "m2po"])` is `did you mean m2po?`.
     """
     close = difflib.get_close_matches(name, list(known), n=2)
+    if len(close) == 2 and _likeness(name, close[0]) - _likeness(name, close[1]) > _CLEARLY:
+        del close[1]
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -80,6 +80,7 @@ def check(
     problems = [
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
+        *tracker_problems(node_config),
         *([] if toy else model_problems(node_config.model)),
     ]
     warnings = ruinous_settings(node_config)
@@ -93,6 +94,13 @@ def check(
         raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
     beside = f", {len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else ""
     say(f"OK: {len(node_config.tasks)} task sources, model {node_config.model.path}{beside}")
+
+
+def tracker_problems(config: NodeConfig) -> list[str]:
+    """A sentence for each tracker whose package is missing, as the trainer would say."""
+    from services.trainer.tracking.extras import tracking_problems
+
+    return tracking_problems(config)
 
 
 def facts_of(model: ModelSection) -> tuple[int, bool]:

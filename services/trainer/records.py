@@ -1,6 +1,4 @@
-"""The records of every step: one line of `metrics.jsonl`, and TensorBoard events if tensorboard is
-installed.
-"""
+"""The records of every step: one line of `metrics.jsonl`, and its numbers for trackers."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from typing import Any
 from shared.json_lines import open_lines, write_whole
 
 METRICS_FILE = "metrics.jsonl"
-EVENTS_FOLDER = "tensorboard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +114,7 @@ class StepRecord:
 
 
 class MetricsLog:
-    """`metrics.jsonl` of a run, one line a step, and its TensorBoard events.
+    """`metrics.jsonl` of a run, one line a step.
 
     Opening it forgets the lines of steps after `step` (those that are trained again after a
     resume), so that every step is there once.
@@ -129,7 +126,6 @@ class MetricsLog:
         forget_steps_after(self._file, step)
         self._stream = open_lines(self._file)
         self._unwritten: list[bytes] = []
-        self._events = _event_writer(run_dir / EVENTS_FOLDER, step)
 
     def append(self, record: StepRecord) -> None:
         """Write one step, after those that could not be written before.
@@ -142,16 +138,11 @@ class MetricsLog:
         while self._unwritten:
             write_whole(self._stream, self._unwritten[0])
             self._unwritten.pop(0)
-        if self._events is not None:
-            for name, value in scalars(record).items():
-                self._events.add_scalar(name, value, record.step)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         with contextlib.suppress(OSError):
             self._stream.close()
-        if self._events is not None:
-            self._events.close()
 
 
 def forget_steps_after(file: Path, step: int) -> None:
@@ -178,7 +169,7 @@ def forget_steps_after(file: Path, step: int) -> None:
 
 
 def scalars(record: StepRecord) -> dict[str, float]:
-    """The record's finite numbers under the names that TensorBoard shows."""
+    """The record's finite numbers under the names that trackers show."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
         if name in {"step", "time"} or (isinstance(value, dict) and name != "phase_seconds"):
@@ -197,11 +188,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(log_dir=str(folder), purge_step=step + 1)

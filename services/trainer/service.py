@@ -19,9 +19,12 @@ from services.trainer.durable.keeper import CheckpointKeeper
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.objectives.config import configured_objective
-from services.trainer.records import MetricsLog, StepRecord
+from services.trainer.records import MetricsLog, StepRecord, scalars
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
+from services.trainer.tracking.extras import tracking_problems
+from services.trainer.tracking.feed import Feeds
+from services.trainer.tracking.opening import open_feeds
 from services.trainer.trained import trained_line
 from services.trainer.upkeep import Upkeep
 from shared.config import NodeConfig
@@ -52,6 +55,8 @@ class TrainerService:
             configured_objective(config)
         except (ValueError, TypeError) as error:
             raise FatalError(str(error)) from None
+        if problems := tracking_problems(config):
+            raise FatalError("\n".join(problems))
         self._config, self._learn = config, learn
 
     async def run(self, context: ServiceContext) -> None:
@@ -84,6 +89,7 @@ class _Training:
         self._upkeep = Upkeep(config, context, learner, gauges, self._checkpoints, worker)
         self._device = DeviceStep(config, learner, worker, context.stopping)
         self._metrics: MetricsLog
+        self._trackers: Feeds
         self._trained = BoundedLines(config.node.run_dir / TRAINED_FILE, TRAINED_MAX_BYTES)
 
     @classmethod
@@ -119,6 +125,7 @@ class _Training:
     def close(self) -> None:
         """Close files."""
         self._metrics.close()
+        self._trackers.close()
         self._trained.close()
 
     async def _resume(self) -> None:
@@ -143,6 +150,7 @@ class _Training:
         except OSError as error:
             raise FatalError(f"{self._config.node.run_dir} cannot be written ({error}): free space or set node.var_dir") from None
         await self._until_connected(self._look_around)
+        self._trackers = open_feeds(self._config, self._upkeep.position.batch_number, self._log)
         self._context.status.set(StatusFigure.STEP, self._upkeep.position.batch_number)
         self._log.info(
             "training", step=self._upkeep.position.batch_number, resumed=checkpoint is not None, model=self._config.model.path
@@ -237,12 +245,12 @@ class _Training:
         except OSError as error:
             self._upkeep.failed("metrics", "free space under node.var_dir; the line is kept and written later", error)
         try:
-            groups = self._learner.trained
-            line = trained_line(record.step, record.time, updated=record.updated, updates=record.updates, groups=groups)
-            self._trained.append(line)
+            how: dict[str, Any] = {"updated": record.updated, "updates": record.updates}
+            self._trained.append(trained_line(record.step, record.time, **how, groups=self._learner.trained))
         except OSError as error:
             remedy = "free space under node.var_dir; training goes on, and what this step trained on is not on record"
             self._upkeep.failed("trained", remedy, error)
+        self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
         if record.skipped:
             self._log.warning("groups_skipped", step=record.step, reasons=record.skipped)

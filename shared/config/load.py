@@ -31,6 +31,7 @@ from shared.config.sections import (
     TrainerSection,
     VerifierSection,
 )
+from shared.config.telemetry_sections import TrackingSection
 from shared.roles import ROLES
 from shared.suggestion import did_you_mean
 
@@ -58,6 +59,7 @@ class NodeConfig(BaseSettings):
     sampler: SamplerSection = Field(default_factory=SamplerSection)
     trainer: TrainerSection = Field(default_factory=TrainerSection)
     policy_store: PolicyStoreSection = Field(default_factory=PolicyStoreSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
     http: HttpSection = Field(default_factory=HttpSection)
     log: LogSection = Field(default_factory=LogSection)
 

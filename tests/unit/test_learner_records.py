@@ -45,17 +45,6 @@ def test_each_step_is_one_line_that_is_on_disk_when_append_returns(tmp_path: Pat
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
 
 
-def test_tensorboard_events_are_written_beside_when_it_is_installed(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = MetricsLog(tmp_path, 0)
-    log.append(record(1, loss=0.125))
-    log.close()
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    (event,) = events.Scalars("train/loss")
-    assert (event.step, event.value) == (1, 0.125)
-
-
 def test_scalars_leave_out_what_is_no_number() -> None:
     numbers = scalars(record(1, grad_norm=float("inf")))
     assert numbers["seconds/wait"] == 0.25 and numbers["train/reward_local"] == 0.5

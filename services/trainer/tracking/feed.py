@@ -1,0 +1,103 @@
+"""Hands numbers to a tracker that may be slow, hang or fail, without waiting for it.
+
+One thread per tracker, and a queue with room for `CAPACITY` steps: what a tracker does not take in
+time it does not get. A person is told once, with the remedy, whatever goes wrong how often.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from services.trainer.tracking.base import Tracker
+
+CAPACITY = 1024
+"""Steps; a minute of a small model's, hours of a large one's."""
+CLOSE_S = 5.0
+"""How long a trainer that ends gives all its trackers together to write the rest."""
+
+Warn = Callable[[str, str], None]
+"""Told a tracker's name and what is wrong, as a sentence."""
+
+
+class Feed:
+    """The way to one tracker. `open_tracker` is called in the feed's own thread."""
+
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], warn: Warn, capacity: int = CAPACITY) -> None:
+        self._name, self._open, self._tell = name, open_tracker, warn
+        self._steps: queue.Queue[tuple[int, Mapping[str, float]]] = queue.Queue(capacity)
+        self._ending = threading.Event()
+        self._warned = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def offer(self, numbers: Mapping[str, float], step: int) -> None:
+        """Returns at once; the numbers are lost if the tracker is too far behind."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._steps.put_nowait((step, numbers))
+        except queue.Full:
+            self._warn_once(f"is {self._steps.maxsize} steps behind, so that it misses some")
+
+    def end(self) -> None:
+        """Let the tracker write what it was given, and no more."""
+        self._ending.set()
+
+    def wait(self, until: float) -> None:
+        """Until it has done so, or the monotonic time `until`."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._warn_once("did not finish in time, so that its last steps may be missing")
+
+    def _run(self) -> None:
+        """The tracker's thread. SystemExit too is caught: a package may call `sys.exit`."""
+        try:
+            tracker = self._open()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's package may fail in any way
+            self._warn_once(f"cannot be opened ({_said(error)})")
+            return
+        while not (self._ending.is_set() and self._steps.empty()):
+            try:
+                step, numbers = self._steps.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            try:
+                tracker.log(numbers, step)
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                self._warn_once(f"did not take step {step} ({_said(error)})")
+        try:
+            tracker.close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            self._warn_once(f"did not close ({_said(error)})")
+
+    def _warn_once(self, sentence: str) -> None:
+        if not self._warned.is_set():
+            self._warned.set()
+            self._tell(self._name, sentence)
+
+
+class Feeds:
+    """The ways to all trackers of a trainer."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._feeds = feeds
+
+    def offer(self, numbers: Mapping[str, float], step: int) -> None:
+        """One step to each; returns at once."""
+        for feed in self._feeds:
+            feed.offer(numbers, step)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Wait until they have written what they were given, for `timeout_s` at most."""
+        until = time.monotonic() + timeout_s
+        for feed in self._feeds:
+            feed.end()
+        for feed in self._feeds:
+            feed.wait(until)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
