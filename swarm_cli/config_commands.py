@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from shared.config import NodeConfig, TaskSpec
 from shared.config.basic import BASIC
 from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.otel import tracing_problems
 from swarm_cli.chosen_config import ConfigOption, check_objective, load_chosen, sources
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
@@ -81,6 +83,7 @@ def check(
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
         *tracker_problems(node_config),
+        *tracing_problems(node_config, os.environ),
         *([] if toy else model_problems(node_config.model)),
     ]
     warnings = ruinous_settings(node_config)

@@ -10,7 +10,7 @@ from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
-from shared.runtime import ServiceContext
+from shared.runtime import ServiceContext, spans
 from shared.transport.base import NotConnected, StreamFull, TransportError
 
 
@@ -25,7 +25,8 @@ class GroupPublisher:
         nothing.
         """
         payload = encode(group)
-        rollout_id = rollout_id_of(content_id(payload))
+        group_id = content_id(payload)
+        rollout_id = rollout_id_of(group_id)
         while True:
             started = time.monotonic()
             try:
@@ -48,6 +49,15 @@ class GroupPublisher:
                 break
         self._context.status.state("generating")
         self._figures.publish.stored(time.monotonic() - started, len(payload))
+        spans.emit(
+            group_id,
+            spans.GENERATE,
+            seconds=generate_s + time.monotonic() - started,
+            task=group.task.ref.dataset,
+            draw=group.draw,
+            policy_version=group.policy_version,
+            completions=len(group.completions),
+        )
         self._context.log.info(
             "rollouts_published",
             rollout_id=rollout_id,

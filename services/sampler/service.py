@@ -30,7 +30,7 @@ from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.wire import MessageError
-from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.runtime import FatalError, ServiceContext, run_until_stopped, spans
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02
@@ -225,6 +225,9 @@ class SamplerService:
         self._tell_of_moves(loaded.steering, state.steering)
         loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
         loaded.memory.advance()
+        for item in batch.items if spans.wanted() else ():
+            waited = now - item.scored.scored_at
+            spans.emit(item.scored.group_id, spans.BATCH, seconds=waited, step=batch.number, origin=item.scored.origin)
         self._context.log.info(
             "batch",
             **batch_fields(batch),

@@ -25,7 +25,7 @@ from services.trainer.torch_thread import TorchThread
 from services.trainer.tracking.extras import tracking_problems
 from services.trainer.tracking.feed import Feeds
 from services.trainer.tracking.opening import open_feeds
-from services.trainer.trained import trained_line
+from services.trainer.trained import tell_of_trained, trained_line
 from services.trainer.upkeep import Upkeep
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
@@ -237,9 +237,7 @@ class _Training:
         self._context.status.state("training")
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
-        """The step is taken by now: what cannot be written here is reported and must not stop
-        training.
-        """
+        """The step is taken by now: what cannot be written here is reported and stops nothing."""
         try:
             self._metrics.append(record)
         except OSError as error:
@@ -250,6 +248,7 @@ class _Training:
         except OSError as error:
             remedy = "free space under node.var_dir; training goes on, and what this step trained on is not on record"
             self._upkeep.failed("trained", remedy, error)
+        tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
         if record.skipped:

@@ -20,6 +20,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.tokens import Intake
 from shared.contracts.messages import Batch
+from shared.runtime import spans
 
 TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
 """What became of a group; else the reason for which it was skipped."""
@@ -81,6 +82,14 @@ def trained_line(step: int, time_s: float, *, updated: bool, updates: int, group
         written.append(text)
     tail = f',"groups_not_written":{len(groups) - len(written)}' if len(written) < len(groups) else ""
     return json.dumps(head, separators=(",", ":"))[:-1] + tail + ',"groups":[' + ",".join(written) + "]}"
+
+
+def tell_of_trained(step: int, seconds: float, groups: Sequence[Mapping[str, Any]]) -> None:
+    """A span for each group that step `step`, which took `seconds`, was given; see
+    `trained_groups`.
+    """
+    for group in groups if spans.wanted() else ():
+        spans.emit(group["id"], spans.TRAIN, seconds=seconds, step=step, origin=group["origin"], outcome=group["fate"])
 
 
 def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient], config: UpdateConfig) -> dict[str, Any]:

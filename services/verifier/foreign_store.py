@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from services.verifier.border import Border, Candidate, without_token_ids
 from services.verifier.claims import SMALL_BYTES
@@ -15,6 +16,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import Transport, TransportError
@@ -66,6 +68,9 @@ class ForeignStore:
                 await asyncio.sleep(RETRY_S * attempt)
             else:
                 self._figures.border.accepted(group.task.ref.dataset, result)
+                mean = round(sum(result.rewards) / len(result.rewards), 4)
+                known: dict[str, Any] = {"sender": candidate.sender, "mean_reward": mean, "outcome": "accepted"}
+                spans.emit(candidate.group_id, spans.BORDER, seconds=result.seconds, **known)
                 self._log.info(
                     "foreign_rollouts_accepted",
                     rollout_id=rollout_id,
@@ -75,7 +80,7 @@ class ForeignStore:
                     swarm_seq=swarm_seq,
                     stream_seq=ack.seq,
                     completions=len(result.rewards),
-                    mean_reward=round(sum(result.rewards) / len(result.rewards), 4),
+                    mean_reward=mean,
                     seconds=round(result.seconds, 4),
                 )
                 return

@@ -23,6 +23,7 @@ from shared.contracts.codec import content_id, decode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.transport.base import Delivery, Transport, TransportError
@@ -144,6 +145,8 @@ class LocalScorer:
         await delivery.ack()
 
     def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int) -> None:
+        mean = round(sum(result.rewards) / len(result.rewards), 4)
+        spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(
             "rollouts_scored",
             rollout_id=rollout_id_of(group_id),
@@ -152,7 +155,7 @@ class LocalScorer:
             policy_version=group.policy_version,
             stream_seq=seq,
             completions=len(result.rewards),
-            mean_reward=round(sum(result.rewards) / len(result.rewards), 4),
+            mean_reward=mean,
             timeouts=result.timeouts,
             seconds=round(result.seconds, 4),
         )

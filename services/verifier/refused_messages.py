@@ -14,6 +14,7 @@ from services.verifier.refusals import Refusal, Refused
 from services.verifier.refused_memory import RefusedGroup, excerpt_of
 from services.verifier.refused_record import RefusedRecord
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.transport.base import StoredMessage
 
@@ -65,6 +66,8 @@ class RefusedMessages:
             ),
             known=self._known(sender),
         )
+        if group_id:
+            spans.emit(group_id, spans.BORDER, sender=sender, outcome="refused", reason=reason)
         self._log.debug(
             "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
         )

@@ -19,6 +19,7 @@ from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey
+from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.transport.base import TooLarge, TransportError
 
@@ -118,6 +119,7 @@ class Outbox:
         else:
             seconds = time.monotonic() - started
             self._figures.border.shared(seconds, len(first.payload))
+            spans.emit(first.group_id, spans.SHARE, seconds=seconds, same_as=first.shared_id, size_bytes=len(first.payload))
             self._log.info(
                 "rollouts_shared",
                 rollout_id=rollout_id,

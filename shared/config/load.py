@@ -31,7 +31,7 @@ from shared.config.sections import (
     TrainerSection,
     VerifierSection,
 )
-from shared.config.telemetry_sections import TrackingSection
+from shared.config.telemetry_sections import TracingSection, TrackingSection
 from shared.roles import ROLES
 from shared.suggestion import did_you_mean
 
@@ -60,6 +60,7 @@ class NodeConfig(BaseSettings):
     trainer: TrainerSection = Field(default_factory=TrainerSection)
     policy_store: PolicyStoreSection = Field(default_factory=PolicyStoreSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
+    tracing: TracingSection = Field(default_factory=TracingSection)
     http: HttpSection = Field(default_factory=HttpSection)
     log: LogSection = Field(default_factory=LogSection)
 

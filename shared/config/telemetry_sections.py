@@ -40,3 +40,15 @@ class TrackingSection(Section):
             for name in value:
                 TRACKERS.check(name)
         return value
+
+
+class TracingSection(Section):
+    """Spans of what each service does with a group; docs/reading-rollouts.md."""
+
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="Base URL of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318, to which every service "
+        "sends a span for what it does with a group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, and without that nothing is sent. Needs "
+        "the extra otel.",
+    )

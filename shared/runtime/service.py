@@ -31,12 +31,14 @@ from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
 from shared.lease.name import check_name
 from shared.roles import Role
+from shared.runtime import spans
 from shared.runtime.clock import ClockSkew
 from shared.runtime.errors import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, take_lease
+from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
 from shared.transport.base import AccessDenied, NotConnected, Transport
@@ -142,6 +144,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
     clock = ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
+    sink = open_spans(config, role, log)
+    spans.send_to(sink)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
     beating = asyncio.create_task(heartbeat.beat())
     try:
@@ -169,6 +173,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             if each is not None:
                 await each.close()
         health.close()
+        if sink is not None:
+            sink.close()
         if folder is not None:
             folder.close()
 

@@ -1,5 +1,5 @@
 """Every example of docs/examples is installed as a package, and all of them together run a
-swarm.
+swarm, which sends its spans to a collector.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shared import registry
 from shared.registry import Registry
 from swarm_cli.observe.evaluations import read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests.otlp_collector import Collector, Received, collecting
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("docs/examples/*/pyproject.toml"))
@@ -61,10 +62,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swarm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def collector() -> Iterator[Collector]:
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def swarm(installed: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
+    """Two nodes that have taken two steps and ended."""
     folder = tmp_path_factory.mktemp("swarm")
-    yield Swarm(
+    swarm = Swarm(
         folder,
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
         PYTHONPATH=os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH", "")])),
         SWARM_NODE__SEED="1",
         SWARM_TRAINER__OBJECTIVE="tapered",
@@ -83,6 +92,17 @@ def swarm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             ]
         ),
     )
+    checked = swarm.call("config", "check")
+    assert checked.returncode == 0, checked.stderr
+    process = swarm.up("--steps", "2")
+    try:
+        out, err = process.communicate(timeout=START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        pytest.fail(f"swarm up --steps 2 did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
+    assert process.returncode == 0, out[-6000:]
+    return swarm
 
 
 def logged(swarm: Swarm, node: str, role: str, event: str) -> list[dict[str, Any]]:
@@ -94,16 +114,6 @@ def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
     """A step in which every answer of each group got the same reward updates nothing; not all four
     are such.
     """
-    checked = swarm.call("config", "check")
-    assert checked.returncode == 0, checked.stderr
-    process = swarm.up("--steps", "2")
-    try:
-        out, err = process.communicate(timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        pytest.fail(f"swarm up --steps 2 did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
-    assert process.returncode == 0, out[-6000:]
     for node in NODES:
         steps = read_steps(swarm.node_dir(node))
         assert [step["step"] for step in steps] == [1, 2]
@@ -115,3 +125,21 @@ def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
         assert [row.split(",")[0] for row in rows] == ["step", "1", "2"] and rows[0] == "step,train/learning_rate"
         assert list((swarm.folder / "policies").glob(f"{node}.2.*.zst"))
     assert any(step["updated"] for node in NODES for step in read_steps(swarm.node_dir(node)))
+
+
+def test_the_services_of_a_node_send_the_spans_of_a_group_as_one_trace(swarm: Swarm, collector: Collector) -> None:
+    """Of a group that its maker trained on, and of one that went to the other node."""
+    pytest.importorskip("opentelemetry.sdk")
+    of: dict[str, list[Received]] = {}
+    for span in collector.spans:
+        of.setdefault(span.trace_id, []).append(span)
+    at_home = {("generator", "generate"), ("verifier", "score"), ("sampler", "batch"), ("trainer", "train")}
+    whole = [spans for spans in of.values() if {(each.service.removeprefix("swarm-"), each.name) for each in spans} >= at_home]
+    assert whole, {(span.service, span.name) for span in collector.spans}
+    for spans in whole:
+        (root,) = (span for span in spans if span.name == "generate")
+        assert all(span.parent_id == root.span_id for span in spans if span is not root) and root.parent_id == ""
+        assert {span.attributes["swarm.rollout_id"] for span in spans} == {root.trace_id[:16]}
+    foreign = [span for span in collector.spans if span.name == "border check"]
+    assert foreign and all(span.attributes["swarm.outcome"] in {"accepted", "refused"} for span in foreign)
+    assert any({each.node for each in of[span.trace_id]} == set(NODES) for span in foreign)

@@ -28,7 +28,7 @@ from services.trainer.tracking.feed import Feed, Feeds
 from services.trainer.tracking.opening import open_feeds
 from shared import registry
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.runtime import FatalError
+from shared.runtime import FatalError, otel
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 
@@ -208,12 +208,15 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Pa
         TrainerService(config)
 
 
-def test_config_check_names_a_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_check_names_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     file = tmp_path / "node.toml"
-    file.write_text('[[tasks]]\ndataset = "gcd"\n[tracking]\ntrackers = ["trackio"]\n')
-    with pytest.raises(CommandError, match=r"trackio, which is not installed: pip install 'swarm-rl\[trackio\]'"):
+    asked = '[tracking]\ntrackers = ["trackio"]\n[tracing]\notlp_endpoint = "http://collector:4318"\n'
+    file.write_text(f'[[tasks]]\ndataset = "gcd"\n{asked}')
+    monkeypatch.setattr(otel, "is_installed", lambda: False)
+    with pytest.raises(CommandError, match=r"trackio, which is not installed: pip install 'swarm-rl\[trackio\]'") as said:
         check(file)
+    assert "tracing.otlp_endpoint needs the packages of the extra otel" in str(said.value)
 
 
 def test_a_run_keeps_its_id_and_a_tracker_that_breaks_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,170 @@
+"""Sends spans to an OpenTelemetry collector: OTLP over HTTP. Extra `otel`.
+
+A thread sends them from a queue with room for `QUEUE` spans; when it is full the oldest are lost.
+An endpoint that does not answer costs that thread its time, and the log gets one warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from shared.config import NodeConfig
+from shared.runtime.errors import FatalError
+from shared.runtime.logs import Log
+from shared.runtime.spans import GENERATE, GroupSpan, SpanSink, root_span_id_of, span_id_of, trace_id_of
+from shared.version import VERSION
+
+QUEUE = 4096
+SEND_EVERY_S = 2.0
+TIMEOUT_S = 5.0
+CLOSE_S = 1.5
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_NS = 1_000_000_000
+_MISSING = "needs the packages of the extra otel, which are not installed: pip install 'swarm-rl[otel]'"
+
+
+def is_wanted(config: NodeConfig, environment: Mapping[str, str]) -> bool:
+    """Whether an endpoint is configured, by the setting or by OpenTelemetry's own variables."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return bool(config.tracing.otlp_endpoint or any(environment.get(name) for name in ENDPOINT_VARIABLES))
+
+
+def tracing_problems(config: NodeConfig, environment: Mapping[str, str]) -> list[str]:
+    """A sentence with the remedy where spans are wanted and cannot be sent."""
+    if not is_wanted(config, environment) or is_installed():
+        return []
+    asking = "tracing.otlp_endpoint" if config.tracing.otlp_endpoint else next(filter(environment.get, ENDPOINT_VARIABLES))
+    return [f"{asking} {_MISSING}"]
+
+
+def is_installed() -> bool:
+    """Whether the extra is."""
+    try:
+        return all(find_spec(name) for name in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"))
+    except ImportError:
+        return False
+
+
+def open_spans(config: NodeConfig, role: str, log: Log) -> SpanSink | None:
+    """Where this process's spans go; None without an endpoint. A missing extra is fatal where the
+    setting asks for it; a variable may be meant for other programs on the machine.
+    """
+    if not is_wanted(config, os.environ):
+        return None
+    if problems := tracing_problems(config, os.environ):
+        if config.tracing.otlp_endpoint:
+            raise FatalError("\n".join(problems))
+        log.warning("spans_not_sent", reason=problems[0], consequence="the service works as without the variable")
+        return None
+    return OtlpSpans(config, role, lambda reason: log.warning("spans_not_sent", reason=reason, consequence="some spans are lost"))
+
+
+class OtlpSpans:
+    """The sink that sends. warn: told once why spans are lost."""
+
+    def __init__(self, config: NodeConfig, role: str, warn: Callable[[str], None]) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+        # Its own warnings come with every batch that is lost; `warn` says it once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
+        base = config.tracing.otlp_endpoint.rstrip("/")
+        asked = f"{base}/v1/traces" if base else None  # None: the exporter reads OpenTelemetry's variables
+        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S)
+        exporter = _Telling(inner, asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), warn)
+        self._processor = BatchSpanProcessor(
+            exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
+        )
+        self._node, self._lock, self._ids = config.node.id, threading.Lock(), _GivenIds()
+        resource = Resource.create(
+            {
+                "service.name": f"swarm-{role}",
+                "service.version": VERSION,
+                "service.instance.id": f"{config.node.id}-{config.node.replica}",
+                "swarm.node": config.node.id,
+                "swarm.run": config.node.run,
+            }
+        )
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("swarm", VERSION)
+
+    def take(self, span: GroupSpan) -> None:
+        """Queue one; never waits for the endpoint."""
+        from opentelemetry import trace
+
+        sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+
+        def place(group_id: str) -> trace.SpanContext:
+            return trace.SpanContext(trace_id_of(group_id), root_span_id_of(group_id), is_remote=True, trace_flags=sampled)
+
+        root = trace.NonRecordingSpan(place(span.group_id))
+        attributes = {"swarm.rollout_id": span.group_id[:16], **{f"swarm.{key}": value for key, value in span.attributes.items()}}
+        with self._lock:
+            self._ids.given = trace_id_of(span.group_id), span_id_of(span, self._node)
+            sent = self._tracer.start_span(
+                span.name,
+                context=trace.Context() if span.name == GENERATE else trace.set_span_in_context(root, trace.Context()),
+                attributes=attributes,
+                links=[trace.Link(place(span.same_as))] if span.same_as else None,
+                start_time=int(span.start_s * _NS),
+            )
+        if span.error:
+            sent.set_status(trace.StatusCode.ERROR)
+        sent.end(int(span.end_s * _NS))
+
+    def close(self) -> None:
+        """Send what is queued, for `CLOSE_S` at most: a process that ends is not held up."""
+        closing = threading.Thread(target=self._processor.shutdown, name="spans-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+
+class _GivenIds:
+    """An id generator that hands out the ids it was given."""
+
+    given: tuple[int, int] = (1, 1)
+
+    def generate_trace_id(self) -> int:
+        return self.given[0]
+
+    def generate_span_id(self) -> int:
+        return self.given[1]
+
+    def is_trace_id_random(self) -> bool:
+        return False
+
+
+class _Telling:
+    """The exporter `inner`; its first failure is told."""
+
+    def __init__(self, inner: Any, address: str, warn: Callable[[str], None]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self._inner, self._address, self._warn, self._results = inner, address, warn, SpanExportResult
+        self._told = False
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        """As OpenTelemetry's `SpanExporter`."""
+        reason = f"{self._address} did not take {len(spans)} spans"
+        try:
+            result = self._inner.export(spans)
+        except Exception as error:  # noqa: BLE001  # whatever a client of HTTP raises
+            result, reason = self._results.FAILURE, f"{reason} ({type(error).__name__}: {str(error)[:200]})"
+        if result is not self._results.SUCCESS and not self._told:
+            self._told = True
+            self._warn(reason)
+        return result
+
+    def shutdown(self) -> None:
+        """No more retries."""
+        self._inner.shutdown()

@@ -1,0 +1,132 @@
+"""Spans of a group are one trace whoever sends them, and an endpoint that is away costs nothing.
+That four real services send theirs is in tests/e2e/test_extension_examples.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.runtime import FatalError, otel, spans
+from shared.runtime.otel import QUEUE, OtlpSpans, open_spans, tracing_problems
+from tests.otlp_collector import collecting
+
+GROUP, SHARED = (hashlib.sha256(name).hexdigest() for name in (b"one", b"as the swarm knows it"))
+
+
+def configured(endpoint: str = "", node: str = "alpha") -> NodeConfig:
+    return load_config(None, {"tasks": [{"dataset": "gcd"}], "node": {"id": node}, "tracing": {"otlp_endpoint": endpoint}})
+
+
+@pytest.fixture(autouse=True)
+def _no_variables_and_no_sink_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    yield
+    spans.send_to(None)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_spans_of_different_processes_are_below_the_generators_in_one_trace() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    told: list[str] = []
+    with collecting() as collector:
+        for node, role, name in (("alpha", "generator", spans.GENERATE), ("beta", "verifier", spans.BORDER)):
+            sink = OtlpSpans(configured(collector.url + "/", node), role, told.append)
+            spans.send_to(sink)
+            spans.emit(GROUP, name, seconds=1.5, outcome="refused", reason=None)
+            sink.close()
+    generated, refused = collector.spans
+    assert collector.paths == {"/v1/traces"} and not told
+    assert generated.trace_id == refused.trace_id == GROUP[:32]
+    assert generated.parent_id == "" and refused.parent_id == generated.span_id != refused.span_id
+    assert (generated.service, refused.service, refused.node) == ("swarm-generator", "swarm-verifier", "beta")
+    assert refused.attributes == {"swarm.rollout_id": GROUP[:16], "swarm.outcome": "refused"}
+    assert refused.seconds == pytest.approx(1.5, abs=0.01)
+
+
+def test_a_group_that_was_shared_under_another_id_leads_to_its_other_trace() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with collecting() as collector:
+        sink = OtlpSpans(configured(collector.url), "verifier", print)
+        spans.send_to(sink)
+        spans.emit(GROUP, spans.SHARE, same_as=SHARED)
+        spans.emit(GROUP, spans.SHARE, same_as=GROUP)
+        sink.close()
+    assert [span.links for span in collector.spans] == [(SHARED[:32],), ()]
+
+
+def test_what_is_said_twice_is_one_span_and_two_outcomes_are_two() -> None:
+    def id_of(**attributes: Any) -> int:
+        return spans.span_id_of(spans.GroupSpan(group_id=GROUP, name="train", start_s=0, end_s=1, attributes=attributes), "alpha")
+
+    assert id_of(step=3) == id_of(step=3) and len({id_of(step=3), id_of(step=4), id_of(outcome="refused")}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hangs", [False, True], ids=["refuses", "hangs"])
+def test_a_dead_endpoint_costs_a_service_nothing(hangs: bool) -> None:
+    """Many more spans than the queue holds; the process ends in time, and the log says it once."""
+    pytest.importorskip("opentelemetry.sdk")
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}" if hangs else closed_port()
+        sink = OtlpSpans(configured(url), "sampler", told.append)
+        spans.send_to(sink)
+        started, slowest = time.monotonic(), 0.0
+        for number in range(2 * QUEUE):
+            before = time.thread_time()
+            spans.emit(GROUP, spans.BATCH, step=number)
+            slowest = max(slowest, time.thread_time() - before)
+        each_s = (time.monotonic() - started) / (2 * QUEUE)
+        closing = time.monotonic()
+        sink.close()
+        assert time.monotonic() - closing < 3
+    assert each_s < 0.005 and slowest < 0.2, f"{1e6 * each_s:.0f} us a span, the slowest {1e3 * slowest:.1f} ms"
+    assert len(told) <= 1 and all(sentence.startswith(f"{url}/v1/traces did not take ") for sentence in told)
+    if not hangs:
+        deadline = time.monotonic() + 30
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(told) == 1
+
+
+def test_without_an_endpoint_nothing_is_made_and_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_spans(configured(), "trainer", structlog.get_logger()) is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", closed_port())
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert open_spans(configured(), "trainer", structlog.get_logger()) is None
+    spans.emit("no content id", spans.TRAIN)
+    assert not spans.wanted()
+
+
+def test_a_missing_extra_is_named_with_its_command_where_the_setting_asks_and_is_a_warning_where_a_variable_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otel, "find_spec", lambda name: None if name.startswith("opentelemetry") else pytest.fail(name))
+    sentence = "which are not installed: pip install 'swarm-rl[otel]'"
+    with pytest.raises(FatalError) as said:
+        open_spans(configured("http://collector:4318"), "trainer", structlog.get_logger())
+    assert sentence in str(said.value) and "tracing.otlp_endpoint" in str(said.value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT needs the packages" in tracing_problems(configured(), os.environ)[0]
+    with structlog.testing.capture_logs() as logged:
+        assert open_spans(configured(), "trainer", structlog.get_logger()) is None
+    assert [event["event"] for event in logged] == ["spans_not_sent"]
+
+
+def test_an_endpoint_is_a_url() -> None:
+    with pytest.raises(ConfigError, match="otlp_endpoint"):
+        configured("collector:4318")
