@@ -41,7 +41,10 @@ def trained_groups(
     `advantage`, and where it took part `tokens`, `kept` (those that have a loss), `weight` (their
     mean importance weight; null where the objective takes none), `clipped`, `truncated` and
     `ratio`; or `left_out`, why it did not. Clipped tokens and ratio are means over the step's
-    updates; the rest is the same in all of them.
+    updates; the rest is the same in all of them. `token_ratio` and `token_weight` say of each
+    token how likely this node's policy found it before the step against the policy that sampled
+    it, and its importance weight; null where there is none. The first `TOKENS_A_STEP` tokens of a
+    step have them.
     """
     preferred = {item.scored.group_id for item in kept.items}
     number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors)}
@@ -114,7 +117,11 @@ def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient]
 
 
 def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
+    """Means over the updates, except what is the same in all of them."""
     first = uses[0]
+    each = {"token_ratio": [_short(ratio, 3) for ratio, _ in first.each]} if first.each else {}
+    if first.each and first.weight is not None:
+        each["token_weight"] = [_short(weight, 3) for _, weight in first.each]
     return {
         "tokens": tokens,
         "kept": first.kept,
@@ -122,9 +129,10 @@ def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
         "clipped": _short(math.fsum(use.clipped for use in uses) / len(uses)),
         "truncated": first.truncated,
         "ratio": _short(math.fsum(use.ratio for use in uses) / len(uses)),
+        **each,
     }
 
 
-def _short(value: float) -> float | None:
-    """With six digits; JSON has no NaN and no infinity."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _short(value: float | None, digits: int = 6) -> float | None:
+    """With so many digits; JSON has no NaN and no infinity."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None

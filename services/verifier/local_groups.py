@@ -145,7 +145,7 @@ class LocalScorer:
         await delivery.ack()
 
     def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int) -> None:
-        """Say it in the log and, where traces are asked for, as a span."""
+        """To the log, and as a span."""
         mean = round(sum(result.rewards) / len(result.rewards), 4)
         spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def group_object(
     group = item.scored.group
     completions = []
     for told, completion in zip(whole["completions"][:COMPLETIONS_SHOWN], group.completions, strict=False):
-        completions.append(told | {"text": cut(completion.text, TEXT_CHARACTERS), "heat": heat(completion, model_folder)})
+        used = told["training"]
+        measured = {measure: used.pop(f"token_{measure}", None) for measure in ("ratio", "weight")} if used else {}
+        warm = heat(completion, model_folder, measured)
+        completions.append(told | {"text": cut(completion.text, TEXT_CHARACTERS), "heat": warm})
     return whole | {
         "node": node,
         "place": place,
@@ -77,12 +81,15 @@ def group_object(
     }
 
 
-def heat(completion: Completion, model_folder: Path) -> dict[str, Any] | None:
+def heat(
+    completion: Completion, model_folder: Path, measured: Mapping[str, list[float | None] | None] | None = None
+) -> dict[str, Any] | None:
     """Tokens and what the policy that sampled gave each (natural logarithm). None where the sender
     kept them to itself.
 
-    `texts` is None where the node's tokenizer is not on this machine, or is another one: the text
-    of the tokens would be a guess.
+    measured: by name, what the trainer used of each token; what is not of as many tokens is left
+    out. `texts` is None where the node's tokenizer is not on this machine, or is another one: the
+    text of the tokens would be a guess.
     """
     if completion.behaviour_logprobs is None:
         return None
@@ -93,7 +100,8 @@ def heat(completion: Completion, model_folder: Path) -> dict[str, Any] | None:
         return None
     shown = logprobs[:TOKENS_SHOWN]
     texts = token_texts(ids, completion.text, model_folder) if ids is not None and len(ids) == len(logprobs) else None
-    return {
+    found = {name: values[:TOKENS_SHOWN] for name, values in (measured or {}).items() if values and len(values) == len(logprobs)}
+    return found | {
         "logprob": [round(max(value, LOWEST_LOGPROB), 4) for value in shown],
         "texts": None if texts is None else [visible(text, 60) for text in texts[:TOKENS_SHOWN]],
         "left_out": len(logprobs) - len(shown),

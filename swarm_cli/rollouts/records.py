@@ -32,6 +32,8 @@ class TrainedAnswer(msgspec.Struct, frozen=True):
     truncated: int | None = None
     ratio: float | None = None
     left_out: str | None = None
+    token_ratio: list[float | None] | None = None
+    token_weight: list[float | None] | None = None
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):

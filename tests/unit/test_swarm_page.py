@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from msgspec import structs
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from services.trainer.trained import trained_line
@@ -257,7 +257,7 @@ def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> No
 
 def test_a_token_that_had_no_chance_does_not_cost_the_page_of_its_group(tmp_path: Path) -> None:
     completion = item("alpha", "beta", 1.0).scored.group.completions[0]
-    absurd = structs.replace(completion, token_ids=pack_ids([1]), behaviour_logprobs=pack_logprobs([float("-inf")]))
+    absurd = replace(completion, token_ids=pack_ids([1]), behaviour_logprobs=pack_logprobs([float("-inf")]))
     assert "Infinity" not in visible_json(heat(absurd, tmp_path))
 
 
@@ -265,6 +265,25 @@ def test_a_crowd_with_a_held_out_set_of_its_own_does_not_stand_above_nodes_that_
     crowd = [signed(f"eve-{number}", 1, 1.0, held_out="b" * 64) for number in range(5)]
     rows = leaderboard([*crowd, signed("alpha", 1, 0.5)], known={"alpha"})
     assert rows[0].node == "alpha"
+
+
+def test_the_heat_of_a_token_has_what_the_trainer_used_of_it(tmp_path: Path) -> None:
+    made = batch(4, item("alpha", "beta", 1.0, 0.0))
+    scored = made.items[0].scored
+    with_logprobs = replace(scored.group.completions[0], behaviour_logprobs=pack_logprobs([-0.5, -1.0, -2.0]))
+    group = replace(scored.group, completions=[with_logprobs, with_logprobs])
+    made = replace(made, items=[replace(made.items[0], scored=replace(scored, group=group))])
+    answers = [
+        {"place": 0, "advantage": 1.5, "token_ratio": [1.0, 0.5, None], "token_weight": [1.0, 0.5, 1.0]},
+        {"place": 1, "advantage": -1.5, "token_ratio": [1.0], "token_weight": [1.0]},
+    ]
+    told = {"id": scored.group_id, "origin": "foreign", "sender": "beta", "fate": "trained", "answers": answers}
+    (tmp_path / TRAINED_FILE).write_text(trained_line(4, 2.0, updated=True, updates=1, groups=[told]) + "\n")
+    found = group_object("alpha", made, 0, MODEL, TrainedRecords(tmp_path), JUDGE)
+    assert found is not None
+    first, second = (completion["heat"] for completion in found["completions"])
+    assert first["ratio"] == [1.0, 0.5, None] and first["weight"] == [1.0, 0.5, 1.0]
+    assert "ratio" not in second and "weight" not in second, "of another number of tokens: a guess"
 
 
 def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.trainer.gradient.answer_sums import shown_places
 from services.trainer.learner import Learner
 from services.trainer.trained import MAX_LINE_BYTES, trained_line
 from shared.contracts.codec import pack_logprobs, unpack_ids
@@ -123,6 +124,13 @@ def test_the_gradient_follows_from_the_record_alone(model: Path) -> None:
     assert weights[0] == pytest.approx([math.exp(shift) for shift in (-2.0, -2.0, -2.5, -3.0)], rel=1e-4)
     assert weights[1] == pytest.approx([math.exp(0.2), math.exp(-0.3), 2.0], rel=1e-4), "the last is cut at importance_cap"
     assert [answer["truncated"] > 0 for answer in record["groups"][2]["answers"]] == [False, False, True]
+    for number in (0, 2):
+        for answer in record["groups"][number]["answers"]:
+            shift = -0.0 if answer["weight"] == 2.0 else math.log(answer["weight"])
+            assert len(answer["token_ratio"]) == len(answer["token_weight"]) == answer["tokens"]
+            assert answer["token_weight"] == pytest.approx([answer["weight"]] * answer["tokens"], rel=1e-2)
+            if shift:
+                assert answer["token_ratio"] == pytest.approx([math.exp(shift)] * answer["tokens"], rel=1e-2)
     assert record["groups"][0]["factor"] == 1.0
     bounded = [line for line in record["groups"] if "bounded" in line]
     assert bounded and all(line["factor"] == pytest.approx(EXTERNAL_WEIGHT * line["bounded"], rel=1e-4) for line in bounded)
@@ -177,3 +185,10 @@ def test_a_line_is_bounded_and_says_what_it_leaves_out() -> None:
     assert len(line) < MAX_LINE_BYTES + 1000
     record = json.loads(line)
     assert len(record["groups"]) + record["groups_not_written"] == len(groups) and line.startswith('{"step":7,')
+
+
+def test_tokens_are_kept_one_by_one_for_the_first_answers_of_each_group_and_no_more() -> None:
+    lengths = {0: [10, 10, 10], 2: [20, 5]}
+    assert shown_places(lengths, 1000) == [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]
+    assert shown_places(lengths, 40) == [(0, 0), (2, 0), (0, 1)]
+    assert shown_places({0: [10_000]}) == [] and shown_places({}) == []

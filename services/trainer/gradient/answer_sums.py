@@ -21,6 +21,12 @@ from services.trainer.parallel.protocol import Parallel
 AnswerPlace = tuple[int, int]
 """Number of a group in the step, and of a completion in it."""
 
+TOKENS_A_STEP = 4096
+"""Tokens of which each one's ratio and weight are kept: at most 60 kB in the record of a step.
+Whole answers, the first of each group before the second of any."""
+
+TokenFigures = tuple[tuple[float | None, float | None], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerUse:
@@ -28,7 +34,8 @@ class AnswerUse:
     weight, proximal to behaviour policy as it multiplied the loss; None where the objective takes
     none, or no token is kept. clipped: tokens whose ratio to the proximal policy was clipped.
     truncated: tokens whose importance weight was cut. ratio: mean ratio to the proximal policy over
-    all tokens.
+    all tokens. each: ratio to the behaviour policy, before any cap, and importance weight of each
+    token, None where there is none; None beyond `TOKENS_A_STEP`.
     """
 
     kept: int
@@ -36,21 +43,32 @@ class AnswerUse:
     clipped: int
     truncated: int
     ratio: float
+    each: TokenFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSums:
-    """Of N completions at `places`; values: (N, 6) float64 on the tokens' device."""
+    """Of N completions at `places`; values: (N, 6) float64, each: (N, T, 2) float32, on the tokens'
+    device.
+    """
 
     places: Sequence[AnswerPlace]
     values: Tensor
+    each: Tensor
 
     @classmethod
     def of(
-        cls, places: Sequence[AnswerPlace], mask: Tensor, correction: ImportanceWeights, per_token: TokenLoss, *, weighted: bool
+        cls,
+        places: Sequence[AnswerPlace],
+        mask: Tensor,
+        correction: ImportanceWeights,
+        per_token: TokenLoss,
+        log_ratio: Tensor,
+        *,
+        weighted: bool,
     ) -> AnswerSums:
-        """Sums over each row of (N, T). weighted: whether the loss was multiplied by the
-        correction's weights.
+        """Sums over each row of (N, T). log_ratio: proximal to behaviour policy, anything where the
+        latter is not known. weighted: whether the loss was multiplied by the correction's weights.
         """
         kept = mask & correction.keep
 
@@ -59,14 +77,18 @@ class AnswerSums:
 
         weights = total(correction.weights * kept) if weighted else torch.full_like(total(kept), torch.nan)
         sums = [total(mask), total(kept), weights, total(per_token.clipped), total(correction.truncated), total(per_token.ratio)]
-        return cls(places, torch.stack(sums, dim=1))
+        ratio = log_ratio.detach().exp().masked_fill(~correction.known, torch.nan)
+        weight = correction.weights.detach().masked_fill(~kept, torch.nan) if weighted else torch.full_like(ratio, torch.nan)
+        return cls(places, torch.stack(sums, dim=1), torch.stack([ratio, weight], dim=2).float())
 
 
-def answer_uses(found: Iterable[AnswerSums], lengths: Mapping[int, int], parallel: Parallel) -> dict[AnswerPlace, AnswerUse]:
-    """What was used of every completion. lengths: how many completions each group has that takes
+def answer_uses(
+    found: Iterable[AnswerSums], lengths: Mapping[int, Sequence[int]], parallel: Parallel
+) -> dict[AnswerPlace, AnswerUse]:
+    """What was used of every completion. lengths: tokens of each completion of the groups that take
     part, the same in all processes; `found` is this process's part of them.
     """
-    places = [(group, completion) for group, count in lengths.items() for completion in range(count)]
+    places = [(group, completion) for group, each in lengths.items() for completion in range(len(each))]
     if not places:
         return {}
     row_of = {place: row for row, place in enumerate(places)}
@@ -77,10 +99,51 @@ def answer_uses(found: Iterable[AnswerSums], lengths: Mapping[int, int], paralle
         # A completion is computed once: nothing is added up here.
         mine[rows] = torch.cat([part.values for part in parts]).cpu()
     whole = reduce(add, parallel.gather(mine)).tolist()
-    return {place: _use(*row) for place, row in zip(places, whole, strict=True)}
+    each = _each_token(parts, {place: lengths[place[0]][place[1]] for place in shown_places(lengths)}, parallel)
+    return {place: _use(*row, each=each.get(place)) for place, row in zip(places, whole, strict=True)}
 
 
-def _use(tokens: float, kept: float, weights: float, clipped: float, truncated: float, ratios: float) -> AnswerUse:
+def shown_places(lengths: Mapping[int, Sequence[int]], most_tokens: int = TOKENS_A_STEP) -> list[AnswerPlace]:
+    """The answers whose tokens are kept one by one, in the order in which they are chosen. One that
+    is too long for what is left ends the choice, so that a step's record does not depend on chance.
+    """
+    by_turn = sorted((completion, group) for group, each in lengths.items() for completion in range(len(each)))
+    chosen, left = [], most_tokens
+    for completion, group in by_turn:
+        left -= lengths[group][completion]
+        if left < 0:
+            break
+        chosen.append((group, completion))
+    return chosen
+
+
+def _each_token(
+    parts: Sequence[AnswerSums], lengths: Mapping[AnswerPlace, int], parallel: Parallel
+) -> dict[AnswerPlace, TokenFigures]:
+    """Of the answers in `lengths`, by all processes together: one transfer and one exchange."""
+    if not lengths:
+        return {}
+    slices, ends = {}, 0
+    for place, length in lengths.items():
+        slices[place], ends = slice(ends, ends + length), ends + length
+    computed = [(place, part.each[row]) for part in parts for row, place in enumerate(part.places) if place in lengths]
+    mine = torch.zeros(ends, 2)
+    if computed:
+        values = torch.cat([rows[: lengths[place]] for place, rows in computed]).cpu()
+        for (place, _), rows in zip(computed, torch.split(values, [lengths[place] for place, _ in computed]), strict=True):
+            mine[slices[place]] = rows
+    numbers = reduce(add, parallel.gather(mine)).tolist()
+    whole = [(_known(ratio), _known(weight)) for ratio, weight in numbers]
+    return {place: tuple(whole[part]) for place, part in slices.items()}
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value  # NaN
+
+
+def _use(
+    tokens: float, kept: float, weights: float, clipped: float, truncated: float, ratios: float, *, each: TokenFigures | None
+) -> AnswerUse:
     known = kept > 0 and weights == weights  # NaN: the objective takes no importance weights
     return AnswerUse(
         kept=int(kept),
@@ -88,4 +151,5 @@ def _use(tokens: float, kept: float, weights: float, clipped: float, truncated: 
         clipped=int(clipped),
         truncated=int(truncated),
         ratio=ratios / tokens if tokens else 0.0,
+        each=each,
     )

@@ -155,7 +155,7 @@ class GradientPart:
 
     def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[AnswerPlace, AnswerUse]:
         """What the step's gradient used of every completion, by all processes together."""
-        lengths = {number: len(group.completions) for number, group in enumerate(groups) if config.takes_part(group)}
+        lengths = {number: group.completion_lengths for number, group in enumerate(groups) if config.takes_part(group)}
         return answer_uses(self.answers, lengths, parallel)
 
     def stats(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> UpdateStats:
@@ -276,10 +276,11 @@ def scored_loss(
     device = rows.mask.device
     dtype = scored.logprobs.dtype
     proximal_logprobs = scored.logprobs.detach() if proximal is None else rows.pad(proximal, dtype)
+    behaviour_logprobs = rows.pad([group.behaviour_logprobs for group in groups], dtype)
     correction = importance_weights(
         config.importance,
         proximal_logprobs=proximal_logprobs,
-        behaviour_logprobs=rows.pad([group.behaviour_logprobs for group in groups], dtype),
+        behaviour_logprobs=behaviour_logprobs,
         has_behaviour=torch.tensor(
             [groups[group].behaviour_logprobs[completion] is not None for group, completion in rows.sequences],
             device=device,
@@ -308,7 +309,8 @@ def scored_loss(
     weights = token_weights(config.objective, correction.keep, normaliser) * group_weights.unsqueeze(1)
     loss = (weights * per_token.loss).sum()
     weighted = not objective.uses_behaviour
-    answers = AnswerSums.of(rows.sequences, rows.mask, correction, per_token, weighted=weighted)
+    log_ratio = proximal_logprobs - behaviour_logprobs
+    answers = AnswerSums.of(rows.sequences, rows.mask, correction, per_token, log_ratio, weighted=weighted)
     return ScoredLoss(loss, _sums(loss, per_token, correction, scored.entropy, rows.mask), answers)
 
 

@@ -97,17 +97,20 @@ function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
   return parts.join(" · ");
 }
 
+/** What the trainer used of one token, where the record has it. */
+const usedOf = (heat, index) => ["ratio", "weight"].filter((measure) => typeof heat[measure]?.[index] === "number").map((measure) => `, ${measure} ${heat[measure][index].toPrecision(3)}`).join("");
+
 function heatText({ heat, place }) {
-  const tokens = heat.texts.map((text, index) => el("span", { class: `token heat-${levelOf(heat.logprob[index])}`, title: `logprob ${heat.logprob[index].toFixed(3)}, probability ${Math.exp(heat.logprob[index]).toPrecision(2)}`, text: text.replaceAll("\\n", "↵\n") }));
+  const tokens = heat.texts.map((text, index) => el("span", { class: `token heat-${levelOf(heat.logprob[index])}`, title: `logprob ${heat.logprob[index].toFixed(3)}, probability ${Math.exp(heat.logprob[index]).toPrecision(2)}${usedOf(heat, index)}`, text: text.replaceAll("\\n", "↵\n") }));
   return el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": `completion-${place}` }, ...tokens, heat.left_out ? ` … ${many(heat.left_out, "more token")}` : null);
 }
 
 function heatLegend() {
   const keys = LEVELS.map(([, words], level) => el("span", { class: `token heat-${level}`, text: words }));
-  return el("p", { class: "hint" }, "Behind each token: its probability under the policy that sampled it (behaviour logprob): ", ...keys.flatMap((key) => [key, " "]));
+  return el("p", { class: "hint" }, "Behind each token: its probability under the policy that sampled it (behaviour logprob): ", ...keys.flatMap((key) => [key, " "]), "Its ratio is how likely the trainer's policy found it against that one, before the step; its weight, what its loss was multiplied by.");
 }
 
-/** The same numbers for those who do not see colours; ratios and weights of the trainer where a sender of this page's data has them. */
+/** The same numbers for those who do not see colours; ratios and weights of the trainer where its record has them. */
 function tokenTable({ heat, place }) {
   const measures = ["logprob", "ratio", "weight"].filter((measure) => Array.isArray(heat[measure]));
   const details = el("details", {}, el("summary", { text: "Tokens as a table" }));
