@@ -148,7 +148,7 @@ def test_a_trainer_whose_configuration_is_wrong_ends_with_78_and_the_mended_one_
 
     def mended() -> bool:
         pods = swarm.cluster.pods(node="alpha")
-        return len(pods) == 4 and all(is_ready(each) for each in pods)
+        return len(pods) == 5 and all(is_ready(each) for each in pods)
 
     swarm.until(mended, "alpha is ready again", READY_S)
     assert swarm.pod("alpha", "trainer")["metadata"]["uid"] != pod
