@@ -299,6 +299,17 @@ _SERVERS = Row(
             queries=(series(f"max by (server_id) (nats_varz_connections{{{SERVER}}})", "{{server_id}}"),),
         ),
         Panel(
+            title="Certificates last",
+            description="Until the certificate runs out that each server shows now. Below 14 days alert NatsCertificateExpires "
+            "fires. No value without TLS.",
+            unit="s",
+            width=6,
+            thresholds=(Threshold(value=14 * 86_400, color="green"),),
+            queries=(
+                series(f"min by (server) (swarm_nats_certificate_expiry_timestamp_seconds{{{SERVER}}}) - time()", "{{server}}"),
+            ),
+        ),
+        Panel(
             title="Running since",
             description="Age of each server. A line that drops to zero is a restart.",
             unit="s",
@@ -314,7 +325,12 @@ NATS = Dashboard(
     title="Swarm NATS",
     description="The servers that carry everything: streams, consumers, leaders, storage.",
     variables=(
-        Variable(name="job", label="Job", query="label_values(nats_server_total_streams, job)"),
+        # Certificates are known to the watch (`swarm nats watch --monitor`), a job of its own.
+        Variable(
+            name="job",
+            label="Job",
+            query='label_values({__name__=~"nats_server_total_streams|swarm_nats_certificate_expiry_timestamp_seconds"}, job)',
+        ),
         Variable(name="stream", label="Stream", query='label_values(nats_stream_total_messages{job=~"$job"}, stream_name)'),
     ),
     rows=(_NOW, _STREAMS, _CONSUMERS, _LEADERS, _SERVERS),

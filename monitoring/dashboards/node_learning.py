@@ -91,6 +91,22 @@ LEARNING = Row(
             queries=quantiles("swarm_completion_tokens", NODE, "node", ""),
         ),
         Panel(
+            title="Completions cut off",
+            description="Share of completions that generator.max_new_tokens cut off, most of them before their answer. A share "
+            "that grows while the reward falls: answers get longer than there is room for.",
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+            width=6,
+            queries=(
+                series(
+                    f"sum by (node) (rate(swarm_completions_cut_total{{{NODE}}}[$__rate_interval])) / "
+                    f"(sum by (node) (rate(swarm_completion_tokens_count{{{NODE}}}[$__rate_interval])) > 0)",
+                    "cut off",
+                ),
+            ),
+        ),
+        Panel(
             title="Left out of training",
             description="Per second: groups skipped by reason, groups without advantage, foreign answers that this node's policy "
             "finds absurd, steps that "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitoring.panels import Panel, Row, series
+from monitoring.panels import Panel, Row, Threshold, series
 
 NODE = 'job=~"$job", node=~"$node"'
 PER_SECOND = "suffix: /s"
@@ -69,6 +69,23 @@ RESOURCES = Row(
                     "{{kind}} {{role}} {{plane}}",
                 ),
             ),
+        ),
+        Panel(
+            title="Clock ahead of the server's",
+            description="By process, against its NATS server; below zero: behind. Alert SwarmClockSkewed looks for 20 seconds. "
+            "Others refuse groups whose sender's clock is far off.",
+            unit="s",
+            width=6,
+            queries=(series(f"swarm_clock_skew_seconds{{{NODE}}}", "{{role}} {{instance}}"),),
+        ),
+        Panel(
+            title="Certificate lasts",
+            description="Until the certificate of each plane's server runs out, as it was shown when the connection was made: "
+            "a renewed one counts from the next connection on. No value without TLS.",
+            unit="s",
+            width=6,
+            thresholds=(Threshold(value=7 * 86_400, color="green"),),
+            queries=(series(f"min by (plane) (swarm_certificate_expiry_timestamp_seconds{{{NODE}}}) - time()", "{{plane}}"),),
         ),
         Panel(
             title="Steps since the checkpoint",

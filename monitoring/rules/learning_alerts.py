@@ -20,6 +20,22 @@ def _error(other: str, matching: str = "") -> str:
     return f"sqrt(({variance}) / on (job, node) group_left () ({_TASKS}))"
 
 
+_REWARD = "node:swarm_local_reward:mean15m"
+_AT_MOST = f"({_REWARD} + 2 * node:swarm_local_reward:error15m)"
+"""What the reward of a node's answers may be, chance allowed for."""
+
+
+def _collapsed(window: str) -> str:
+    """Nodes whose mean entropy over the window is near zero by more than its steps vary."""
+    steps = _steps(window)
+    error = f"max by (job, node) (stddev_over_time(swarm_trainer_entropy_nats[{window}])) / sqrt({steps})"
+    return f"(max by (job, node) (avg_over_time(swarm_trainer_entropy_nats[{window}])) < 0.02 - 2 * {error} and {steps} >= 4)"
+
+
+def _steps(window: str) -> str:
+    return f"sum by (job, node) (increase(swarm_trainer_steps_total[{window}]))"
+
+
 RULES: tuple[Alert, ...] = (
     Alert(
         name="SwarmHeldOutBelowBase",
@@ -52,23 +68,31 @@ RULES: tuple[Alert, ...] = (
     ),
     Alert(
         name="SwarmRewardFalling",
-        expr="""
-        (node:swarm_local_reward:mean15m < 0.5 * max_over_time(node:swarm_local_reward:mean15m[6h]))
+        # What the reward may be now is compared with what its best was at least.
+        expr=f"""
+        ({_REWARD} < 0.5 * max_over_time({_REWARD}[6h]))
         and
-        (max_over_time(node:swarm_local_reward:mean15m[6h]) - node:swarm_local_reward:mean15m > 0.05)
+        (max_over_time({_REWARD}[6h]) - {_REWARD} > 0.05)
+        and
+        ({_AT_MOST} < max_over_time(node:swarm_local_reward:least15m[6h]))
         """,
         hold="10m",
         severity=Severity.WARNING,
         summary="Reward of {{ $labels.node }}'s own answers has fallen to {{ $value | humanizePercentage }}",
         description="The mean reward of the answers of {{ $labels.node }} is less than half of the best that this run had in the "
-        "last six hours: the policy gets worse at the tasks that it trains on.",
+        "last six hours, by more than chance explains for so many groups: the policy gets worse at the tasks that it trains on.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
         name="SwarmEntropyCollapsed",
-        expr="""
-        (max by (job, node) (avg_over_time(swarm_trainer_entropy_nats[15m])) < 0.02)
-        unless on (job, node) (node:swarm_local_reward:mean15m > 0.9)
+        # Slow steps are too few in a quarter of an hour, and are judged by the last hour's.
+        expr=f"""
+        (
+          {_collapsed("15m")}
+          or
+          ({_collapsed("1h")} unless {_steps("15m")} >= 4)
+        )
+        unless on (job, node) ({_AT_MOST} > 0.9)
         """,
         hold="10m",
         severity=Severity.WARNING,

@@ -36,6 +36,9 @@ _STARTED = 'last_over_time(process_start_time_seconds{job="swarm", role="trainer
 
 _REFUSED = _rate('swarm_ingest_rejected_total{reason!="surplus"}', "15m")
 
+_REWARD = "node:swarm_local_reward:mean15m"
+_REWARDED = "(" + _by_run("sum", 'increase(swarm_groups_scored_total{origin="local"}[15m])', "15m") + " > 0)"
+
 _SHARED_ALL = _rate('swarm_rollout_publish_total{plane="swarm"}', "5m")
 _SHARED_OK = _rate('swarm_rollout_publish_total{plane="swarm", result="ok"}', "5m")
 
@@ -94,6 +97,19 @@ RULES: tuple[Record, ...] = (
         + " / ("
         + _by_run("sum", 'rate(swarm_reward_count{origin="local"}[15m])', "15m")
         + " > 0)",
+    ),
+    Record(
+        # Counted in groups: the answers to one question stand or fall together. Rewards lie between
+        # 0 and 1, so the variance is at most mean * (1 - mean); the term beside it keeps an error
+        # where all groups agree: three errors are then 3 / groups.
+        name="node:swarm_local_reward:error15m",
+        expr=f"sqrt(({_REWARD} * (1 - {_REWARD}) + 1 / {_REWARDED}) / {_REWARDED})",
+    ),
+    Record(
+        # Three errors: the best of hours is the best of many. What was recorded by a minute with
+        # few groups is low, however well they did.
+        name="node:swarm_local_reward:least15m",
+        expr=f"{_REWARD} - 3 * node:swarm_local_reward:error15m",
     ),
     Record(name="node:swarm_trainer_grad_norm:max", expr=_by_run("max", "swarm_trainer_grad_norm")),
     Record(

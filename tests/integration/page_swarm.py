@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -66,9 +67,19 @@ class PageSwarm:
         return self.keys.setdefault(node, SigningKey(new_seed()))
 
     async def node(
-        self, name: str, *, here: bool = True, state: str = "working", step: int = 7, age_s: float = 0.0, finished: bool = False
+        self,
+        name: str,
+        *,
+        here: bool = True,
+        state: str = "working",
+        step: int = 7,
+        age_s: float = 0.0,
+        finished: bool = False,
+        trainer_port: int | None = None,
     ) -> None:
-        """Its directory entry, and where it is on this server its streams and processes."""
+        """Its directory entry, and where it is on this server its streams and processes.
+        trainer_port: where this machine's Prometheus finds the trainer's metrics.
+        """
         now = time.time()
         record = NodeRecord(
             node=name,
@@ -85,16 +96,19 @@ class PageSwarm:
         await ensure_node_streams(self.transport, name)
         bucket = subjects.node_bucket(name)
         for role in ROLES:
+            figures = {"step": float(step)} if role == "trainer" else {}
+            if role == "trainer" and trainer_port is not None:
+                figures["http_port"] = trainer_port
             status = ServiceStatus(
                 node=name,
                 role=role,
                 replica="0",
                 pid=1,
-                host="h",
+                host="h" if trainer_port is None else socket.gethostname(),
                 state=state,
                 started_at=now - 100,
                 updated_at=now - age_s,
-                figures={"step": float(step)} if role == "trainer" else {},
+                figures=figures,
             )
             await self.transport.kv.put(bucket, subjects.status_key(role, "0"), encode(status))
         position = TrainerPosition(policy_version=step, consumed_local=step, finished=finished)
@@ -220,13 +234,13 @@ async def publish_raw(url: str, subject: str, payload: bytes) -> None:
 class Dashboard:
     """`swarm dashboard` as a process."""
 
-    def __init__(self, url: str, folder: Path, *, prometheus: bool = False, var_dir: Path | None = None) -> None:
+    def __init__(self, url: str, folder: Path, *more: str, prometheus: bool = False, var_dir: Path | None = None) -> None:
         self.port = free_port_range()
         self.url = f"http://127.0.0.1:{self.port}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
         if not prometheus:  # a PATH without it, whatever is installed
             environment["PATH"] = str(Path(sys.executable).parent)
-        arguments = ["--port", str(self.port), "--node-url", url, "--folder", str(folder / "watch")]
+        arguments = ["--port", str(self.port), "--node-url", url, "--folder", str(folder / "watch"), *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm_cli", "dashboard", *arguments],
             cwd=ROOT,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
 from shared.contracts import subjects
 from shared.contracts.codec import encode
@@ -21,6 +22,7 @@ from shared.contracts.control import NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
+from shared.runtime.health import HealthServer, Heartbeat
 from tests.integration.page_swarm import ROOT, SWARM, Dashboard, PageSwarm, group, publish_raw, usual
 from tests.nats_server import NatsServer
 
@@ -230,6 +232,51 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
     finally:
         looker.close()
         shown.close()
+
+
+@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
+def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on_the_panels(
+    browser: Any, server: NatsServer, tmp_path: Path
+) -> None:
+    registry = CollectorRegistry()
+    Gauge("swarm_policy_version", "Version.", registry=registry).set(7)
+    Gauge("swarm_trainer_kl_behaviour_nats", "Far from the policy that sampled.", registry=registry).set(2.0)
+    trainer = HealthServer("127.0.0.1", 0, registry, Heartbeat(), lambda: None)
+
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("alpha", trainer_port=trainer.port)
+        await swarm.transport.close()
+
+    written(write())
+    shown = Dashboard(server.url, tmp_path, "--patience", "0.1", prometheus=True)
+    try:
+        shown.until_state("running")
+        looker = Looker(browser)
+        card = looker.open(shown.url).locator("#alerts li.alert", has_text="SwarmPolicyDiverges")
+        playwright.expect(card).to_contain_text("of alpha", timeout=WAIT_MS)
+        playwright.expect(card).to_contain_text("moved 2.0 nats a token")
+        looker.check()
+        assert not AXE.exists() or looker.axe() == [], "the swarm's page while an alert fires"
+        looker.close()
+        wrong: dict[tuple[str, int], list[str]] = {}
+        for width, scheme in LOOKS:
+            looker = Looker(browser, width, scheme)
+            page = looker.page
+            page.goto(f"{shown.url}panels")
+            card = page.locator("#alerts .alert.firing", has_text="SwarmPolicyDiverges")
+            playwright.expect(card).to_contain_text("moved 2.0 nats a token", timeout=WAIT_MS)
+            for tab in ("Swarm", "Swarm node"):
+                page.get_by_role("button", name=tab, exact=True).click()
+                page.locator("article.panel :is(canvas, table, .stats)").first.wait_for()
+                looker.check()
+                wrong[tab, width] = looker.axe() if AXE.exists() else []
+            looker.shot(f"panels-firing-{width}-{scheme}")
+            looker.close()
+        assert not any(wrong.values()), wrong
+    finally:
+        shown.close()
+        trainer.close()
 
 
 def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_is_text(

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -103,7 +104,7 @@ def swarm(server: NatsServer, *arguments: str, columns: int = 200, var_dir: Path
     )
 
 
-def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -149,10 +150,12 @@ async def test_only_groups_that_a_step_trained_on_are_shown_where_that_is_asked(
     assert refused.returncode == 1 and "--trained needs the trainer's records" in refused.stderr
     folder = tmp_path / "runs" / "one" / "alpha"
     folder.mkdir(parents=True)
+    tokens = {"token_ratio": [1.0, 0.97, None], "token_weight": [1.0, 0.97, 1.0]}
+    used = {"place": 0, "advantage": 1.5, "tokens": 3, "kept": 3, **tokens}
     for batch_made in batches[:4]:
         local, foreign = (item.scored.group_id for item in batch_made.items)
         groups = [
-            {"id": local, "origin": "local", "sender": "alpha", "fate": "trained", "answers": []},
+            {"id": local, "origin": "local", "sender": "alpha", "fate": "trained", "answers": [used]},
             {"id": foreign, "origin": "external", "sender": "beta", "fate": "absurd", "answers": []},
         ]
         with (folder / "trained.jsonl").open("a") as file:
@@ -161,6 +164,8 @@ async def test_only_groups_that_a_step_trained_on_are_shown_where_that_is_asked(
     assert "not trained on yet" in newest.stdout and "--trained" in newest.stderr
     trained = objects(swarm(server, "--limit", "2", "--trained", "--json", var_dir=tmp_path))
     assert [(each["step"], each["origin"]) for each in trained] == [(3, "local"), (4, "local")]
+    told, untold = (completion["training"] for completion in trained[-1]["completions"])
+    assert {name: told[name] for name in tokens} == tokens and untold is None
 
 
 async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> None:

@@ -284,6 +284,8 @@ def test_the_heat_of_a_token_has_what_the_trainer_used_of_it(tmp_path: Path) -> 
     first, second = (completion["heat"] for completion in found["completions"])
     assert first["ratio"] == [1.0, 0.5, None] and first["weight"] == [1.0, 0.5, 1.0]
     assert "ratio" not in second and "weight" not in second, "of another number of tokens: a guess"
+    later = group_object("alpha", replace(made, number=5), 0, MODEL, TrainedRecords(tmp_path), JUDGE)
+    assert later is not None and later["training"] is None and later["waits"] and not found["waits"]
 
 
 def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:

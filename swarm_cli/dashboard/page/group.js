@@ -46,7 +46,7 @@ async function showGroup(node, step, place) {
     ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen by", reason(told)],
-    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : "not on record on this machine"],
+    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : told.waits ? `not yet: its batch waits for its step (swarm rollouts ${node} --trained has groups that were)` : "not on record on this machine"],
   ];
   const links = [
     told.place > 0 ? el("a", { href: route("group", node, step, told.place - 1), text: "group before" }) : null,

@@ -179,6 +179,7 @@ class PanelView {
     return () => {
       if (!lines.length) return this.say("no data");
       this.body.classList.add("scroll");
+      Object.assign(this.body, { tabIndex: 0, role: "region", ariaLabel: this.panel.title }); // the keyboard scrolls it
       this.body.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
     };
   }
@@ -297,7 +298,7 @@ function build() {
       seen.observe(view.node);
       sized.observe(view.body);
     }
-    return make("details", { open: !row.collapsed }, make("summary", { textContent: row.title }), make("div", { class: "grid" }, ...views.map(({ node }) => node)));
+    return make("details", { open: !row.collapsed }, make("summary", {}, make("h2", { textContent: row.title })), make("div", { class: "grid" }, ...views.map(({ node }) => node)));
   }));
 }
 
