@@ -241,14 +241,17 @@ def test_pods_with_gpus_go_together_so_that_a_machine_stays_free_for_a_trainer_o
             assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_generators_give_way_to_trainers_and_nobody_displaces_nats() -> None:
+def test_generators_give_way_to_trainers_those_with_one_gpu_to_those_with_several_and_nobody_displaces_nats() -> None:
     objects = render("cluster")
     values = {name_of(each): each["value"] for each in with_kind(objects, "PriorityClass")}
     ranks: dict[str, set[int]] = {}
     for workload, _ in every_container(objects):
         if role_of(workload) in (*ROLES, "nats"):
             ranks.setdefault(str(role_of(workload)), set()).add(values[pod_of(workload)["priorityClassName"]])
-    assert all(len(each) == 1 for each in ranks.values())
+    assert all(len(each) == 1 for role, each in ranks.items() if role != "trainer")
+    one, several = (find(objects, "StatefulSet", f"{node}-trainer") for node in ("alpha", "gamma"))
+    assert [values[pod_of(each)["priorityClassName"]] for each in (one, several)] == sorted(ranks["trainer"])
+    assert len(ranks["trainer"]) == 2, "a trainer with one GPU would hold the only machine with four"
     order = sorted(ranks, key=lambda role: min(ranks[role]))
     assert order[0] == "generator" and order[-2:] == ["trainer", "nats"]
     assert all(value > 0 for value in values.values()), "pods of others, at 0, would come first"
