@@ -17,7 +17,7 @@ from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
 from shared.transport.deadline import Deadline
 from shared.transport.nats import connection as connections
-from shared.transport.nats import direct
+from shared.transport.nats import direct, tcp
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.options import Options
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES, LINE_BYTES, USUAL_MESSAGE_BYTES
@@ -30,6 +30,7 @@ INFO: dict[str, Any] = {"server_id": "S", "version": "2.15.1", "headers": True, 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "RECONNECT_WAIT_S", 0.01)
+    monkeypatch.setattr(tcp, "CLOSING_S", 0.1)
 
 
 class Hub:
@@ -178,6 +179,50 @@ async def test_a_client_goes_to_no_server_but_those_it_was_given(
             await connection.client.flush()
             assert [each.uri.port for each in connection.client.server_pool] == [made.port]
             assert other.connections == 0
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_server_that_takes_nothing_more_is_left_though_bytes_for_it_are_unsent(
+    encrypted: bool, certificates: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if made.connections == 1:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await made.over.wait()
+        await quiet(reader, writer)
+
+    monkeypatch.setattr(connections, "PING_INTERVAL_S", 0.02)
+    authority, shown = certificates
+    tls, ca_file = (shown, authority) if encrypted else (None, None)
+    async with hub(says, tls=tls) as made, client_of(made, ca_file=ca_file) as connection:
+        for _ in range(20):
+            await connection.send("x", bytes(900_000))
+        await until(lambda: connection.counters.reconnects == 1 and connection.connected)
+
+
+@pytest.mark.parametrize("does", ["resets", "waits"])
+async def test_a_server_without_an_end_of_its_handshake_leaves_time_for_the_next_one(
+    does: str, certificates: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tried.set()
+        writer.write(info(tls_required=True))
+        await reader.read(10)
+        if does == "resets":
+            writer.transport.abort()
+        await made.over.wait()
+        writer.close()
+
+    monkeypatch.setattr("nats.aio.client.shuffle", lambda servers: None)
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.3)
+    authority, shown = certificates
+    tried = asyncio.Event()
+    async with hub(quiet, tls=shown) as made, await asyncio.start_server(serve, "127.0.0.1", 0) as bad:
+        urls = [f"tls://127.0.0.1:{port}" for port in (bad.sockets[0].getsockname()[1], made.port)]
+        connection = Connection(Options(url=",".join(urls), name="test", ca_file=str(authority)))
+        await connection.open(5.0)
+        assert tried.is_set() and connection.client.connected_url.port == made.port
+        await connection.close()
 
 
 @pytest.mark.parametrize("greeting", [b"INFO []\r\n", b"INFO " + b"x" * 100_000 + b"\r\n", info(max_payload="much")])
