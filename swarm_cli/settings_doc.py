@@ -28,7 +28,8 @@ as JSON. This page is generated from the code by `{COMMAND}`; do not edit it.
     SWARM_TRAINER__LEARNING_RATE=1e-5 SWARM_TRAINER__VESPO_POSITIVE='[1.5, 3.0]' swarm up
 
 There are two NATS settings: `nats.node_url` for the node's streams and `nats.swarm_url` for the
-shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone.
+shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone. Of a
+cluster name all servers, with commas between: others that a server tells of are ignored.
 
 `swarm config show` prints the values in force as a TOML file, and `swarm config check` finds
 mistakes before anything starts. An error about an unknown setting or a value out of bounds names

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +17,11 @@ from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
 from shared.transport.deadline import Deadline
 from shared.transport.nats import connection as connections
-from shared.transport.nats import direct
+from shared.transport.nats import direct, tcp
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.options import Options
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES, LINE_BYTES, USUAL_MESSAGE_BYTES
+from tests.secured_server import make_certificates
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 INFO: dict[str, Any] = {"server_id": "S", "version": "2.15.1", "headers": True, "max_payload": 1_000_000, "proto": 1}
@@ -27,6 +30,7 @@ INFO: dict[str, Any] = {"server_id": "S", "version": "2.15.1", "headers": True, 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "RECONNECT_WAIT_S", 0.01)
+    monkeypatch.setattr(tcp, "CLOSING_S", 0.1)
 
 
 class Hub:
@@ -34,8 +38,9 @@ class Hub:
     to.
     """
 
-    def __init__(self, says: Says, greetings: list[bytes]) -> None:
-        self._says, self._greetings = says, greetings
+    def __init__(self, says: Says, greetings: list[bytes], tls: ssl.SSLContext | None = None) -> None:
+        self._says, self._greetings, self._tls = says, greetings, tls
+        self.over = asyncio.Event()
         self.connections, self.port = 0, 0
         self.taken = 0
 
@@ -44,6 +49,8 @@ class Hub:
         self.connections += 1
         try:
             writer.write(greeting)
+            if self._tls is not None:
+                await writer.start_tls(self._tls)
             while (line := await reader.readline()) and not line.startswith(b"PING"):
                 pass
             writer.write(b"PONG\r\n")
@@ -58,20 +65,31 @@ def info(**other: Any) -> bytes:
     return b"INFO " + json.dumps({**INFO, **other}).encode() + b"\r\n"
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """An authority's file, and what a hub with a certificate by it shows."""
+    authority, certificate, key = make_certificates(tmp_path_factory.mktemp("tls"))
+    shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    shown.load_cert_chain(certificate, key)
+    return authority, shown
+
+
 @asynccontextmanager
-async def hub(says: Says, *greetings: bytes) -> AsyncIterator[Hub]:
-    made = Hub(says, list(greetings or [info()]))
+async def hub(says: Says, *greetings: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[Hub]:
+    made = Hub(says, list(greetings or [info(tls_required=tls is not None)]), tls)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made
     finally:
+        made.over.set()
         server.close()
 
 
 @asynccontextmanager
-async def client_of(made: Hub) -> AsyncIterator[Connection]:
-    connection = Connection(Options(url=f"nats://127.0.0.1:{made.port}", name="test"))
+async def client_of(*made: Hub, ca_file: Path | None = None) -> AsyncIterator[Connection]:
+    urls = [f"{'tls' if ca_file else 'nats'}://127.0.0.1:{each.port}" for each in made]
+    connection = Connection(Options(url=",".join(urls), name="test", ca_file=str(ca_file) if ca_file else None))
     await connection.open(10.0)
     try:
         yield connection
@@ -133,16 +151,81 @@ async def test_a_message_as_long_as_servers_of_ours_take_is_received_whatever_th
         assert len((await found.next_msg(timeout=20)).data) == USUAL_MESSAGE_BYTES
 
 
-async def test_no_server_talks_a_client_into_more_than_servers_ever_take_nor_into_endless_lists_of_servers() -> None:
-    many = [f"192.0.2.1:{port}" for port in range(1, 900)]
-    async with hub(quiet, info(max_payload=10**15, connect_urls=many)) as made, client_of(made) as connection:
+async def test_no_server_talks_a_client_into_more_than_servers_ever_take() -> None:
+    async with hub(quiet, info(max_payload=10**15)) as made, client_of(made) as connection:
         assert connection.max_payload_bytes == LARGEST_MESSAGE_BYTES
-        assert len(connection.client._server_pool) <= 64
 
 
-@pytest.mark.parametrize(
-    "greeting", [b"INFO []\r\n", b"INFO " + b"x" * 100_000 + b"\r\n", info(max_payload="much"), info(connect_urls=7)]
-)
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_client_goes_to_no_server_but_those_it_was_given(
+    encrypted: bool, certificates: tuple[Path, ssl.SSLContext]
+) -> None:
+    """Others are named in the greeting, which comes before TLS and which somebody between may
+    change, in that of each later connection, and within one.
+    """
+
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if made.connections > 1:
+            writer.write(info(connect_urls=elsewhere))
+            await quiet(reader, writer)
+
+    authority, shown = certificates
+    tls = shown if encrypted else None
+    async with hub(quiet, tls=tls) as other:
+        elsewhere = [f"127.0.0.1:{other.port}", *(f"192.0.2.1:{port}" for port in range(1, 63))]
+        greeting = info(tls_required=encrypted, connect_urls=elsewhere)
+        async with hub(says, greeting, tls=tls) as made, client_of(made, ca_file=authority if encrypted else None) as connection:
+            await until(lambda: connection.counters.reconnects == 1)
+            await connection.client.flush()
+            assert [each.uri.port for each in connection.client.server_pool] == [made.port]
+            assert other.connections == 0
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_server_that_takes_nothing_more_is_left_though_bytes_for_it_are_unsent(
+    encrypted: bool, certificates: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if made.connections == 1:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await made.over.wait()
+        await quiet(reader, writer)
+
+    monkeypatch.setattr(connections, "PING_INTERVAL_S", 0.02)
+    authority, shown = certificates
+    tls, ca_file = (shown, authority) if encrypted else (None, None)
+    async with hub(says, tls=tls) as made, client_of(made, ca_file=ca_file) as connection:
+        for _ in range(20):
+            await connection.send("x", bytes(900_000))
+        await until(lambda: connection.counters.reconnects == 1 and connection.connected)
+
+
+@pytest.mark.parametrize("does", ["resets", "waits"])
+async def test_a_server_without_an_end_of_its_handshake_leaves_time_for_the_next_one(
+    does: str, certificates: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tried.set()
+        writer.write(info(tls_required=True))
+        await reader.read(10)
+        if does == "resets":
+            writer.transport.abort()
+        await made.over.wait()
+        writer.close()
+
+    monkeypatch.setattr("nats.aio.client.shuffle", lambda servers: None)
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.3)
+    authority, shown = certificates
+    tried = asyncio.Event()
+    async with hub(quiet, tls=shown) as made, await asyncio.start_server(serve, "127.0.0.1", 0) as bad:
+        urls = [f"tls://127.0.0.1:{port}" for port in (bad.sockets[0].getsockname()[1], made.port)]
+        connection = Connection(Options(url=",".join(urls), name="test", ca_file=str(authority)))
+        await connection.open(5.0)
+        assert tried.is_set() and connection.client.connected_url.port == made.port
+        await connection.close()
+
+
+@pytest.mark.parametrize("greeting", [b"INFO []\r\n", b"INFO " + b"x" * 100_000 + b"\r\n", info(max_payload="much")])
 async def test_a_greeting_that_cannot_be_read_does_not_end_reconnecting(greeting: bytes) -> None:
     async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if made.connections > 1:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from contextlib import suppress
 from typing import Any
 
 import nats
 import nats.errors
 import structlog
+from nats.aio.client import DEFAULT_BUFFER_SIZE
 
 from shared.transport.nats import credentials, headers
 from shared.transport.nats.parser import BoundedParser, ServerMisbehaves, checked_info
+from shared.transport.nats.tcp import PromptTransport
 
 log = structlog.get_logger(__name__)
 
 
-_MOST_SERVERS = 64
-
-
 class Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for seven things in 2.16: its read loop ends for good when a foreign message's
+    """nats-py, but for nine things in 2.16: its read loop ends for good when a foreign message's
     status line is not UTF-8, it parses headers of any size, it takes a publisher's `Status` for
     the server's, it goes on in the clear when a server, or somebody between, says that it has no
-    TLS, it waits for a message or a line of any length, a greeting that it cannot read ends its
-    reconnecting for good, and closing can raise what belongs to a task of its own."""
+    TLS, it goes to whatever other servers that one names, it waits for a message or a line of any
+    length, a greeting that it cannot read ends its reconnecting for good, it waits for a server
+    that it leaves to take what is unsent, and closing can raise what belongs to a task of its
+    own."""
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -42,13 +44,22 @@ class Client(nats.NATS):  # type: ignore[misc]
         ends = (session.getpeercert() or {}).get("notAfter") if session is not None else None
         return float(ssl.cert_time_to_seconds(ends)) if ends else None
 
+    async def _connect_to_server(self, s: Any) -> None:
+        s.last_attempt = time.monotonic()
+        self._abort()
+        self._transport = PromptTransport()
+        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
     async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
         info = checked_info(info)
         if initial_connection and self._demands_tls and not info.get("tls_required"):
             raise nats.errors.Error(credentials.NO_TLS)
-        # A server names others of its cluster, as often as it likes; each is tried one day.
-        room = max(0, _MOST_SERVERS - len(self._server_pool))
-        info = {**info, "connect_urls": (info.get("connect_urls") or [])[:room]}
+        # Other servers of the cluster. The greeting comes before TLS: somebody between adds a host
+        # of his own, nats-py checks its certificate against that host's own name, and it is handed
+        # this client's signature. Names that come within TLS are checked against no configured
+        # name either, and dead addresses delay each reconnect by 2 s. So a client goes only where
+        # its url says, which may be a list; the servers of `k8s/` name no others (`no_advertise`).
+        info.pop("connect_urls", None)
         await super()._process_info(info, initial_connection=initial_connection)
 
     async def _process_connect_init(self) -> None:
@@ -69,6 +80,12 @@ class Client(nats.NATS):  # type: ignore[misc]
                     await self.close()
             except Exception as error:
                 log.debug("nats_close_failed", error=repr(error))
+            finally:
+                self._abort()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     async def _process_headers(self, block: Any) -> Any:
         if not block or headers.is_oversized(block):

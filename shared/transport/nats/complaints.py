@@ -1,5 +1,5 @@
-"""The errors that a connection's client reports: counted by kind, and logged once while they
-repeat.
+"""The errors that a connection's client reports: counted by kind, and each logged once until there
+is a connection again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from shared.transport.nats.parser import ServerMisbehaves
 log = structlog.get_logger(__name__)
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
+MOST_TOLD = 32
+"""Different errors logged until there is a connection again; who makes them up has more."""
 
 
 class Complaints:
@@ -26,6 +28,7 @@ class Complaints:
         self._counters = counters
         self._forbidden = ""
         self._refused = False
+        self._told: set[str] = set()
         self.newest = ""
         """The complaint heard last, described; empty when all is well since the last `settle`."""
 
@@ -43,8 +46,7 @@ class Complaints:
         if kind == "permissions":
             self._forbidden = str(error).lower()
         described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if described != self.newest:
-            log.warning("nats_error", url=options.url, error=described)
+        self._tell(described)
         self.newest = described
         if denied is not None and opening:
             raise AccessDenied(denied)
@@ -58,6 +60,17 @@ class Complaints:
                 "key, or put the public key back into the server's configuration and reload; the connection is retried until then",
             )
 
+    def _tell(self, described: str) -> None:
+        if described in self._told or len(self._told) > MOST_TOLD:
+            return
+        self._told.add(described)
+        if len(self._told) <= MOST_TOLD:
+            log.warning("nats_error", url=self._options.url, error=described)
+        else:
+            log.warning(
+                "nats_errors_untold", url=self._options.url, remedy="further ones are only counted (swarm_nats_errors_total)"
+            )
+
     def forbids(self, subject: str) -> bool:
         """Whether the last violation of permissions was about `subject`."""
         return f'"{subject}"'.lower() in self._forbidden
@@ -65,6 +78,7 @@ class Complaints:
     def settle(self) -> None:
         """There is a connection again: what comes now is news."""
         self.newest, self._refused = "", False
+        self._told.clear()
 
 
 def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:

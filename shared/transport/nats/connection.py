@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
+CONNECT_TIMEOUT_S = 2
+"""For each step towards one server: its address, its greeting, its TLS handshake, its answer."""
 _ATTEMPT_S = 1.0
 _HEADERS_BYTES = 16 * 1024
 """Kept free below the server's `max_payload` for headers."""
@@ -241,7 +243,7 @@ def _settings(options: Options) -> dict[str, Any]:
     return {
         "servers": options.url.split(","),
         "name": options.name,
-        "connect_timeout": 2,
+        "connect_timeout": CONNECT_TIMEOUT_S,
         "reconnect_time_wait": RECONNECT_WAIT_S,
         "max_reconnect_attempts": -1,
         "ping_interval": PING_INTERVAL_S,
