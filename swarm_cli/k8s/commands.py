@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from shared.identity.permissions import OPERATOR
+from shared.identity.roster import RosterError
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.k8s.check.command import check
+from swarm_cli.k8s.existing import found_files, is_installed, known_nodes, listed, lost
 from swarm_cli.k8s.key_state import (
     accounts_text,
     complete_certificates,
     complete_keys,
     contents,
+    folder_files,
     left_out,
     observer_is_lost,
     put_existing,
@@ -38,7 +40,6 @@ from swarm_cli.k8s.secret_objects import (
     as_objects,
     as_yaml,
     expected,
-    found_files,
 )
 from swarm_cli.replace_file import replace_file
 
@@ -74,24 +75,32 @@ def secrets(
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
     ] = NODE_CONNECTIONS,
     namespace: Annotated[str, typer.Option(help="The overlay's namespace.")] = "swarm",
+    new: Annotated[
+        bool, typer.Option("--new", help="With --existing: the cluster has nothing of the swarm yet, so make every key.")
+    ] = False,
 ) -> None:
     """Print every Secret and ConfigMap that the cluster overlay's pods mount and that is not in the
     repository: keys, accounts, certificates and the roster.
 
     The state is the folder of keys, or the cluster itself with --existing. Run it again whenever
     you like: it prints the same, a new node adds its keys, and a certificate that ends within 30
-    days is made anew with the same key. Apply with `kubectl apply --server-side --filename -`.
+    days is made anew with the same key. New keys are named on standard error; with --existing only
+    nodes that are added get any, unless --new says that the cluster has nothing yet. Apply with
+    `kubectl apply --server-side --filename -`.
     """
     chosen = [checked_node(part) for entry in nodes for part in entry.split(",") if part]
     if OPERATOR in chosen:
         raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
     wanted = expected(chosen, cert_manager=cert_manager)
-    found = _found(existing, wanted) if existing else {}
+    found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
     with _folder(keys or (None if existing else KEYS)) as folder:
         if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
             raise CommandError("the cluster's servers admit spectators with a key that is not here: name its folder with --keys")
+        if installed or (existing and not new):
+            _refuse_lost(wanted, found, folder, namespace, installed=installed)
         put_existing(folder, found)
-        complete_keys(folder, chosen)
+        if made_keys := complete_keys(folder, chosen):
+            note(f"new keys: {', '.join(made_keys)}")
         made = {
             ACCOUNTS_FILE: accounts_text(folder, chosen, node_connections),
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
@@ -107,16 +116,43 @@ def secrets(
     _deliver(objects, out)
 
 
-def _found(existing: str, wanted: Sequence[Expected]) -> dict[str, str]:
-    """Texts by file of what a cluster has, as kubectl prints a list of objects."""
+def _found(existing: str, wanted: Sequence[Expected], namespace: str) -> tuple[dict[str, str], bool]:
+    """Texts by file of what a cluster has, as kubectl prints a list of objects, and whether it has
+    anything of a swarm.
+    """
     try:
         text = sys.stdin.read() if existing == STANDARD else Path(existing).read_text()
-        listed = json.loads(text) if text.strip() else {"items": []}
-        return found_files(listed["items"] if listed.get("kind", "List").endswith("List") else [listed], wanted)
+        objects = listed(text)
+        return found_files(objects, wanted, namespace), is_installed(objects, namespace)
     except OSError as error:
         raise CommandError(f"--existing {existing}: {error.strerror}: give the file that kubectl wrote") from None
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CommandError(f"--existing {existing}: {error}: give what `kubectl get secrets,configmaps -o json` prints") from None
+    except ValueError as error:
+        raise CommandError(
+            f"--existing {existing}: {error}: give what `kubectl -n {namespace} get secrets,configmaps -o json` prints"
+        ) from None
+
+
+def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: Path, namespace: str, *, installed: bool) -> None:
+    """Refuse to make keys in place of those of a swarm that runs, which a list that is cut short
+    would lack. Where nothing is `installed`, the folder has to have every key.
+    """
+    file = folder / ROSTER_FILE
+    try:
+        known = known_nodes(wanted, found, file.read_text() if file.exists() else "")
+    except (RosterError, OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"the cluster's roster or {file}: {error}") from None
+    has = {*found, *folder_files(folder)}
+    missing = (
+        lost(wanted, has, known) if installed else lost(wanted, has | {ACCOUNTS_FILE, ROSTER_FILE}, {each.node for each in wanted})
+    )
+    if not missing:
+        return
+    command = f"`kubectl -n {namespace} get secrets,configmaps -o json`"
+    if installed:
+        what, remedy = f"what namespace {namespace} has lacks {', '.join(missing)}", "name a folder with their keys with --keys"
+    else:
+        what, remedy = f"it has nothing of a swarm in namespace {namespace}", "for a first installation add --new"
+    raise CommandError(f"{what}, and no key is made in place of one that may be in use: list all, with {command}, or {remedy}")
 
 
 @contextmanager

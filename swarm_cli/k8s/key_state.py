@@ -42,7 +42,9 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
         if file.endswith(".nk"):
             seed = text.strip()
             if not keys.is_seed(seed):
-                raise CommandError(f"the cluster's Secret has no key where {file} is from: restore it, or delete that Secret")
+                raise CommandError(
+                    f"the cluster's Secret has no key where {file} is from: restore it, or delete it and give --keys"
+                )
             if not path.exists():
                 keys.create(path, seed.encode())
             elif path.read_text().strip() != seed:
@@ -51,11 +53,20 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
             _write(path, text)
 
 
-def complete_keys(folder: Path, nodes: Sequence[str]) -> None:
-    """Make the key files that are missing, of `nodes` and of the swarm's operator."""
-    for node in nodes:
-        make_missing_keys(folder, node, (*NODE_KEYS, SIGNING))
-    make_missing_keys(folder, OPERATOR, ("swarm", WATCH))
+def complete_keys(folder: Path, nodes: Sequence[str]) -> list[str]:
+    """Make the key files that are missing, of `nodes` and of the swarm's operator; returns which,
+    such as `alpha/trainer.nk`.
+    """
+    names = dict.fromkeys(nodes, (*NODE_KEYS, SIGNING)) | {OPERATOR: ("swarm", WATCH)}
+    before = folder_files(folder)
+    for node, of_node in names.items():
+        make_missing_keys(folder, node, of_node)
+    return [file for node, of_node in names.items() for name in of_node if (file := f"{node}/{name}.nk") not in before]
+
+
+def folder_files(folder: Path) -> set[str]:
+    """The files that are there, such as `ca.crt` and `alpha/trainer.nk`."""
+    return {str(path.relative_to(folder)) for pattern in ("*.*", "*/*.nk") for path in folder.glob(pattern)}
 
 
 def accounts_text(folder: Path, nodes: Sequence[str], node_connections: int) -> str:
@@ -146,8 +157,12 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
 def left_out(folder: Path, nodes: Sequence[str], accounts: str) -> list[str]:
     """Nodes with keys in the folder, or with an account in `accounts`, that `nodes` lacks."""
     in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
-    named = {line.strip().removeprefix("NODE_").removesuffix(" {").lower() for line in accounts.splitlines() if _begins_node(line)}
-    return sorted((in_folder | named) - set(nodes))
+    return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
+
+
+def accounts_nodes(accounts: str) -> set[str]:
+    """Nodes that have an account in `accounts`."""
+    return {line.strip().removeprefix("NODE_").removesuffix(" {").lower() for line in accounts.splitlines() if _begins_node(line)}
 
 
 def observer_is_lost(folder: Path, accounts: str) -> bool:

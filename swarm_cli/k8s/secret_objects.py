@@ -73,22 +73,6 @@ def annotation_bytes(each: Mapping[str, Any]) -> int:
     return len(json.dumps(each, separators=(",", ":")))
 
 
-def found_files(objects: Iterable[Mapping[str, Any]], wanted: Iterable[Expected]) -> dict[str, str]:
-    """Texts by file of the key folder, as far as `objects` of a cluster have them.
-
-    Raises:
-        ValueError: an entry is not text in base64.
-    """
-    held = {(each.get("kind"), each.get("metadata", {}).get("name")): each for each in objects}
-    found: dict[str, str] = {}
-    for each in wanted:
-        entries = held.get((each.kind, each.name), {}).get("data") or {}
-        for key, file in each.files.items():
-            if key in entries:
-                found[file] = _decoded(str(entries[key]), each, key) if each.kind == "Secret" else str(entries[key])
-    return found
-
-
 def _node_secrets(node: str) -> list[Expected]:
     """A Secret per role: the verifier alone has the key that the swarm plane knows, and the one it
     signs with.
@@ -112,10 +96,3 @@ def _as_object(each: Expected, texts: Mapping[str, str], namespace: str) -> dict
         **({"type": "Opaque"} if secret else {}),
         "data": {key: base64.b64encode(text.encode()).decode() if secret else text for key, text in texts.items()},
     }
-
-
-def _decoded(text: str, each: Expected, key: str) -> str:
-    try:
-        return base64.b64decode(text, validate=True).decode()
-    except ValueError:
-        raise ValueError(f"Secret {each.name}: {key} is not text in base64") from None

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 SIGNALS = 2
 """nats-server 2.15.1 gives a new account its imports at the second reload only."""
 BETWEEN_S = 5.0
+_MOST_PROCESSES = 2**22
+"""Linux gives no process a higher number."""
 
 
 class Reloads:
@@ -66,6 +68,19 @@ def _files(folders: Iterable[Path]) -> list[Path]:
     return sorted(path for folder in folders for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
+def server_process(text: str) -> int:
+    """The process number in a pid file.
+
+    Raises:
+        ValueError: it is no number of a server. 0 and negative ones stand for groups of processes
+            and 1 for what holds the pod or the machine: a signal would end others.
+    """
+    number = int(text)
+    if not 1 < number <= _MOST_PROCESSES:
+        raise ValueError(f"the pid file says {number}, which is no server's process: let the server write it (pid_file)")
+    return number
+
+
 def keep_reloading(folders: list[Path], pid_file: Path, every_s: float, stopping: threading.Event) -> None:
     """Look every `every_s` seconds until `stopping` is set. Whatever cannot be read or reached is
     logged once a change and tried again: a container that ends would take the server beside it out
@@ -83,7 +98,7 @@ def keep_reloading(folders: list[Path], pid_file: Path, every_s: float, stopping
                 reloads = Reloads(None if newest_s(folders) > pid_file.stat().st_mtime else found)
                 log.info("nats_reload_watching", folders=[str(folder) for folder in folders])
             if reloads.due(found, clock_s):
-                os.kill(int(pid_file.read_text()), signal.SIGHUP)
+                os.kill(server_process(pid_file.read_text()), signal.SIGHUP)
                 reloads.told(clock_s)
                 log.info("nats_reloaded", files=found[:12], consequence="the server's own log says whether it took them")
             said = ""

@@ -148,13 +148,15 @@ class EvaluationLog:
         return self._keys.get(swarm, name) if self._roster is None else self._roster.get(name)
 
     def checked(self, entry: Heard[NodeRecord]) -> Heard[NodeRecord]:
-        """A directory's entry, refused where another key has the name: what two keys say is never
-        shown as one node's.
+        """A directory's entry, refused where another key has the name, or the roster does not list
+        it: what two keys say is never shown as one node's.
         """
         key = self.key_of(entry.swarm or "", entry.said.node)
-        if entry.standing is not Standing.SIGNED or key in (None, entry.public_key):
+        free = key is None and self._roster is None
+        if entry.standing is not Standing.SIGNED or free or key == entry.public_key:
             return entry
-        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, OTHER_KEY)
+        problem = OTHER_KEY if self._roster is None else NOT_ON_ROSTER
+        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, problem)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
         """As `heard`, without those whose signature is refused, and without unsigned ones of a node

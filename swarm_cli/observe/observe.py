@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,8 @@ LOOK_S = 30.0
 @dataclass(frozen=True, slots=True)
 class Hub:
     """Where to look, and as whom. Files are empty where the server asks for none. `swarm`: which
-    swarm to look at, None where an address alone was given.
+    swarm to look at, None where an address alone was given. `roster`: keys by name where the token
+    lists its members; None: first keys are trusted.
     """
 
     url: str
@@ -48,6 +49,11 @@ class Hub:
     key_file: str = ""
     ca_file: str = ""
     swarm: str | None = None
+    roster: Mapping[str, str] | None = None
+
+    def log(self) -> EvaluationLog:
+        """An empty log that takes what this hub's swarm may say."""
+        return EvaluationLog(roster=self.roster, swarm=self.swarm)
 
     async def connect(self) -> Transport:
         """Raises what connecting raises."""
@@ -110,6 +116,7 @@ def _hub(text: str, key: Path | None, ca: Path | None) -> Iterator[Hub]:
 
 
 def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Path | None) -> Hub:
+    """The token's hub and roster: without the latter a name belongs to whoever signs first."""
     user, key_file, ca_file = OBSERVER, str(key or ""), str(ca or "")
     if invitation.credential is not None and not key:
         user, key_file = invitation.credential.user, str(folder / "key.nk")
@@ -118,13 +125,14 @@ def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Pat
     if invitation.authority and not ca:
         ca_file = str(folder / "ca.pem")
         Path(ca_file).write_bytes(invitation.authority)
-    return Hub(invitation.url, user, key_file, ca_file, invitation.swarm_id)
+    roster = {member.node: member.public_key for member in invitation.roster} or None
+    return Hub(invitation.url, user, key_file, ca_file, invitation.swarm_id, roster)
 
 
 async def _once(hub: Hub) -> Standings:
     transport = await hub.connect()
     try:
-        return await look(transport, EvaluationLog(swarm=hub.swarm), hub.swarm)
+        return await look(transport, hub.log(), hub.swarm)
     finally:
         await transport.close()
 
@@ -169,7 +177,7 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
 
 async def _live(hub: Hub, console: Console, every_s: float) -> None:
     """Look again and again. A server that goes away is waited for."""
-    transport, scores = await hub.connect(), EvaluationLog(swarm=hub.swarm)
+    transport, scores = await hub.connect(), hub.log()
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:

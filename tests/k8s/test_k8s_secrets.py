@@ -190,8 +190,75 @@ def test_a_node_that_is_left_out_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_not_from_kubectl_is_refused_with_the_command_that_is_meant() -> None:
-    for text in ("no json", '{"kind": "List"}', "[]"):
-        assert "kubectl get secrets,configmaps -o json" in refused("--existing", "-", given=text), text
+    def with_one(**changes: Any) -> str:
+        one = {"kind": "Secret", "metadata": {"name": "swarm-operator", "namespace": "swarm"}, "data": {}}
+        return json.dumps({"kind": "List", "items": [one | changes]})
+
+    wrong = ["", " \n", "no json", '{"kind": "List"}', "[]", "[" * 100_000, '{"kind": "Secret", "metadata": {}}', '{"items": []}']
+    wrong += ['{"kind": "List", "items": null}', '{"kind": [], "items": []}', '{"kind": "List", "items": [null]}']
+    wrong += [with_one(data=["swarm.nk"]), with_one(kind=[]), with_one(metadata=[]), with_one(metadata={"name": {}})]
+    wrong += [with_one(data={"swarm.nk": {"a": 1}}), with_one(data={"swarm.nk": "?"})]
+    roster = {"name": "swarm-roster", "namespace": "swarm"}
+    wrong += [with_one(kind="ConfigMap", metadata=roster, data={"roster.txt": "\ud800"})]
+    for text in wrong:
+        for more in ([], ["--new"]):
+            told = refused("--existing", "-", *more, given=text)
+            assert "--existing -: " in told and "kubectl -n swarm get secrets,configmaps -o json" in told, text
+
+
+def cut(text: str, *, without: str = "", only: str = "", namespace: str = "swarm") -> str:
+    """What kubectl would list without the objects whose kind and name begin or end with a word."""
+    items = [each | {"metadata": each["metadata"] | {"namespace": namespace}} for each in yaml.safe_load_all(text)]
+    named = [(f"{each['kind']} {each['metadata']['name']}", each) for each in items]
+    left = [each for name, each in named if name.startswith(only) and not (without and name.startswith(without))]
+    return json.dumps({"kind": "List", "items": left})
+
+
+def test_keys_of_a_swarm_that_runs_are_never_made_anew_because_a_list_lacks_them(printed: tuple[Path, str]) -> None:
+    for more in ([], ["--new"]):
+        told = refused("--existing", "-", *more, given=cut(printed[1], only="ConfigMap"))
+        assert "Secret alpha-generator" in told and "Secret gamma-signing" in told and "Secret swarm-operator" in told
+        told = refused("--existing", "-", *more, given=cut(printed[1], without="Secret beta-trainer"))
+        assert "lacks Secret beta-trainer, and no key is made" in told and "--keys" in told
+        assert "lacks ConfigMap swarm-roster," in refused(
+            "--existing", "-", *more, given=cut(printed[1], without="ConfigMap swarm")
+        )
+        assert "lacks Secret nats-server-tls," in refused(
+            "--existing", "-", *more, given=cut(printed[1].replace("name: nats-ca", "name: other"), without="Secret nats-server")
+        )
+        others = cut(printed[1].replace("name: beta-", "name: delta-"), only="Secret delta")
+        assert "Secret swarm-operator" in refused("--existing", "-", *more, given=others)
+    swarm("--keys", str(printed[0]), "--existing", "-", given=cut(printed[1], without="Secret beta-trainer"))
+
+
+def test_a_first_installation_from_an_empty_cluster_has_to_be_said() -> None:
+    empty = json.dumps({"kind": "List", "items": []})
+    told = refused("--existing", "-", given=empty)
+    assert "nothing of a swarm in namespace swarm" in told and "--new" in told
+    assert ("Secret", "alpha-trainer") in objects(swarm("--existing", "-", "--new", given=empty))
+
+
+def test_only_objects_of_the_namespace_count_and_none_may_be_there_twice(printed: tuple[Path, str], tmp_path: Path) -> None:
+    here, other = (json.loads(cut(text)) for text in (printed[1], swarm("--keys", str(tmp_path))))
+    for each in other["items"]:
+        each["metadata"]["namespace"] = "another"
+    both = {"kind": "List", "items": here["items"] + other["items"]}
+    assert swarm("--existing", "-", given=json.dumps(both)) == printed[1]
+    assert "nothing of a swarm in namespace third" in refused("--existing", "-", "--namespace", "third", given=json.dumps(both))
+    for each in other["items"]:
+        each["metadata"]["namespace"] = "swarm"
+    assert "Secret alpha-generator is in it twice" in refused("--existing", "-", given=json.dumps(both))
+
+
+def test_every_new_key_is_named(printed: tuple[Path, str]) -> None:
+    arguments = ["k8s", "secrets", "--existing", "-", "--nodes"]
+    given = as_kubectl_lists(printed[1])
+    result = CliRunner().invoke(app, [*arguments, ",".join(NODES)], input=given, catch_exceptions=False)
+    assert "new keys" not in result.stderr
+    result = CliRunner().invoke(app, [*arguments, ",".join((*NODES, "delta"))], input=given, catch_exceptions=False)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("new keys: ")]
+    roles = ("generator", "verifier", "sampler", "trainer", "operator", "swarm", "signing")
+    assert sorted(line.removeprefix("new keys: ").split(", ")) == sorted(f"delta/{role}.nk" for role in roles)
 
 
 @pytest.mark.slow

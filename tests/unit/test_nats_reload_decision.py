@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_cli.nats.reload import BETWEEN_S, SIGNALS, Reloads, digest
+import pytest
+
+from swarm_cli.nats.reload import BETWEEN_S, SIGNALS, Reloads, digest, server_process
 
 
 def told_at(reloads: Reloads, found: dict[float, str]) -> list[float]:
@@ -43,3 +45,10 @@ def test_a_change_is_seen_when_kubernetes_exchanges_the_link(tmp_path: Path) -> 
     (tmp_path / "next").symlink_to("..2")
     (tmp_path / "next").rename(tmp_path / "..data")
     assert digest([tmp_path]) != before
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "-4711", "1\n", str(2**40), "", "nats"])
+def test_a_pid_file_that_names_no_server_signals_nothing_least_of_all_a_group_of_processes(text: str) -> None:
+    assert server_process("4711\n") == 4711
+    with pytest.raises(ValueError):
+        server_process(text)

@@ -14,11 +14,13 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, sign_statement
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
+from swarm_cli.invitation.token import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
-from swarm_cli.observe.observe import look
+from swarm_cli.observe.observe import _hub, look
 from swarm_cli.observe.snapshot import NodeSnapshot, swarm_of
 from swarm_cli.observe.standings import Standings
 from swarm_cli.observe.view import NodeView
+from tests.unit.test_invitation import invitation
 
 NOW = 1_000_000.0
 KEYS = {name: SigningKey(new_seed()) for name in ("alpha", "beta", "gamma", "eve")}
@@ -75,3 +77,22 @@ async def test_a_spectator_is_not_shown_what_another_key_says_for_a_name_in_this
             alpha = next(node for node in (await observed(swarm, *forged_for)).nodes if node.node == "alpha")
             assert alpha.newest is not None and alpha.newest.pass_rate == 0.25, (swarm, forged_for)
             assert alpha.model == ("" if forged_for else "m"), "an entry of another swarm or key is not the node's"
+
+
+async def test_a_token_with_a_roster_shows_a_member_by_its_key_and_no_stranger_who_signed_first() -> None:
+    hub, now = MemoryTransport(MemoryServer()), time.time()
+    await ensure_swarm_streams(hub)
+    for name, key, rate in (("alpha", KEYS["eve"], 1.0), ("eve", KEYS["eve"], 1.0), ("alpha", KEYS["alpha"], 0.25)):
+        said = EvalReport(
+            node=name, policy_version=1, created_at=now, n=8, pass_rate=rate, mean_reward=rate, per_task={}, seconds=1.0
+        )
+        payload = encode(sign_statement(said, key, "run-1"))
+        await hub.publish(subjects.evals(name), payload, stream=subjects.SWARM_EVALS, message_id=f"{name}{rate}")
+        entry = encode(sign_statement(record(name, KEYS["eve"], now, "forged"), KEYS["eve"], "run-1"))
+        await hub.kv.put(subjects.SWARM_NODES_BUCKET, name, entry)
+    members = [Member(node="alpha", public_key=KEYS["alpha"].public_key)]
+    with _hub(write_token(invitation(swarm_id="run-1", roster=members)), None, None) as seen:
+        found = await look(hub, seen.log(), seen.swarm)
+    assert [(node.node, node.newest and node.newest.pass_rate, node.model) for node in found.nodes] == [("alpha", 0.25, "")]
+    with _hub(write_token(invitation(swarm_id="run-1")), None, None) as seen:
+        assert seen.roster is None, "without a roster first keys are trusted"
