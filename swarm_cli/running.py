@@ -60,6 +60,12 @@ def read_note(folder: Path) -> RunNote | None:
         return None
 
 
+def goes_on(folder: Path) -> str:
+    """The command that goes on with the run in `folder`, or what is known of it."""
+    left = read_note(folder)
+    return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
+
+
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
     """The servers that a command looks at: the nodes' and the swarm's (None: no swarm).
 

@@ -18,6 +18,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
+from swarm_cli.observe.progress_view import ProgressView
 from swarm_cli.running import LOCK, NOTE, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
@@ -116,3 +117,17 @@ def test_a_refused_start_leaves_no_folder_and_takes_nothing_from_a_run_that_was_
         with pytest.raises(CommandError, match="a port is taken"), holding_run(folder):
             raise CommandError("a port is taken")
     assert not new.exists() and (old / LOCK).exists()
+
+
+def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes_again(
+    var_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = var_dir / "runs" / "one"
+    folder.mkdir(parents=True)
+    Ran(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
+    said = capsys.readouterr().out
+    assert "swarm up --run one --nodes 1 --config node.toml --nats-port 31460 --base-port 31470" in said
+    (folder / NOTE).unlink()
+    ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
+    assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out
