@@ -66,6 +66,15 @@ def goes_on(folder: Path) -> str:
     return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
 
 
+def ended_run(var_dir: Path) -> str:
+    """A sentence on the newest run in `var_dir`, where none is running; else empty."""
+    if running_runs(var_dir):
+        return ""
+    notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime)
+    newest = next((file.parent for file in reversed(notes) if read_note(file.parent)), None)
+    return f"run {newest.name} has ended: {goes_on(newest)} starts it again" if newest else ""
+
+
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
     """The servers that a command looks at: the nodes' and the swarm's (None: no swarm).
 
