@@ -21,6 +21,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
+from swarm_cli.observe.observe import _target
 from swarm_cli.observe.progress_view import ProgressView
 from swarm_cli.running import LOCK, NOTE, RunNote, ended_run, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
@@ -154,3 +155,19 @@ def test_where_nothing_runs_the_newest_run_that_has_ended_is_named_with_the_comm
     with ExitStack() as stack:
         running(stack, var_dir, "one", 21_001)
         assert ended_run(var_dir) == ""
+
+
+def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
+    var_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("SWARM_CONFIG", "JOIN_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(CommandError, match="swarm observe nats://HOST:4222"):
+        _target(None)
+    with ExitStack() as stack:
+        running(stack, var_dir, "one", 21_001)
+        assert _target(None) == "nats://127.0.0.1:21001"
+        assert _target("nats://given:1") == "nats://given:1"
+        running(stack, var_dir, "two", 21_002)
+        with pytest.raises(CommandError, match="swarm observe nats://127.0.0.1:21001   run one"):
+            _target(None)
