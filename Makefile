@@ -7,7 +7,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-NODES ?= 2
 STEPS ?=
 RUN ?=
 CONFIG ?=
@@ -49,7 +48,7 @@ DEMO := $(or $(CONFIG),$(if $(MODEL),config/$(MODEL).toml))
 $(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL): only smollm2 has a demo; bring another model in with `swarm model import` and name its CONFIG=file (docs/models.md)))
 
 run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
-	@$(BIN)/swarm up --nodes $(NODES) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
+	@$(BIN)/swarm up $(if $(NODES),--nodes $(NODES)) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
 
 dashboard: $(VENV)/.installed  ## Beside `make run`, in another terminal: the swarm's page in a browser
 	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(DASHBOARD_FLAGS) $(WATCH_FLAGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -126,12 +127,23 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _where_to_look(command: str, error: Exception) -> str:
-    """How to name another server, for commands that look at a running swarm."""
+    """How to name another server, for commands that look at a running swarm; and the run that could
+    be started again, where no server was named.
+    """
+    from shared.config import ConfigError
     from shared.transport.base import NotConnected
 
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
         return ""
-    return "\nTo look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"
+    from swarm_cli.chosen_config import load_chosen
+    from swarm_cli.running import ended_run
+
+    ended = ""
+    if not any(word.startswith("--node-url") for word in sys.argv):
+        with suppress(ConfigError, OSError):
+            ended = ended_run(load_chosen(None).node.var_dir)
+    lines = [*filter(None, [ended]), "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _found(where: str) -> typer.Typer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -60,6 +61,21 @@ def read_note(folder: Path) -> RunNote | None:
         return None
 
 
+def goes_on(folder: Path) -> str:
+    """The command that goes on with the run in `folder`, or what is known of it."""
+    left = read_note(folder)
+    return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
+
+
+def ended_run(var_dir: Path) -> str:
+    """A sentence on the newest run in `var_dir`, where none is running; else empty."""
+    if running_runs(var_dir):
+        return ""
+    notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime)
+    newest = next((file.parent for file in reversed(notes) if read_note(file.parent)), None)
+    return f"run {newest.name} has ended: {goes_on(newest)} starts it again" if newest else ""
+
+
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
     """The servers that a command looks at: the nodes' and the swarm's (None: no swarm).
 
@@ -69,16 +85,27 @@ def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str
     Raises:
         CommandError: several runs are running and nothing says which is meant.
     """
-    found = None if node_url or "node_url" in config.nats.model_fields_set else _only_run(config)
+    told = node_url or "node_url" in config.nats.model_fields_set
+    found = None if told else _only_run(config.node.var_dir, lambda note: f"--node-url {note.node_url}")
     node = node_url or (found.node_url if found else config.nats.node_url)
     swarm = swarm_url or node_url or (found.swarm_url if found else config.nats.swarm_url) or "none"
     return node, None if swarm == "none" else swarm
 
 
-def _only_run(config: NodeConfig) -> RunNote | None:
-    noted = [(folder, note) for folder in running_runs(config.node.var_dir) if (note := read_note(folder))]
+def running_swarm(var_dir: Path) -> str | None:
+    """The server of the swarm of the only running run, which may be "none"; None: none is running.
+
+    Raises:
+        CommandError: several are.
+    """
+    found = _only_run(var_dir, lambda note: f"swarm observe {note.swarm_url}")
+    return found.swarm_url if found else None
+
+
+def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> RunNote | None:
+    noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
     if len(noted) > 1:
-        lines = [f"  --node-url {note.node_url}   run {folder.name}" for folder, note in noted]
+        lines = [f"  {named(note)}   run {folder.name}" for folder, note in noted]
         raise CommandError("several runs are running here: say which is meant with one of\n" + "\n".join(lines))
     return noted[0][1] if noted else None
 

@@ -85,7 +85,10 @@ class NodeConfig(BaseSettings):
         effect is `swarm config check`'s to point out.
         """
         if not self.tasks:
-            yield "tasks: at least one [[tasks]] entry is needed; see `swarm task list` for dataset names"
+            yield (
+                "tasks: at least one [[tasks]] entry is needed, as a configuration file replaces the demo's: start from a copy of "
+                "swarm_cli/local/defaults/demo.toml, or take dataset names of `swarm task list`"
+            )
         if self.sampler.local + self.sampler.external == 0:
             yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"
         if self.sampler.external and self.nats.swarm_url is None:

@@ -13,7 +13,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
-from swarm_cli.running import read_note
+from swarm_cli.running import goes_on
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the one that runs]", show_default=False)]
 VarDir = Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)]
@@ -31,7 +31,7 @@ def down(
     ask(folder, {"do": "down", "now": now})
     if not wait_until_over(folder, _PATIENCE_S):
         raise CommandError(f"run {folder.name} has not ended within {_PATIENCE_S:g} s: `swarm down {folder.name} --now` kills it")
-    note(f"run {folder.name} has ended; go on with it: {_goes_on(folder)}")
+    note(f"run {folder.name} has ended; go on with it: {goes_on(folder)}")
 
 
 def restart(
@@ -56,9 +56,4 @@ def add(
     folder = running_run(run, var_dir)
     for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
         note(line)
-    note(f"to go on with this run and all its nodes later: {_goes_on(folder)}")
-
-
-def _goes_on(folder: Path) -> str:
-    left = read_note(folder)
-    return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
+    note(f"to go on with this run and all its nodes later: {goes_on(folder)}")

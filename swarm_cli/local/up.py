@@ -19,6 +19,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.going_on import Given, going_on
 from swarm_cli.local.known_datasets import check_datasets
 from swarm_cli.local.launch import GRACE_S, run_lines
 from swarm_cli.local.ports import check_ports
@@ -38,21 +39,32 @@ _HIGHEST_PORT = 65_535
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="How many nodes.")] = 2,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=MAX_NODES, help="How many nodes.  [default: the run's, or 2]", show_default=False)
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
     name: Annotated[
         list[str] | None,
         typer.Option(help="Name of a node, once for each.  [default: alpha, beta, ...]", show_default=False),
     ] = None,
-    run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run.")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run, as it was started.")] = "",
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG or the demo's]", show_default=False)
+        Path | None,
+        typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG, the run's or the demo's]", show_default=False),
     ] = None,
     base_port: Annotated[
         int | None,
-        typer.Option(min=1024, max=64_000, help="First metrics port; ten a node.  [default: http.base_port]", show_default=False),
+        typer.Option(
+            min=1024,
+            max=64_000,
+            help="First metrics port; ten a node.  [default: the run's, or http.base_port]",
+            show_default=False,
+        ),
     ] = None,
-    nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of the NATS server.")] = DEFAULT_NATS_PORT,
+    nats_port: Annotated[
+        int | None,
+        typer.Option(min=1024, max=65_535, help="Port of the NATS server.  [default: the run's, or 4222]", show_default=False),
+    ] = None,
     nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
     grace_s: Annotated[float, typer.Option(min=1, help="Seconds a process has to end before it is killed.")] = GRACE_S,
@@ -64,18 +76,22 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
-    environment = run_environment(config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
+    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), run)
+    if taken and not print_procfile:
+        note(f"run {run}: as it was started before, with {' '.join(taken)}")
+    nodes = given.nodes or Layout().nodes
+    environment = run_environment(given.config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
     layout = Layout(
         nodes,
-        nats_port,
-        base_port or configured_base_port(node_config, nodes),
-        nats_url or None,
+        given.nats_port or DEFAULT_NATS_PORT,
+        given.base_port or configured_base_port(node_config, nodes),
+        given.nats_url or None,
         progress,
         Path(environment[CONFIG_FILE_VARIABLE]),
         node_config.node.var_dir,
-        chosen_names(name or [], nodes),
+        chosen_names(list(given.names), nodes),
     )
     if print_procfile:
         typer.echo(render_procfile(layout), nl=False)

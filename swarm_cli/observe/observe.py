@@ -5,6 +5,7 @@ trains nothing and writes nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,14 +24,16 @@ from shared.identity.permissions import OBSERVER
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
+from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.given_token import given_invitation, given_text
+from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_invitation, given_text
 from swarm_cli.invitation.token import Invitation, TokenError, checked_urls
 from swarm_cli.observe.directory import read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.snapshot import NODES_SHOWN
 from swarm_cli.observe.standings import Standings, as_object, standings, table
+from swarm_cli.running import running_swarm
 
 CONNECT_S = 10.0
 LOOK_S = 30.0
@@ -70,7 +73,7 @@ class Hub:
 def observe(
     target: Annotated[
         str | None,
-        typer.Argument(help="The server's address or a token; - reads standard input.  [default: variable JOIN_TOKEN]"),
+        typer.Argument(help="The server's address or a token; - reads standard input.  [default: JOIN_TOKEN or the running run's]"),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, once.")] = False,
@@ -79,7 +82,7 @@ def observe(
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
 ) -> None:
     """Show who is in a swarm, their held-out scores, and who shares. Reads only; Ctrl-C ends it."""
-    with _hub(given_text(target), key, ca) as hub:
+    with _hub(_target(target), key, ca) as hub:
         try:
             _show(hub, terminal(), once=once, as_json=as_json, every_s=every_s)
         except AccessDenied as error:
@@ -88,6 +91,21 @@ def observe(
         except NotConnected as error:
             said = str(error).split(": start one with")[0]
             raise CommandError(f"{said}: check the address, and whether something on the way blocks its port") from None
+
+
+def _target(given: str | None) -> str:
+    """What was given, or the address of the running run's swarm. Raises CommandError."""
+    if given or os.environ.get(TOKEN_VARIABLE, "").strip():
+        return given_text(given)
+    url = running_swarm(load_chosen(None).node.var_dir)
+    if url == "none":
+        raise CommandError("the run that is running here is in no swarm: `swarm top` looks at it")
+    if url is None:
+        raise CommandError(
+            "no run is running here, and neither an address nor a token was given: `swarm observe nats://HOST:4222` "
+            f"(tls://HOST:4222 where the hub is secured), `swarm observe TOKEN`, or the token in {TOKEN_VARIABLE}"
+        )
+    return url
 
 
 def _show(hub: Hub, console: Console, *, once: bool, as_json: bool, every_s: float) -> None:

@@ -23,6 +23,7 @@ from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
+from swarm_cli.running import goes_on
 
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0
@@ -131,7 +132,7 @@ class ProgressView:
         run = self._config.node.run
         _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
         _say(f"next:   swarm plot {run}{where_runs_are(self._config)}      learning curves as PNG (make plot RUN={run})")
-        _say(f"        swarm up --run {run}  goes on training (make run RUN={run})")
+        _say(f"        {goes_on(self._run_dir)}      goes on training")
 
 
 def _say(line: str) -> None:

@@ -28,7 +28,7 @@ from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.running import servers
+from swarm_cli.running import ended_run, servers
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -119,7 +119,8 @@ class Top:
 
     def _away(self, error: Exception) -> str:
         if self._heard_at is None:
-            return f" no server answers at {self._node_url} yet (--node-url names another); trying again ({error})"
+            ended = ended_run(self._config.node.var_dir)
+            return f" no server answers at {self._node_url} yet (--node-url names another); trying again ({ended or error})"
         silent_s = time.time() - self._heard_at
         return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({error})"
 

@@ -47,7 +47,7 @@ class Judge:
         from shared.tasks.answers import CLOSING_TAG, extract_answer
 
         read = extract_answer(text) if CLOSING_TAG in text else text.strip()
-        return Judged(self.verifier(scored), None if read == text.strip() else read, _marks(reward))
+        return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward))
 
     def rules(self, scored: ScoredGroup) -> str:
         """Who judges a group's answers, and what a near miss counts."""
@@ -55,7 +55,8 @@ class Judge:
         return f"{self.verifier(scored)}{near}"
 
 
-def _marks(reward: float) -> str:
+def marks(reward: float) -> str:
+    """What a reward says of an answer."""
     if reward >= PASS_REWARD:
         return "right"
     return "in part" if reward > 0.0 else "wrong"

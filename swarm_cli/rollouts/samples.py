@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.evaluation import PASS_REWARD
 from shared.text import visible
 from swarm_cli.console import indented
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.records import HeldOutSample, Samples
+from swarm_cli.rollouts.rewards import marks
 from swarm_cli.rollouts.shown import cut_text
 
 Question = tuple[str, int, int]
@@ -61,7 +61,7 @@ def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, conso
     table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)
     shown = spread(answers, most)
     for version, sample in shown:
-        passed = "right" if sample.reward >= PASS_REWARD else "not right"
+        passed = marks(sample.reward)
         cells = (str(version), f"{sample.reward:.3g} ({passed})", str(sample.tokens), visible(sample.finish_reason))
         table.add_row(*cells, Text(cut_text(sample.text, characters)))
     console.print(table)

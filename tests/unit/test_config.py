@@ -169,3 +169,11 @@ def test_every_port_belongs_to_one_role() -> None:
 def test_every_setting_is_documented_where_it_is_defined() -> None:
     undocumented = [name for name, field in _fields(NodeConfig) if not field.description]
     assert undocumented == ["tasks"]
+
+
+def test_a_file_that_has_only_a_section_is_told_which_file_to_begin_with(tmp_path: Path) -> None:
+    fragment = tmp_path / "node.toml"
+    fragment.write_text('[tracking]\ntrackers = ["wandb"]\n')
+    with pytest.raises(ConfigError, match=r"start from a copy of swarm_cli/local/defaults/demo\.toml"):
+        load_config(fragment)
+    assert (Path(__file__).parents[2] / "swarm_cli/local/defaults/demo.toml").exists()

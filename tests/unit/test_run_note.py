@@ -4,6 +4,7 @@ refused start leaves.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -13,12 +14,16 @@ from pathlib import Path
 import pytest
 
 from shared.config import NodeConfig, load_config
+from shared.transport.base import NotConnected
+from swarm_cli.app import _where_to_look
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
-from swarm_cli.running import LOCK, NOTE, read_note, servers
+from swarm_cli.observe.observe import _target
+from swarm_cli.observe.progress_view import ProgressView
+from swarm_cli.running import LOCK, NOTE, RunNote, ended_run, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ROOT = Path(__file__).parents[2]
@@ -116,3 +121,53 @@ def test_a_refused_start_leaves_no_folder_and_takes_nothing_from_a_run_that_was_
         with pytest.raises(CommandError, match="a port is taken"), holding_run(folder):
             raise CommandError("a port is taken")
     assert not new.exists() and (old / LOCK).exists()
+
+
+def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes_again(
+    var_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = var_dir / "runs" / "one"
+    folder.mkdir(parents=True)
+    Ran(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
+    said = capsys.readouterr().out
+    assert "swarm up --run one --nodes 1 --config node.toml --nats-port 31460 --base-port 31470" in said
+    (folder / NOTE).unlink()
+    ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
+    assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out
+
+
+def test_where_nothing_runs_the_newest_run_that_has_ended_is_named_with_the_command_that_starts_it(
+    var_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWARM_CONFIG", raising=False)
+    assert ended_run(var_dir) == ""
+    for age_s, run in enumerate(["new", "old"]):
+        (var_dir / "runs" / run).mkdir(parents=True)
+        write_note(var_dir / "runs" / run, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run {run} --nodes 1"))
+        os.utime(var_dir / "runs" / run / NOTE, (1000 - age_s, 1000 - age_s))
+    sentence = "run new has ended: swarm up --run new --nodes 1 starts it again"
+    assert ended_run(var_dir) == sentence
+    monkeypatch.setattr(sys, "argv", ["swarm", "status"])
+    assert sentence in _where_to_look("status", NotConnected("no answer"))
+    monkeypatch.setattr(sys, "argv", ["swarm", "status", "--node-url=nats://there:1"])
+    assert sentence not in _where_to_look("status", NotConnected("no answer"))
+    with ExitStack() as stack:
+        running(stack, var_dir, "one", 21_001)
+        assert ended_run(var_dir) == ""
+
+
+def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
+    var_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("SWARM_CONFIG", "JOIN_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(CommandError, match="swarm observe nats://HOST:4222"):
+        _target(None)
+    with ExitStack() as stack:
+        running(stack, var_dir, "one", 21_001)
+        assert _target(None) == "nats://127.0.0.1:21001"
+        assert _target("nats://given:1") == "nats://given:1"
+        running(stack, var_dir, "two", 21_002)
+        with pytest.raises(CommandError, match="swarm observe nats://127.0.0.1:21001   run one"):
+            _target(None)

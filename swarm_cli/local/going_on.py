@@ -1,0 +1,74 @@
+"""What `swarm up --run RUN` starts where it is not told: what the run's last start was told, as the
+run's note has it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from shared.config.environment import CONFIG_FILE_VARIABLE
+from swarm_cli.chosen_config import load_chosen
+from swarm_cli.running import read_note
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Options of `swarm up` that say which nodes run where; None, or empty: not given."""
+
+    nodes: int | None = None
+    names: tuple[str, ...] = ()
+    config: Path | None = None
+    nats_port: int | None = None
+    nats_url: str = ""
+    base_port: int | None = None
+
+
+def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
+    """`given` and, where the run was started before, what that start was given and this one is not;
+    and the options that this added. An option rules out those that it would contradict.
+    """
+    note = read_note(load_chosen(given.config).node.var_dir / "runs" / run) if run else None
+    if note is None:
+        return given, []
+    before = options_in(note.goes_on)
+    if given.nodes or given.names:
+        before = replace(before, names=())
+    if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
+        before = replace(before, config=None)
+    if given.nats_url or given.nats_port:
+        before = replace(before, nats_url="", nats_port=None)
+    added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
+    return replace(given, **added), list(_as_options(Given(**added)))
+
+
+def options_in(command: str) -> Given:
+    """The options of a `swarm up` as its note has it; none where it is another command."""
+    words = shlex.split(command)
+    if words[:3] != ["swarm", "up", "--run"]:
+        return Given()
+    pairs = list(zip(words[4::2], words[5::2], strict=False))
+    said = dict(pairs)
+    return Given(
+        _number(said.get("--nodes")),
+        tuple(value for option, value in pairs if option == "--name"),
+        Path(said["--config"]) if "--config" in said else None,
+        _number(said.get("--nats-port")),
+        said.get("--nats-url", ""),
+        _number(said.get("--base-port")),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _as_options(given: Given) -> Iterator[str]:
+    for field in fields(Given):
+        value = getattr(given, field.name)
+        option = "--name" if field.name == "names" else "--" + field.name.replace("_", "-")
+        for each in value if isinstance(value, tuple) else [value] if value else []:
+            yield f"{option} {shlex.quote(str(each))}"

@@ -1,0 +1,46 @@
+"""A run that is started again by its name alone has the nodes and ports that it had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm_cli.local.going_on import Given, going_on
+from swarm_cli.local.run_note import write_note
+from swarm_cli.running import RunNote
+from swarm_cli.shipped import DEMO_CONFIG
+
+DEFAULT = Given()
+
+
+@pytest.fixture
+def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+    """The options that the run `mine` was started with."""
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.delenv("SWARM_CONFIG", raising=False)
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    command = "swarm up --run mine --nodes 1 --name gamma --config 'my node.toml' --nats-port 31460 --base-port 31470"
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", command))
+    return Given(1, ("gamma",), Path("my node.toml"), 31_460, "", 31_470)
+
+
+def test_what_is_not_given_is_as_the_run_last_had_it_and_is_named(before: Given) -> None:
+    given, added = going_on(DEFAULT, "mine")
+    assert given == before
+    said = "--nodes 1 --name gamma --config 'my node.toml' --nats-port 31460 --base-port 31470"
+    assert " ".join(added) == said
+
+
+def test_what_is_given_counts_more_and_nothing_contradicts_it(before: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, added = going_on(Given(nodes=2, nats_url="nats://hub:4222", config=DEMO_CONFIG), "mine")
+    assert given == Given(2, (), DEMO_CONFIG, None, "nats://hub:4222", 31_470) and added == ["--base-port 31470"]
+    monkeypatch.setenv("SWARM_CONFIG", str(DEMO_CONFIG))
+    assert going_on(DEFAULT, "mine")[0].config is None
+
+
+def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_path: Path) -> None:
+    assert going_on(DEFAULT, "") == going_on(DEFAULT, "new") == (DEFAULT, [])
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "the same `swarm join`"))
+    assert going_on(DEFAULT, "mine") == (DEFAULT, [])
