@@ -85,7 +85,8 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
 
 def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
     """Make the authority and the servers' certificate where they are missing, and a new certificate
-    with the same key where it ends soon or lacks one of `names`. Returns what a person should know.
+    with the same key where it ends soon or lacks one of `names`. A new certificate keeps the names
+    of the one it replaces. Returns what a person should know.
 
     Raises:
         CommandError: a file is missing that nothing can replace, or cannot be read.
@@ -116,11 +117,16 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
     if not reason:
         return
     if authority_key.exists():
+        kept = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
         if certificate.exists():
-            yield f"{certificate} {reason}: made anew with the same key; the servers load it with a reload"
+            of_key = "with the same key" if key.exists() else "with a new key"
+            yield f"{certificate} {reason}: made anew {of_key}; the servers load it with a reload"
+        if kept:
+            yield f"{certificate} keeps the names {', '.join(kept)}: to drop one, move the file away and run this again"
         if not key.exists():
             _write(key, certificates.new_key())
-        _write(certificate, certificates.server(key.read_text(), names, authority.read_text(), authority_key.read_text(), now))
+        text = certificates.server(key.read_text(), [*names, *kept], authority.read_text(), authority_key.read_text(), now)
+        _write(certificate, text)
     elif certificate.exists() and key.exists():
         yield f"{certificate} {reason}, and {authority_key}, which signs a new one, is not there: replace both files"
     else:
@@ -129,8 +135,10 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
 
 def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:
     """Why the servers' certificate cannot stay as it is; empty: it can."""
-    if not certificate.exists() or not key.exists():
+    if not certificate.exists():
         return "is missing"
+    if not key.exists():
+        return f"lacks its key {key}"
     text = certificate.read_text()
     said = certificates.read(text)
     if not certificates.belongs(key.read_text(), text):

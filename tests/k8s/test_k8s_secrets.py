@@ -171,6 +171,18 @@ def test_a_certificate_that_ends_soon_or_lacks_a_name_is_made_anew_with_the_same
     renewed = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
     left = certificates.read(base64.b64decode(renewed["tls.crt"]).decode()).not_after - datetime.now(UTC)
     assert left > timedelta(days=360) and renewed["tls.key"] == first["tls.key"]
+    assert "hub.example.org" in certificates.read(base64.b64decode(renewed["tls.crt"]).decode()).names
+
+
+def test_a_new_key_for_the_certificate_keeps_its_names_and_says_which_were_not_asked_for(tmp_path: Path) -> None:
+    first = objects(swarm("--keys", str(tmp_path), "--server-name", "hub.example.org"))["Secret", "nats-server-tls"]
+    (tmp_path / "tls.key").unlink()
+    result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), "--keys", str(tmp_path)])
+    second = objects(result.stdout)["Secret", "nats-server-tls"]
+    key, certificate = (base64.b64decode(second[name]).decode() for name in ("tls.key", "tls.crt"))
+    assert second["tls.key"] != first["tls.key"] and certificates.belongs(key, certificate)
+    assert "hub.example.org" in certificates.read(certificate).names
+    assert "made anew with a new key" in result.stderr and "keeps the names hub.example.org" in result.stderr
 
 
 def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
