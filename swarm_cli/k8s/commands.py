@@ -15,7 +15,7 @@ import typer
 
 from shared.identity.permissions import OPERATOR
 from swarm_cli.console import note
-from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
 from swarm_cli.k8s.key_state import (
     accounts_text,
@@ -28,6 +28,7 @@ from swarm_cli.k8s.key_state import (
     roster_text,
     server_names,
 )
+from swarm_cli.k8s.outside import remembered_domain, remembered_guests, split_nodes
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -53,7 +54,13 @@ KEYS = Path("keys")
 
 @k8s_app.command()
 def secrets(
-    nodes: Annotated[list[str], typer.Option("--nodes", help="All nodes of the overlay, separated by commas.")],
+    nodes: Annotated[
+        list[str],
+        typer.Option(
+            "--nodes",
+            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster, which guests.txt keeps.",
+        ),
+    ],
     out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
     keys: Annotated[
         Path | None,
@@ -70,6 +77,9 @@ def secrets(
     server_name: Annotated[
         list[str] | None, typer.Option(help="A further name or address of the servers for their certificate; may be repeated.")
     ] = None,
+    domain: Annotated[
+        str, typer.Option(help="With nats-expose: hub, for sites with servers of their own; domain.txt keeps it.")
+    ] = "",
     node_connections: Annotated[
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
     ] = NODE_CONNECTIONS,
@@ -82,18 +92,20 @@ def secrets(
     you like: it prints the same, a new node adds its keys, and a certificate that ends within 30
     days is made anew with the same key. Apply with `kubectl apply --server-side --filename -`.
     """
-    chosen = [checked_node(part) for entry in nodes for part in entry.split(",") if part]
-    if OPERATOR in chosen:
+    chosen, given = split_nodes(nodes)
+    if OPERATOR in {*chosen, *given}:
         raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
     wanted = expected(chosen, cert_manager=cert_manager)
     found = _found(existing, wanted) if existing else {}
     with _folder(keys or (None if existing else KEYS)) as folder:
         if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
             raise CommandError("the cluster's servers admit spectators with a key that is not here: name its folder with --keys")
+        guests = remembered_guests(folder, chosen, given)
+        accounts: dict[str, str | None] = {**dict.fromkeys(chosen), **guests}
         put_existing(folder, found)
         complete_keys(folder, chosen)
         made = {
-            ACCOUNTS_FILE: accounts_text(folder, chosen, node_connections),
+            ACCOUNTS_FILE: accounts_text(folder, accounts, node_connections, remembered_domain(folder, domain)),
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
         }
         if not cert_manager:
@@ -101,7 +113,7 @@ def secrets(
                 note(line)
             if keys is None and existing and (folder / "ca.key").exists():
                 note("the new authority's key is kept nowhere, so no second certificate can be signed with it: --keys keeps it")
-        if others := left_out(folder, chosen, found.get(ACCOUNTS_FILE, "")):
+        if others := left_out(folder, accounts, found.get(ACCOUNTS_FILE, "")):
             note(f"not among --nodes, so the servers refuse them from the next reload on: {', '.join(others)}")
         objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
     _deliver(objects, out)

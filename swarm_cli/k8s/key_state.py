@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -58,10 +58,12 @@ def complete_keys(folder: Path, nodes: Sequence[str]) -> None:
     make_missing_keys(folder, OPERATOR, ("swarm", WATCH))
 
 
-def accounts_text(folder: Path, nodes: Sequence[str], node_connections: int) -> str:
-    """The accounts of the servers, without any secret."""
-    accounts = accounts_for(Plane.BOTH, dict.fromkeys(nodes), folder, node_connections)
-    return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key)
+def accounts_text(folder: Path, nodes: Mapping[str, str | None], node_connections: int, domain: str = "") -> str:
+    """The accounts of the servers, without any secret. `nodes`: the public key of each whose own
+    streams are elsewhere, else None. `domain`: that of the servers, if sites connect as leaves.
+    """
+    accounts = accounts_for(Plane.BOTH, dict(nodes), folder, node_connections)
+    return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key, domain=domain)
 
 
 def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
@@ -151,10 +153,10 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
     return f"lacks the name {missing[0]}" if missing else ""
 
 
-def left_out(folder: Path, nodes: Sequence[str], accounts: str) -> list[str]:
+def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
     """Nodes with keys in the folder, or with an account in `accounts`, that `nodes` lacks."""
     in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
-    named = {line.strip().removeprefix("NODE_").removesuffix(" {").lower() for line in accounts.splitlines() if _begins_node(line)}
+    named = {name for line in accounts.splitlines() if (name := _begun_node(line))}
     return sorted((in_folder | named) - set(nodes))
 
 
@@ -168,12 +170,13 @@ def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dic
     return {file: made[file] if file in made else (folder / file).read_text() for file in files}
 
 
-def _begins_node(line: str) -> bool:
-    """`  NODE_ALPHA {`, and not that of a guest, NODE_ALPHA_TRAINER: names of nodes have no
-    underscore.
+def _begun_node(line: str) -> str:
+    """The node of `  NODE_ALPHA {` or `  SWARM_ALPHA {`; empty for any other line, such as that of
+    a role, NODE_ALPHA_TRAINER: names of nodes have no underscore.
     """
-    name = line.strip()
-    return name.startswith("NODE_") and name.endswith(" {") and "_" not in name.removeprefix("NODE_")
+    plane, _, name = line.strip().removesuffix(" {").partition("_")
+    is_node = line.endswith(" {") and plane in ("NODE", "SWARM") and name and "_" not in name
+    return name.lower() if is_node and name.lower() != OBSERVER else ""
 
 
 def _write(path: Path, text: str) -> None:

@@ -201,6 +201,22 @@ def test_a_node_that_is_left_out_is_said(tmp_path: Path) -> None:
     assert "the servers refuse them from the next reload on: beta" in result.stderr and result.exit_code == 0
 
 
+def test_a_node_outside_has_an_account_and_no_secrets_and_the_next_run_remembers_it(tmp_path: Path) -> None:
+    before = objects(swarm("--keys", str(tmp_path)))
+    outside = load(tmp_path / "alpha" / "signing.nk").public_key
+    text = swarm("--keys", str(tmp_path), "--domain", "hub", nodes=(*NODES, f"outside={outside}"))
+    made = objects(text)
+    accounts = base64.b64decode(made["Secret", "nats-accounts"]["accounts.conf"]).decode()
+    assert made.keys() == before.keys() and outside in accounts and "$JS.hub.API" in accounts
+    assert swarm("--keys", str(tmp_path)) == text, "the next run drops neither node nor domain"
+    told = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), "--existing", "-"], input=as_kubectl_lists(text))
+    assert told.exit_code == 0 and "refuse them from the next reload on: outside" in told.stderr
+    both = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,outside", "--keys", str(tmp_path)])
+    assert "has outside as a node outside" in str(both.exception) and not (tmp_path / "outside").exists()
+    (tmp_path / "guests.txt").write_text("outside\n")
+    assert "outside has no public key: write `outside U...`" in refused("--keys", str(tmp_path))
+
+
 def test_what_is_not_from_kubectl_is_refused_with_the_command_that_is_meant() -> None:
     for text in ("no json", '{"kind": "List"}', "[]"):
         assert "kubectl get secrets,configmaps -o json" in refused("--existing", "-", given=text), text
