@@ -218,7 +218,7 @@ def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certi
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     for argument, said in (
         ("tls://127.0.0.1:9", "is the server up"),
-        (str(tmp_path / "none.pem"), "cannot be read"),
+        (str(tmp_path / "none.pem"), "cannot be read: No such file or directory: where `swarm k8s secrets` made it"),
         (str(tmp_path / "key.pem"), "no certificate in PEM form"),
     ):
         result = certificates(argument)
