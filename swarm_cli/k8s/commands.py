@@ -15,7 +15,7 @@ import typer
 from shared.identity.permissions import OPERATOR
 from shared.identity.roster import RosterError
 from swarm_cli.console import note
-from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
 from swarm_cli.k8s.existing import found_files, is_installed, known_nodes, listed, lost
 from swarm_cli.k8s.key_state import (
@@ -30,6 +30,7 @@ from swarm_cli.k8s.key_state import (
     roster_text,
     server_names,
 )
+from swarm_cli.k8s.outside import remembered_domain, remembered_guests, split_nodes
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -54,7 +55,13 @@ KEYS = Path("keys")
 
 @k8s_app.command()
 def secrets(
-    nodes: Annotated[list[str], typer.Option("--nodes", help="All nodes of the overlay, separated by commas.")],
+    nodes: Annotated[
+        list[str],
+        typer.Option(
+            "--nodes",
+            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster, which guests.txt keeps.",
+        ),
+    ],
     out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
     keys: Annotated[
         Path | None,
@@ -71,6 +78,9 @@ def secrets(
     server_name: Annotated[
         list[str] | None, typer.Option(help="A further name or address of the servers for their certificate; may be repeated.")
     ] = None,
+    domain: Annotated[
+        str, typer.Option(help="With nats-expose: hub, for sites with servers of their own; domain.txt keeps it.")
+    ] = "",
     node_connections: Annotated[
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
     ] = NODE_CONNECTIONS,
@@ -88,8 +98,8 @@ def secrets(
     nodes that are added get any, unless --new says that the cluster has nothing yet. Apply with
     `kubectl apply --server-side --filename -`.
     """
-    chosen = [checked_node(part) for entry in nodes for part in entry.split(",") if part]
-    if OPERATOR in chosen:
+    chosen, given = split_nodes(nodes)
+    if OPERATOR in {*chosen, *given}:
         raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
     wanted = expected(chosen, cert_manager=cert_manager)
     found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
@@ -98,11 +108,13 @@ def secrets(
             raise CommandError("the cluster's servers admit spectators with a key that is not here: name its folder with --keys")
         if installed or (existing and not new):
             _refuse_lost(wanted, found, folder, namespace, installed=installed)
+        guests = remembered_guests(folder, chosen, given)
+        accounts: dict[str, str | None] = {**dict.fromkeys(chosen), **guests}
         put_existing(folder, found)
         if made_keys := complete_keys(folder, chosen):
             note(f"new keys: {', '.join(made_keys)}")
         made = {
-            ACCOUNTS_FILE: accounts_text(folder, chosen, node_connections),
+            ACCOUNTS_FILE: accounts_text(folder, accounts, node_connections, remembered_domain(folder, domain)),
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
         }
         if not cert_manager:
@@ -110,7 +122,7 @@ def secrets(
                 note(line)
             if keys is None and existing and (folder / "ca.key").exists():
                 note("the new authority's key is kept nowhere, so no second certificate can be signed with it: --keys keeps it")
-        if others := left_out(folder, chosen, found.get(ACCOUNTS_FILE, "")):
+        if others := left_out(folder, accounts, found.get(ACCOUNTS_FILE, "")):
             note(f"not among --nodes, so the servers refuse them from the next reload on: {', '.join(others)}")
         objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
     _deliver(objects, out)
@@ -171,7 +183,7 @@ def _deliver(objects: Sequence[Mapping[str, Any]], out: str) -> None:
         if size * 3 // 4 > MOST_BYTES:
             raise CommandError(
                 f"{each['kind']} {each['metadata']['name']} would have {size * 3 // 4 / 2**20:.1f} MiB and Kubernetes takes 1: "
-                "29 nodes fit; for more, give the swarm's plane a server of its own (docs/operations.md)"
+                "for more nodes, or longer names, give the swarm's plane a server of its own (docs/operations.md)"
             )
     if any(annotation_bytes(each) > ANNOTATION_BYTES for each in objects):
         note("too large for client-side apply: use `kubectl apply --server-side --filename -`")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -69,10 +69,12 @@ def folder_files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for pattern in ("*.*", "*/*.nk") for path in folder.glob(pattern)}
 
 
-def accounts_text(folder: Path, nodes: Sequence[str], node_connections: int) -> str:
-    """The accounts of the servers, without any secret."""
-    accounts = accounts_for(Plane.BOTH, dict.fromkeys(nodes), folder, node_connections)
-    return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key)
+def accounts_text(folder: Path, nodes: Mapping[str, str | None], node_connections: int, domain: str = "") -> str:
+    """The accounts of the servers, without any secret. `nodes`: the public key of each whose own
+    streams are elsewhere, else None. `domain`: that of the servers, if sites connect as leaves.
+    """
+    accounts = accounts_for(Plane.BOTH, dict(nodes), folder, node_connections)
+    return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key, domain=domain)
 
 
 def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
@@ -96,7 +98,8 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
 
 def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
     """Make the authority and the servers' certificate where they are missing, and a new certificate
-    with the same key where it ends soon or lacks one of `names`. Returns what a person should know.
+    with the same key where it ends soon or lacks one of `names`. A new certificate keeps the names
+    of the one it replaces. Returns what a person should know.
 
     Raises:
         CommandError: a file is missing that nothing can replace, or cannot be read.
@@ -127,11 +130,16 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
     if not reason:
         return
     if authority_key.exists():
+        kept = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
         if certificate.exists():
-            yield f"{certificate} {reason}: made anew with the same key; the servers load it with a reload"
+            of_key = "with the same key" if key.exists() else "with a new key"
+            yield f"{certificate} {reason}: made anew {of_key}; the servers load it with a reload"
+        if kept:
+            yield f"{certificate} keeps the names {', '.join(kept)}: to drop one, move the file away and run this again"
         if not key.exists():
             _write(key, certificates.new_key())
-        _write(certificate, certificates.server(key.read_text(), names, authority.read_text(), authority_key.read_text(), now))
+        text = certificates.server(key.read_text(), [*names, *kept], authority.read_text(), authority_key.read_text(), now)
+        _write(certificate, text)
     elif certificate.exists() and key.exists():
         yield f"{certificate} {reason}, and {authority_key}, which signs a new one, is not there: replace both files"
     else:
@@ -140,8 +148,10 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
 
 def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:
     """Why the servers' certificate cannot stay as it is; empty: it can."""
-    if not certificate.exists() or not key.exists():
+    if not certificate.exists():
         return "is missing"
+    if not key.exists():
+        return f"lacks its key {key}"
     text = certificate.read_text()
     said = certificates.read(text)
     if not certificates.belongs(key.read_text(), text):
@@ -154,7 +164,7 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
     return f"lacks the name {missing[0]}" if missing else ""
 
 
-def left_out(folder: Path, nodes: Sequence[str], accounts: str) -> list[str]:
+def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
     """Nodes with keys in the folder, or with an account in `accounts`, that `nodes` lacks."""
     in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
     return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
@@ -162,7 +172,7 @@ def left_out(folder: Path, nodes: Sequence[str], accounts: str) -> list[str]:
 
 def accounts_nodes(accounts: str) -> set[str]:
     """Nodes that have an account in `accounts`."""
-    return {line.strip().removeprefix("NODE_").removesuffix(" {").lower() for line in accounts.splitlines() if _begins_node(line)}
+    return {name for line in accounts.splitlines() if (name := _begun_node(line))}
 
 
 def observer_is_lost(folder: Path, accounts: str) -> bool:
@@ -175,12 +185,13 @@ def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dic
     return {file: made[file] if file in made else (folder / file).read_text() for file in files}
 
 
-def _begins_node(line: str) -> bool:
-    """`  NODE_ALPHA {`, and not that of a guest, NODE_ALPHA_TRAINER: names of nodes have no
-    underscore.
+def _begun_node(line: str) -> str:
+    """The node of `  NODE_ALPHA {` or `  SWARM_ALPHA {`; empty for any other line, such as that of
+    a role, NODE_ALPHA_TRAINER: names of nodes have no underscore.
     """
-    name = line.strip()
-    return name.startswith("NODE_") and name.endswith(" {") and "_" not in name.removeprefix("NODE_")
+    plane, _, name = line.strip().removesuffix(" {").partition("_")
+    is_node = line.endswith(" {") and plane in ("NODE", "SWARM") and name and "_" not in name
+    return name.lower() if is_node and name.lower() != OBSERVER else ""
 
 
 def _write(path: Path, text: str) -> None:

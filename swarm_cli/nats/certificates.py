@@ -125,7 +125,11 @@ def _look(name: str) -> Sequence[Found]:
     try:
         return read_pem(Path(name).read_bytes(), name)
     except OSError as error:
-        raise CommandError(f"{name} cannot be read: {error.strerror}") from None
+        remedy = "where `swarm k8s secrets` made it, it is in its folder `keys`, such as keys/ca.crt"
+        missing = isinstance(error, FileNotFoundError)
+        raise CommandError(
+            f"{name} cannot be read: {error.strerror}: {remedy if missing else 'give this user access to it'}"
+        ) from None
 
 
 def _configured(config: NodeConfig) -> list[str]:

@@ -138,14 +138,14 @@ def print_config(
     chosen = [part for entry in nodes for part in entry.split(",") if part]
     watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     storage = _storage(plane, node_storage_gib)
-    upstream = _upstream(hub_url, hub_domain, hub_ca, [_named(entry)[0] for entry in chosen], folder) if hub_url else None
+    upstream = _upstream(hub_url, hub_domain, hub_ca, [named_node(entry)[0] for entry in chosen], folder) if hub_url else None
     if accounts_only:
         if leaf_port:
             raise CommandError("--accounts-only prints no leaf port: omit --leaf-port and put it into the file that includes them")
         _check_leaves(plane, domain, leaf_port, hub_url)
         if store_dir:
             raise CommandError("--accounts-only prints only accounts: put store_dir into the file that includes them")
-        accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections, storage)
+        accounts = accounts_for(plane, dict(named_node(entry) for entry in chosen), folder, node_connections, storage)
         _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain, upstream=upstream), out)
         return
     if bool(tls_cert) != bool(tls_key):
@@ -155,7 +155,7 @@ def print_config(
             f"without TLS anyone on the network path can read and change messages: {host} needs --tls-cert and --tls-key"
         )
     _check_leaves(plane, domain, leaf_port, hub_url)
-    accounts = accounts_for(plane, dict(_named(entry) for entry in chosen), folder, node_connections, storage)
+    accounts = accounts_for(plane, dict(named_node(entry) for entry in chosen), folder, node_connections, storage)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
     text = render(
         accounts,
@@ -260,6 +260,14 @@ def accounts_for(
     return accounts
 
 
+def named_node(entry: str) -> tuple[str, str | None]:
+    """The name, and the public key of NAME=U... Raises CommandError if either is none."""
+    name, _, public_key = entry.partition("=")
+    if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
+        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
+    return checked_node(name), public_key or None
+
+
 def _deliver(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text, nl=False)
@@ -331,13 +339,6 @@ def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:
     if key is None:
         return config
     return config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
-
-
-def _named(entry: str) -> tuple[str, str | None]:
-    name, _, public_key = entry.partition("=")
-    if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
-        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
-    return checked_node(name), public_key or None
 
 
 def _key_if_there(path: Path) -> str:

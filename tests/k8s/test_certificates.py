@@ -5,17 +5,22 @@ the rendered cluster, while a client is at work; `swarm nats certificates` tells
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import os
 import re
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import nats
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
@@ -23,6 +28,8 @@ from shared.runtime.watch_figures import Figures
 from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
 from swarm_cli.app import app
+from swarm_cli.k8s import certificates as made_certificates
+from swarm_cli.k8s.key_state import server_names
 from swarm_cli.nats.server_certificates import ask, follow, not_after
 from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
@@ -30,6 +37,8 @@ from tests.secured_server import swarm
 
 PAGE = (K8S.parent / "docs" / "operations.md").read_text()
 SECTION = PAGE.partition("\n## Rotate a certificate\n")[2].partition("\n### ")[0]
+OUTSIDE = "swarm.example.org"
+"""A name for nodes outside the cluster."""
 FIGURE = "swarm_nats_certificate_expiry_timestamp_seconds"
 
 
@@ -39,17 +48,25 @@ def documented(step: int) -> str:
     return "\n".join(re.findall(r"^       (\S.*)$", text, re.MULTILINE))
 
 
-def new_certificate(folder: Path, days: int) -> None:
-    """Step 2, in a folder with the authority: new.crt and new.key."""
-    commands = documented(2).replace("-days 365", f"-days {days}")
-    done = subprocess.run(["bash", "-euc", commands], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0 and "new.crt: OK" in done.stdout, done.stderr
+def apply(commands: str, folder: Path) -> dict[str, str]:
+    """Secret nats-server-tls, as commands of the page would apply it: kubectl is a file here."""
+    given = f'kubectl() {{ cat > applied.yaml; }}\nswarm() {{ {sys.executable} -m swarm_cli "$@"; }}\n'
+    environment = os.environ | {"PYTHONPATH": str(K8S.parent)}
+    done = subprocess.run(
+        ["bash", "-euc", given + commands], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    applied = yaml.safe_load_all((folder / "applied.yaml").read_text())
+    (data,) = [each["data"] for each in applied if each["metadata"]["name"] == "nats-server-tls"]
+    return {name: base64.b64decode(text).decode() for name, text in data.items()}
 
 
-def make_authority(folder: Path) -> None:
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key"
-    authority = f"openssl req -x509 {key} -days 3650 -subj /CN={folder.name} -out ca.crt"
-    subprocess.run(authority.split(), cwd=folder, capture_output=True, timeout=30, check=True)
+def expire_in(folder: Path, days: int) -> None:
+    """The servers' certificate, with a name more, as if made long ago."""
+    key, authority, signer = ((folder / "keys" / name).read_text() for name in ("tls.key", "ca.crt", "ca.key"))
+    made = datetime.now(UTC) - made_certificates.SERVER_LASTS + timedelta(days=days)
+    names = [*server_names("swarm", ()), OUTSIDE]
+    (folder / "keys" / "tls.crt").write_text(made_certificates.server(key, names, authority, signer, made))
 
 
 def certificates(*arguments: str) -> Result:
@@ -58,21 +75,18 @@ def certificates(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, a certificate of it for ten days, keys and accounts."""
+    """What the page's step 4 of "A cluster" leaves; the certificate has ten days left."""
     folder = tmp_path_factory.mktemp("authority")
-    make_authority(folder)
-    new_certificate(folder, 10)
-    swarm("nats", "keys", "alpha", "operator", "--folder", str(folder / "keys"))
+    apply("swarm k8s secrets --nodes alpha,beta,gamma | kubectl", folder)
+    expire_in(folder, 10)
     accounts = ("--accounts-only", "--plane", "both", "--nodes", "alpha", "--folder", str(folder / "keys"))
     (folder / "accounts.conf").write_text(swarm("nats", "config", *accounts))
     return folder
 
 
 def secret(folder: Path) -> dict[str, str]:
-    """Secret nats-server-tls, as step 3 makes it."""
-    files = {"tls.crt": "new.crt", "tls.key": "new.key", "ca.crt": "ca.crt"}
-    assert all(f"--from-file={key}" + (f"={file}" if key != file else "") in documented(3) for key, file in files.items())
-    return {key: (folder / file).read_text() for key, file in files.items()}
+    """Secret nats-server-tls, of what is in the folder of keys."""
+    return {name: (folder / "keys" / name).read_text() for name in ("tls.crt", "tls.key", "ca.crt")}
 
 
 @pytest.fixture
@@ -112,7 +126,7 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     servers: list[RenderedServer], folder: Path
 ) -> None:
     await until_routed(servers)
-    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    trust = ssl.create_default_context(cafile=str(folder / "keys/ca.crt"))
     lost: list[object] = []
 
     async def on_lost(*what: object) -> None:
@@ -129,25 +143,27 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     registry, stopping = CollectorRegistry(), asyncio.Event()
     figures = Figures(registry)
 
-    # 1. How long have they?
-    before = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "ca.crt"))
+    # 1. How long are they valid?
+    before = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "keys/ca.crt"))
     assert before.exit_code == 1
     assert before.stdout.count("\n9 days left") == 2 and "\n3649 days left" in before.stdout
     assert "3 of 4 certificates last less than 30 days" in str(before.exception)
     days = [(not_after(varz(server)) or 0.0) - time.time() for server in servers]
     assert all(9 * 86_400 < each <= 10 * 86_400 for each in days)
 
-    # 2 to 4. A new one, the Secret, a reload of each.
-    new_certificate(folder, 365)
-    assert "nats-server --signal reload=/run/nats/nats.pid" in documented(4)
+    # 2 and 3. A new one, the Secret, a reload of each.
+    old, new = secret(folder), await asyncio.to_thread(apply, documented(2), folder)
+    assert old["tls.key"] != new["tls.key"] and OUTSIDE in made_certificates.read(new["tls.crt"]).names
+    assert secret(folder) == new, "the next `swarm k8s secrets` prints the same"
+    assert "nats-server --signal reload=/run/nats/nats.pid" in documented(3)
     for server in servers:
-        server.mount("nats-tls", secret(folder))
+        server.mount("nats-tls", new)
         await asyncio.to_thread(server.reload)
         await at_work[-1].publish("work", server.name.encode())
         assert (await heard.next_msg(timeout=10)).data == server.name.encode()
 
-    # 5. Look.
-    after = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "ca.crt"))
+    # 4. Look.
+    after = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "keys/ca.crt"))
     assert after.exit_code == 0, after.output
     assert after.stdout.count("364 days left") == 3
     asking = asyncio.create_task(follow([server.monitor for server in servers], figures, stopping))
@@ -166,11 +182,9 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
 
 
 async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_always_let_in(folder: Path, tmp_path: Path) -> None:
-    old, both, new = folder / "ca.crt", tmp_path / "both.crt", tmp_path / "new"
-    new.mkdir()
-    make_authority(new)
-    new_certificate(new, 365)
-    both.write_text(old.read_text() + (new / "ca.crt").read_text())
+    blocks = re.findall(r"(?:^    \S.*\n)+", SECTION.partition("A new **authority**")[2], re.MULTILINE)
+    old, both, new = tmp_path / "old.crt", tmp_path / "both.crt", folder / "keys/new/ca.crt"
+    old.write_text((folder / "keys/ca.crt").read_text())
     server = RenderedServer(render("cluster-one-server"), tmp_path / "nats-0")
     server.mount("nats-accounts", {"accounts.conf": (folder / "accounts.conf").read_text()})
     server.mount("nats-tls", secret(folder))
@@ -188,10 +202,13 @@ async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_alw
 
     try:
         rounds = []
-        for files in (secret(folder) | {"ca.crt": both.read_text()}, secret(new) | {"ca.crt": both.read_text()}, secret(new)):
+        for commands in blocks:
+            files = await asyncio.to_thread(apply, commands, folder)
+            if not both.exists():
+                both.write_text(files["ca.crt"])
             server.mount("nats-tls", files)
             await asyncio.to_thread(server.reload)
-            rounds.append([await is_trusted(each) for each in (old, both, new / "ca.crt")])
+            rounds.append([await is_trusted(each) for each in (old, both, new)])
     finally:
         server.end()
     assert rounds == [[True, True, False], [False, True, True], [False, True, True]]
@@ -201,7 +218,7 @@ def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certi
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     for argument, said in (
         ("tls://127.0.0.1:9", "is the server up"),
-        (str(tmp_path / "none.pem"), "cannot be read"),
+        (str(tmp_path / "none.pem"), "cannot be read: No such file or directory: where `swarm k8s secrets` made it"),
         (str(tmp_path / "key.pem"), "no certificate in PEM form"),
     ):
         result = certificates(argument)
@@ -236,10 +253,7 @@ def test_cert_manager_makes_the_secret_that_the_servers_mount_for_their_names_an
     server, authority = certificates["nats-server-tls"], certificates["nats-authority"]
     assert issuers[server["issuerRef"]["name"]] == {"ca": {"secretName": "nats-authority"}}
     assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}} and authority["isCA"]
-    documented_names = re.search(r"names=(\S+)", documented(2))
-    assert documented_names is not None
-    by_hand = [name.partition(":")[2] for name in documented_names[1].split(",")]
-    assert [*server["dnsNames"], *server["ipAddresses"]] == by_hand
+    assert [*server["dnsNames"], *server["ipAddresses"]] == server_names("swarm", ())
     assert {"server auth", "client auth"} <= set(server["usages"])
     rules = (K8S / "components/monitoring/rules/swarm.yaml").read_text()
     warned = re.search(r"swarm_nats_certificate_expiry_timestamp_seconds - time\(\)\)\s+< (\d+) \* 86400", rules)

@@ -355,6 +355,19 @@ def test_the_command_renders_asks_the_cluster_and_ends_with_1_if_anything_stops(
     assert "k8s/overlays/cluster on trial: 2 of 4 findings would stop it" in done.stderr
 
 
+def test_without_a_cluster_what_is_missing_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlay = tmp_path / "rendered.yaml"
+    overlay.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: swarm}\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
+    assert "kubectl is not on the PATH, so no cluster was looked at: install it" in said
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho error: current-context is not set >&2\nexit 1\n")
+    kubectl.chmod(0o755)
+    said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
+    assert "kubectl has no current context, so no cluster was looked at: set KUBECONFIG" in said
+
+
 @pytest.mark.slow
 def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentences(tmp_path: Path) -> None:
     done = run(tmp_path, {}, "k8s/overlays/single-box")

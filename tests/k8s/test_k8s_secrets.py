@@ -171,6 +171,18 @@ def test_a_certificate_that_ends_soon_or_lacks_a_name_is_made_anew_with_the_same
     renewed = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
     left = certificates.read(base64.b64decode(renewed["tls.crt"]).decode()).not_after - datetime.now(UTC)
     assert left > timedelta(days=360) and renewed["tls.key"] == first["tls.key"]
+    assert "hub.example.org" in certificates.read(base64.b64decode(renewed["tls.crt"]).decode()).names
+
+
+def test_a_new_key_for_the_certificate_keeps_its_names_and_says_which_were_not_asked_for(tmp_path: Path) -> None:
+    first = objects(swarm("--keys", str(tmp_path), "--server-name", "hub.example.org"))["Secret", "nats-server-tls"]
+    (tmp_path / "tls.key").unlink()
+    result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), "--keys", str(tmp_path)])
+    second = objects(result.stdout)["Secret", "nats-server-tls"]
+    key, certificate = (base64.b64decode(second[name]).decode() for name in ("tls.key", "tls.crt"))
+    assert second["tls.key"] != first["tls.key"] and certificates.belongs(key, certificate)
+    assert "hub.example.org" in certificates.read(certificate).names
+    assert "made anew with a new key" in result.stderr and "keeps the names hub.example.org" in result.stderr
 
 
 def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -187,6 +199,22 @@ def test_a_node_that_is_left_out_is_said(tmp_path: Path) -> None:
     swarm("--keys", str(tmp_path))
     result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,gamma", "--keys", str(tmp_path)])
     assert "the servers refuse them from the next reload on: beta" in result.stderr and result.exit_code == 0
+
+
+def test_a_node_outside_has_an_account_and_no_secrets_and_the_next_run_remembers_it(tmp_path: Path) -> None:
+    before = objects(swarm("--keys", str(tmp_path)))
+    outside = load(tmp_path / "alpha" / "signing.nk").public_key
+    text = swarm("--keys", str(tmp_path), "--domain", "hub", nodes=(*NODES, f"outside={outside}"))
+    made = objects(text)
+    accounts = base64.b64decode(made["Secret", "nats-accounts"]["accounts.conf"]).decode()
+    assert made.keys() == before.keys() and outside in accounts and "$JS.hub.API" in accounts
+    assert swarm("--keys", str(tmp_path)) == text, "the next run drops neither node nor domain"
+    told = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), "--existing", "-"], input=as_kubectl_lists(text))
+    assert told.exit_code == 0 and "refuse them from the next reload on: outside" in told.stderr
+    both = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,outside", "--keys", str(tmp_path)])
+    assert "has outside as a node outside" in str(both.exception) and not (tmp_path / "outside").exists()
+    (tmp_path / "guests.txt").write_text("outside\n")
+    assert "outside has no public key: write `outside U...`" in refused("--keys", str(tmp_path))
 
 
 def test_what_is_not_from_kubectl_is_refused_with_the_command_that_is_meant() -> None:

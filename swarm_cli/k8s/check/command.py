@@ -12,7 +12,7 @@ from swarm_cli.console import note, say
 from swarm_cli.k8s.check import control_plane, images, machines, mounted, names, storage
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding
-from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered
+from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
 from swarm_cli.k8s.check.overlay import Overlay
 
 
@@ -33,7 +33,8 @@ def check(
     if asked:
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))
     elif cluster:
-        note("there is no kubectl or no kubeconfig here, so no cluster was looked at")
+        missing, remedy = why_no_cluster()
+        note(f"{missing}, so no cluster was looked at: {remedy}, or say --no-cluster")
     for each in sorted(found, key=lambda finding: not finding.stops):
         say(str(each))
     stopping = sum(each.stops for each in found)

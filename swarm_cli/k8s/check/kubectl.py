@@ -52,13 +52,20 @@ def rendered(source: str) -> Overlay:
 
 
 def current_context(context: str) -> str:
-    """The cluster that kubectl would ask; empty: there is no kubectl or no kubeconfig."""
+    """The cluster that kubectl would ask; empty: there is none (`why_no_cluster`)."""
     if shutil.which("kubectl") is None:
         return ""
     if context:
         return context
     done = _kubectl("config", "current-context")
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def why_no_cluster() -> tuple[str, str]:
+    """What is missing where `current_context` is empty, and the remedy."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not on the PATH", "install it"
+    return "kubectl has no current context", "set KUBECONFIG to the cluster's kubeconfig, or run `kubectl config use-context NAME`"
 
 
 def read_cluster(namespace: str, context: str) -> Cluster:

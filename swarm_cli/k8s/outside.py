@@ -1,0 +1,66 @@
+"""What `swarm k8s secrets` knows of nodes outside the cluster: the public key of each that only
+shares, and the domain for sites. Both are remembered in the key folder, because a run that forgot
+them would shut these nodes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.commands import named_node
+from swarm_cli.replace_file import replace_file
+
+GUESTS_FILE, DOMAIN_FILE = "guests.txt", "domain.txt"
+
+
+def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The nodes of the cluster, and the public keys of those outside it (NAME=U...).
+
+    Raises:
+        CommandError: an entry cannot be used, or a name is given both ways.
+    """
+    here: list[str] = []
+    guests: dict[str, str] = {}
+    for name, public_key in (named_node(part) for entry in entries for part in entry.split(",") if part):
+        if public_key is None:
+            here.append(name)
+        else:
+            guests[name] = public_key
+    if both := sorted(set(here) & guests.keys()):
+        raise CommandError(f"--nodes names {both[0]} with a public key and without: give it once")
+    return here, guests
+
+
+def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The nodes outside that the folder's file has and those `given`, which the file then has too.
+
+    Raises:
+        CommandError: a line of the file cannot be used, or names one of `here`.
+    """
+    file = folder / GUESTS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    try:
+        keyless, guests = split_nodes([line.strip().replace(" ", "=", 1) for line in lines if line.strip()])
+    except CommandError as error:
+        raise CommandError(f"{file}: {error}") from None
+    if keyless:
+        raise CommandError(f"{file}: {keyless[0]} has no public key: write `{keyless[0]} U...`, or remove the line")
+    guests = {**guests, **given}
+    if both := sorted(set(here) & guests.keys()):
+        remedy = "leave it out of --nodes, or remove its line to make its keys here"
+        raise CommandError(f"{file} has {both[0]} as a node outside: {remedy}")
+    if given:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(file, "".join(f"{name} {public_key}\n" for name, public_key in sorted(guests.items())))
+    return guests
+
+
+def remembered_domain(folder: Path, given: str) -> str:
+    """The domain `given`, which the folder's file then has, or the one that it has."""
+    file = folder / DOMAIN_FILE
+    if given:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(file, given + "\n")
+    return given or (file.read_text().strip() if file.exists() else "")
