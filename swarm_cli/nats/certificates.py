@@ -28,14 +28,14 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A certificate, where it was found and when it runs out."""
+    """A certificate, where it was found and when it expires."""
 
     where: str
     subject: str
     ends: datetime
 
     def days_left(self, now: datetime) -> float:
-        """Negative once it has run out."""
+        """Negative once it has expired."""
         return (self.ends - now).total_seconds() / _DAY_S
 
 
@@ -53,7 +53,7 @@ def certificates(
     """Print the days that each certificate has left, the shortest first.
 
     A server is asked what it shows now, which differs from its file until it is reloaded. Nothing
-    is verified, so that a certificate that has run out can be looked at, and no key is shown.
+    is verified, so that a certificate that has expired can be looked at, and no key is shown.
     """
     wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",") if part]
     if not wanted:
