@@ -7,6 +7,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from services.verifier import sharing
 from shared.contracts.limits import DAY_S, MIB, SWARM_LIMITS
 from swarm_cli.nats.accounts import render_accounts, swarm_account
 from swarm_cli.nats.storage import HOSTED_GIB, MOST_STREAMS
@@ -54,6 +57,18 @@ def test_storage_and_streams_have_the_bounds_that_the_page_on_security_states() 
     assert newest == SWARM_LIMITS.evals_max_per_node
     assert score_kib * KIB == SWARM_LIMITS.eval_max_bytes
     assert days * DAY_S == SWARM_LIMITS.evals_max_age_s
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("reliability.md", r"an outbox of at most (\d+) groups and (\d+) MiB that drops"),
+        ("joining.md", r"up to (\d+) groups or (\d+) MiB wait in its verifier"),
+    ],
+)
+def test_the_outbox_holds_what_the_pages_state(page: str, pattern: str) -> None:
+    groups, mib = stated(page, pattern)
+    assert (groups, mib * MIB) == (sharing.MAX_GROUPS, sharing.MAX_BYTES)
 
 
 def test_each_limit_of_the_page_on_security_names_a_test_that_is_there() -> None:
