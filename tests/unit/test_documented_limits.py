@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier import sharing
+from services.verifier import reputation, scoring_cost, sharing, trust
 from shared.contracts.limits import DAY_S, MIB, SWARM_LIMITS
 from swarm_cli.nats.accounts import render_accounts, swarm_account
 from swarm_cli.nats.storage import HOSTED_GIB, MOST_STREAMS
@@ -57,6 +57,24 @@ def test_storage_and_streams_have_the_bounds_that_the_page_on_security_states() 
     assert newest == SWARM_LIMITS.evals_max_per_node
     assert score_kib * KIB == SWARM_LIMITS.eval_max_bytes
     assert days * DAY_S == SWARM_LIMITS.evals_max_age_s
+
+
+def test_what_a_key_may_cost_is_what_the_page_on_trust_states() -> None:
+    grace_s, half_life_s = stated(
+        "trust.md", r"\| a key's CPU time \| (\d+) s, plus 0\.5 s per accepted group; halves every (\d+) s \|"
+    )
+    assert (grace_s, half_life_s) == (scoring_cost.GRACE_S, scoring_cost.HALF_LIFE_S)
+    assert scoring_cost.PER_GROUP_S == 0.5
+    assert stated("trust.md", r"newest has weight 0\.1; half-life (\d+) s\)") == [reputation.HALF_LIFE_S]
+
+
+def test_a_key_may_take_another_name_after_the_hour_and_a_name_is_free_after_the_days_that_the_page_on_trust_states() -> None:
+    (days,) = stated(
+        "trust.md",
+        r"`verifier\.forget_names_after_s` \((\d+) days\) without an accepted group; a key may take another name an hour after",
+    )
+    assert trust.RENAME_AFTER_S == 3600
+    assert days * DAY_S == trust.IDLE_S
 
 
 @pytest.mark.parametrize(
