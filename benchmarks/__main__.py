@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.machine import machine
 from benchmarks.measuring import Result
 from benchmarks.table import markdown, print_table, with_notes_of
+from lab.runs import code_commit
 
 # name: (module with `measure_<name>`, deadline in seconds)
 ROWS = {
@@ -73,7 +74,7 @@ def measure_here(row: str, into: Path) -> None:
 def measure_all(rows: list[str], *, write: bool) -> int:
     """Measure rows one after the other, each in a process of its own."""
     console = Console(stderr=True)
-    facts = machine()
+    facts, commit = machine(), code_commit()
     started = time.monotonic()
     results: list[Result] = []
     failures: dict[str, str] = {}
@@ -90,7 +91,8 @@ def measure_all(rows: list[str], *, write: bool) -> int:
     seconds = time.monotonic() - started
     print_table(results, failures, Console(width=max(140, Console().width)))
     if write:
-        text = markdown(results, failures, facts, date=time.strftime("%Y-%m-%d"), command="python -m benchmarks", seconds=seconds)
+        run = {"date": time.strftime("%Y-%m-%d"), "commit": commit, "command": "python -m benchmarks"}
+        text = markdown(results, failures, facts, **run, seconds=seconds)
         TARGET.parent.mkdir(exist_ok=True)
         TARGET.write_text(with_notes_of(TARGET.read_text() if TARGET.exists() else "", text))
         console.print(f"written to {TARGET} after {seconds:.0f} s")

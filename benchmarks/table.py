@@ -60,14 +60,22 @@ def print_table(results: Sequence[Result], failures: Mapping[str, str], console:
 
 
 def markdown(
-    results: Sequence[Result], failures: Mapping[str, str], facts: Mapping[str, str], *, date: str, command: str, seconds: float
+    results: Sequence[Result],
+    failures: Mapping[str, str],
+    facts: Mapping[str, str],
+    *,
+    date: str,
+    commit: str,
+    command: str,
+    seconds: float,
 ) -> str:
-    """The text of `docs/benchmarks.md`."""
+    """The text of `docs/benchmarks.md`. `commit`: of the code that was measured."""
     met = sum(result.met for result in results)
     lines = [
         f"# {TITLE}",
         "",
         f"Written by `{command}` on {date} in {seconds:.0f} s. {met} of {len(results) + len(failures)} bars met.",
+        f"Measured at commit {commit}.",
         "Each ratio is taken side by side in one run, in turns, product and plain loop alternating who goes first;",
         "the median decides. Absolute numbers are this machine's and not comparable with another's.",
         "",

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.runs import code_commit
 from tests.chaos.scale import SCALE
 
 REPO = Path(__file__).resolve().parents[2]
@@ -45,20 +46,23 @@ def note(row: Row) -> None:
     if SCALE.name != "full":
         return
     rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
-    rows[row.fault] = {**asdict(row), "measured_at": time.time()}
+    rows[row.fault] = {**asdict(row), "measured_at": time.time(), "commit": code_commit()}
     ROWS.parent.mkdir(parents=True, exist_ok=True)
     ROWS.write_text(json.dumps(rows, indent=1))
-    PAGE.write_text(_page(rows))
+    PAGE.write_text(page(rows))
 
 
-def _page(rows: dict[str, dict[str, Any]]) -> str:
+def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of `docs/reliability-figures.md`; rows may be of different commits."""
     times = [row["measured_at"] for row in rows.values()]
     first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment)) for moment in (min(times), max(times)))
+    commits = sorted({row.get("commit", "not recorded") for row in rows.values()})
     lines = [
         "# Reliability: figures of the last full run",
         "",
         "These are the counts of the last full run: what was broken, how often, and what was lost.",
         f"Written by `{COMMAND}` (`tests/chaos/figures.py`), do not edit. Measured from {first} to {last} UTC on {machine()}.",
+        f"Measured at commit: {', '.join(commits)}.",
         "A row stands for the newest full run of its fault; [reliability.md](reliability.md) says what each proves.",
         "",
         "| fault | injected | counted | sent | lost | duplicated | refused by reason | recovery s, median / worst | remark |",

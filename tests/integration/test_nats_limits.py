@@ -138,6 +138,40 @@ async def test_who_does_not_read_what_it_asked_for_is_cut_where_the_configuratio
             await asyncio.wait_for(mallory.close(), 5.0)
 
 
+async def test_a_directory_entry_has_at_most_160_kib(hub: SecuredServer):
+    """And a little more: the stream's bound counts headers too, and leaves room for them."""
+    subject = f"$KV.{subjects.SWARM_NODES_BUCKET}.mallory"
+    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        stored = json.loads((await mallory.request(subject, b"x" * 160 * 1024, timeout=ANSWER_S)).data)
+        assert stored["seq"] == 1, stored
+        refused = json.loads((await mallory.request(subject, b"x" * 162 * 1024, timeout=ANSWER_S)).data)
+        assert "message size exceeds maximum" in refused["error"]["description"]
+        assert (await state_of(operator, bucket_stream(subjects.SWARM_NODES_BUCKET)))["state"]["messages"] == 1
+
+
+async def test_spectators_send_at_most_64_kib_a_message(hub: SecuredServer):
+    client = await raw(hub, hub.keys / "operator" / "observer.nk", "_INBOX_observer.x", [])
+    try:
+        subject = f"$JS.API.STREAM.INFO.{subjects.SWARM_ROLLOUTS}"
+        await client.publish(subject, b"x" * 64 * 1024)
+        await client.flush(timeout=ANSWER_S)
+        client._max_payload = 2**23  # an ill-meaning client takes no notice of what the server says
+        await client.publish(subject, b"x" * (64 * 1024 + 1))
+        await until(lambda: "maximum payload exceeded: 65537 vs 65536" in hub.log_file.read_text(), ANSWER_S)
+    finally:
+        with suppress(nats.errors.Error):
+            await asyncio.wait_for(client.close(), ANSWER_S)
+
+
+def test_the_running_server_limits_a_members_leaf_connections_to_four_and_gives_others_none(hub: SecuredServer):
+    """Of the configuration that the server runs: a fifth leaf would take a server for each."""
+    leaves = dict(
+        re.findall(r"^  (\w+) \{\n    limits \{ .*max_leafnodes: (\d+),", hub._config_file.read_text(), flags=re.MULTILINE)
+    )
+    assert {name for name, most in leaves.items() if most != "0"} == {"SWARM_ALPHA", "SWARM_MALLORY"}
+    assert leaves["SWARM_ALPHA"] == leaves["SWARM_MALLORY"] == "4"
+
+
 @pytest.mark.parametrize("dataset", ["gcd", "made-up-1"])
 async def test_a_member_has_one_subject_and_makes_up_no_others(hub: SecuredServer, dataset: str):
     async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:

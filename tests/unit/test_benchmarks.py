@@ -5,13 +5,14 @@ the machine.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.table import NOTES, markdown, ratio_text, sides_text, verdict, with_notes_of
 from benchmarks.waiting import result_of, wait_share
+from tests.chaos.figures import Row, page
 
 RESULT = Result(
     row="a-row",
@@ -29,7 +30,20 @@ RESULT = Result(
 
 
 def written(*results: Result, failures: dict[str, str] | None = None) -> str:
-    return markdown(results, failures or {}, {"processor": "an old one"}, date="2026-01-02", command="run it", seconds=12.3)
+    run = {"date": "2026-01-02", "commit": "0123456789ab", "command": "run it"}
+    return markdown(results, failures or {}, {"processor": "an old one"}, **run, seconds=12.3)
+
+
+def test_the_page_names_the_commit_that_was_measured() -> None:
+    assert "\nMeasured at commit 0123456789ab.\n" in written(RESULT)
+
+
+def test_the_page_of_the_chaos_suite_names_the_commits_of_its_rows_and_rows_of_before_that_have_none() -> None:
+    rows = {
+        fault: {**asdict(Row(fault=fault, injected=1)), "measured_at": 0.0} | commit
+        for fault, commit in (("kill", {"commit": "0123456789ab"}), ("pause", {}))
+    }
+    assert "\nMeasured at commit: 0123456789ab, not recorded.\n" in page(rows)
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:

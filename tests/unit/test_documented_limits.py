@@ -1,0 +1,101 @@
+"""Limits that the pages state are those of the code. Each is read from its page, so a constant that
+changes alone fails here, also one that other tests import.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.verifier import reputation, scoring_cost, sharing, trust
+from shared.contracts.limits import DAY_S, MIB, SWARM_LIMITS
+from swarm_cli.nats.accounts import render_accounts, swarm_account
+from swarm_cli.nats.storage import HOSTED_GIB, MOST_STREAMS
+
+TESTS = Path(__file__).parents[1]
+DOCS = TESTS.parent / "docs"
+KIB = 1024
+
+
+def stated(page: str, pattern: str) -> list[int]:
+    """The numbers that `pattern` finds at one place of `page`, whose line breaks are spaces."""
+    text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
+    (found,) = re.findall(pattern, text)
+    return [int(number.replace(",", "")) for number in ([found] if isinstance(found, str) else found)]
+
+
+def limits_of(name: str) -> dict[str, int]:
+    """The `limits` line of a guest in the accounts of a swarm of one node and its spectators."""
+    text = "\n".join(render_accounts([swarm_account({"alpha": "UA", "operator": "UP"}, observer_key="UO")]))
+    (line,) = re.findall(rf"  SWARM_{name} {{\n    limits {{ (.*) }}\n", text)
+    return {key: int(value) for key, value in (pair.split(": ") for pair in line.split(", "))}
+
+
+def test_a_member_and_the_spectators_have_the_limits_that_the_page_on_security_states() -> None:
+    (connections,) = stated("security.md", r"\| connections \| (\d+) ")
+    (leaves,) = stated("security.md", r"\| leaf connections \| (\d+) \|")
+    (subscriptions,) = stated("security.md", r"\| subscriptions per connection \| ([\d,]+) \|")
+    payload_mib, watched_kib = stated("security.md", r"\| bytes of a message \| (\d+) MiB; spectators (\d+) KiB \|")
+    assert limits_of("ALPHA") == {
+        "max_connections": connections,
+        "max_subscriptions": subscriptions,
+        "max_leafnodes": leaves,
+        "max_payload": payload_mib * MIB,
+    }
+    assert limits_of("OBSERVER")["max_payload"] == watched_kib * KIB
+    assert limits_of("OBSERVER")["max_leafnodes"] == 0
+
+
+def test_storage_and_streams_have_the_bounds_that_the_page_on_security_states() -> None:
+    gib, streams = stated("security.md", r"(\d+) GiB \(`--node-storage-gib`\), all copies counted; no memory; (\d+) streams")
+    assert (gib, streams) == (HOSTED_GIB, MOST_STREAMS)
+    (entry_kib,) = stated("security.md", r"\| its directory entry \| (\d+) KiB \|")
+    assert entry_kib * KIB == SWARM_LIMITS.node_entry_max_bytes
+    newest, score_kib, days = stated("security.md", r"the newest ([\d,]+) of up to (\d+) KiB, up to (\d+) days old")
+    assert newest == SWARM_LIMITS.evals_max_per_node
+    assert score_kib * KIB == SWARM_LIMITS.eval_max_bytes
+    assert days * DAY_S == SWARM_LIMITS.evals_max_age_s
+
+
+def test_what_a_key_may_cost_is_what_the_page_on_trust_states() -> None:
+    grace_s, half_life_s = stated(
+        "trust.md", r"\| a key's CPU time \| (\d+) s, plus 0\.5 s per accepted group; halves every (\d+) s \|"
+    )
+    assert (grace_s, half_life_s) == (scoring_cost.GRACE_S, scoring_cost.HALF_LIFE_S)
+    assert scoring_cost.PER_GROUP_S == 0.5
+    assert stated("trust.md", r"newest has weight 0\.1; half-life (\d+) s\)") == [reputation.HALF_LIFE_S]
+
+
+def test_a_key_may_take_another_name_after_the_hour_and_a_name_is_free_after_the_days_that_the_page_on_trust_states() -> None:
+    (days,) = stated(
+        "trust.md",
+        r"`verifier\.forget_names_after_s` \((\d+) days\) without an accepted group; a key may take another name an hour after",
+    )
+    assert trust.RENAME_AFTER_S == 3600
+    assert days * DAY_S == trust.IDLE_S
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("reliability.md", r"an outbox of at most (\d+) groups and (\d+) MiB that drops"),
+        ("joining.md", r"up to (\d+) groups or (\d+) MiB wait in its verifier"),
+    ],
+)
+def test_the_outbox_holds_what_the_pages_state(page: str, pattern: str) -> None:
+    groups, mib = stated(page, pattern)
+    assert (groups, mib * MIB) == (sharing.MAX_GROUPS, sharing.MAX_BYTES)
+
+
+def test_each_limit_of_the_page_on_security_names_a_test_that_is_there() -> None:
+    section = (DOCS / "security.md").read_text(encoding="utf-8").split("## What one key may hold")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) == 9
+    for line in lines:
+        named = re.findall(r"`(test_\w+)`(\\\*)?", line)
+        assert named, line
+        for test, star in named:
+            file = "k8s/test_outside.py" if star else "integration/test_nats_limits.py"
+            assert f"def {test}(" in (TESTS / file).read_text(encoding="utf-8"), (test, file)
