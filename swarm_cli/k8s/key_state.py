@@ -12,7 +12,7 @@ from shared.identity.roster import RosterEntry, RosterError, parse_roster
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
-from swarm_cli.nats.commands import Plane, accounts_for
+from swarm_cli.nats.account_list import Plane, accounts_for
 from swarm_cli.nats.config import render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
 from swarm_cli.replace_file import replace_file

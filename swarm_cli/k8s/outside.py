@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.commands import named_node
+from swarm_cli.nats.account_list import named_node
 from swarm_cli.replace_file import replace_file
 
 GUESTS_FILE, DOMAIN_FILE = "guests.txt", "domain.txt"

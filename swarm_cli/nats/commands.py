@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,18 +17,17 @@ from shared.contracts.streams import (
     verifier_consumer,
 )
 from shared.contracts.subjects import node_rollouts_stream
-from shared.identity import keys
-from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
+from shared.identity.permissions import OPERATOR, WATCH
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
-from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering
 from shared.transport.lowering import WouldLower
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
-from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, Upstream, UpstreamNode, node_account, swarm_account
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.account_list import Plane, accounts_for, key_if_there, named_node, public_key_of
+from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Upstream, UpstreamNode
 from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
 from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
@@ -45,14 +42,6 @@ nats_app.command("watch")(watch_requests)
 nats_app.command("reload")(reload_when_changed)
 
 CONNECT_TIMEOUT_S = 10.0
-
-
-class Plane(Enum):
-    """The plane or planes of a server."""
-
-    NODE = "node"
-    SWARM = "swarm"
-    BOTH = "both"
 
 
 FolderOption = Annotated[Path, typer.Option(help="Folder of key files: FOLDER/NODE/ROLE.nk, operator.nk, swarm.nk.")]
@@ -119,7 +108,8 @@ def print_config(
         typer.Option(
             min=0,
             help="What each node's streams may take, in GiB, all copies counted; 0: as much as the server has.  "
-            f"[default: {HOSTED_GIB} with --plane both, whose server several nodes share; else 0]",
+            "A single server does not start unless it has that much for every node.  "
+            f"[default: {HOSTED_GIB} with --plane both and --domain, a cluster that others reach; else 0]",
         ),
     ] = None,
     accounts_only: Annotated[
@@ -136,8 +126,8 @@ def print_config(
     server started from an empty file admits everybody.
     """
     chosen = [part for entry in nodes for part in entry.split(",") if part]
-    watch_key = _key_if_there(folder / OPERATOR / f"{WATCH}.nk")
-    storage = _storage(plane, node_storage_gib)
+    watch_key = key_if_there(folder / OPERATOR / f"{WATCH}.nk")
+    storage = _storage(plane, node_storage_gib, domain)
     upstream = _upstream(hub_url, hub_domain, hub_ca, [named_node(entry)[0] for entry in chosen], folder) if hub_url else None
     if accounts_only:
         if leaf_port:
@@ -231,43 +221,6 @@ def _would_lower(plane: Plane, for_node: NodeConfig, for_swarm: NodeConfig) -> l
     return found
 
 
-def accounts_for(
-    plane: Plane,
-    nodes: dict[str, str | None],
-    folder: Path,
-    node_connections: int = MEMBER_CONNECTIONS,
-    storage: Storage | None = None,
-) -> list[Account]:
-    """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
-    the swarm plane. On a server of both planes such a node has no streams of its own.
-    """
-    if OPERATOR in nodes:
-        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
-    accounts: list[Account] = []
-    if plane in (Plane.NODE, Plane.BOTH):
-        users = (*ROLES, OPERATOR)
-        here = [node for node, given in nodes.items() if plane is Plane.NODE or given is None]
-        accounts += [
-            node_account(node, {name: _public_key(folder / node / f"{name}.nk") for name in users}, storage) for node in here
-        ]
-    if plane in (Plane.SWARM, Plane.BOTH):
-        known = {node: given or _public_key(folder / node / "swarm.nk") for node, given in nodes.items()}
-        observer = _key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
-        if observer and OBSERVER in nodes:
-            raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk is there: move it away")
-        operator = _public_key(folder / OPERATOR / "swarm.nk")
-        accounts.append(swarm_account({**known, OPERATOR: operator}, node_connections, observer))
-    return accounts
-
-
-def named_node(entry: str) -> tuple[str, str | None]:
-    """The name, and the public key of NAME=U... Raises CommandError if either is none."""
-    name, _, public_key = entry.partition("=")
-    if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
-        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
-    return checked_node(name), public_key or None
-
-
 def _deliver(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text, nl=False)
@@ -287,13 +240,13 @@ def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> No
         raise CommandError(f"--hub-url {hub_url}: anyone on the network path can read and change plain text: use tls://HOST:7422")
 
 
-def _storage(plane: Plane, gib: int | None) -> Storage | None:
-    chosen = gib if gib is not None else HOSTED_GIB if plane is Plane.BOTH else 0
+def _storage(plane: Plane, gib: int | None, domain: str) -> Storage | None:
+    chosen = gib if gib is not None else HOSTED_GIB if plane is Plane.BOTH and domain else 0
     return Storage(chosen) if chosen else None
 
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
-    return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, _public_key(folder / node / "swarm.nk")) for node in nodes))
+    return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes))
 
 
 async def _look_at_node(config: NodeConfig) -> list[str]:
@@ -339,16 +292,3 @@ def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:
     if key is None:
         return config
     return config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
-
-
-def _key_if_there(path: Path) -> str:
-    return _public_key(path) if path.exists() else ""
-
-
-def _public_key(path: Path) -> str:
-    if not path.exists():
-        raise CommandError(f"key file {path} does not exist: make it with `swarm nats keys {path.parent.name}`")
-    try:
-        return keys.load_or_create(path).public_key
-    except keys.KeyFileError as error:
-        raise CommandError(str(error)) from None

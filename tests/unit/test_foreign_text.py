@@ -191,7 +191,7 @@ def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise
     model = TopHistory().model(snapshot, [], {})
     console.print(screen(model, width=width, height=height, headline="nats://here", notice=notice))
     rows = [Row(node.view, (), None) for node in snapshot.nodes]
-    lines = [*(row.text(1.0, NOW) for row in rows), *summary(rows)]
+    lines = [*(line for row in rows for line in row.lines(1.0, NOW)), *summary(rows)]
     assert all("\n" not in line for line in lines)
     shown = console.file.getvalue() + "\n".join(lines)  # type: ignore[attr-defined]
     assert not any(map(acts, shown.replace("\n", ""))), [c for c in shown if acts(c)]

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
 from shared.transport.deadline import Deadline
+from shared.transport.nats import complaints as complaints_module
 from shared.transport.nats import connection as connections
 from shared.transport.nats import direct, tcp
 from shared.transport.nats.connection import Connection
@@ -25,6 +27,12 @@ from tests.secured_server import make_certificates
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 INFO: dict[str, Any] = {"server_id": "S", "version": "2.15.1", "headers": True, "max_payload": 1_000_000, "proto": 1}
+
+
+@pytest.fixture(autouse=True)
+def uncached_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger that was used under an earlier configuration keeps it, and is not captured."""
+    monkeypatch.setattr(complaints_module, "log", structlog.get_logger())
 
 
 @pytest.fixture(autouse=True)

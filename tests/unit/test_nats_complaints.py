@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from shared.transport.counters import Counters
+from shared.transport.nats import complaints as complaints_module
 from shared.transport.nats.complaints import MOST_TOLD, Complaints
 from shared.transport.nats.options import Options
+
+
+@pytest.fixture(autouse=True)
+def uncached_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger that was used under an earlier configuration keeps it, and is not captured."""
+    monkeypatch.setattr(complaints_module, "log", structlog.get_logger())
 
 
 @pytest.fixture

@@ -1,0 +1,74 @@
+"""The accounts of a server, from the key files of those who may use it."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+
+from shared.identity import keys
+from shared.identity.permissions import OBSERVER, OPERATOR
+from shared.roles import ROLES
+from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, node_account, swarm_account
+from swarm_cli.nats.storage import Storage
+
+
+class Plane(Enum):
+    """The plane or planes of a server."""
+
+    NODE = "node"
+    SWARM = "swarm"
+    BOTH = "both"
+
+
+def accounts_for(
+    plane: Plane,
+    nodes: dict[str, str | None],
+    folder: Path,
+    node_connections: int = MEMBER_CONNECTIONS,
+    storage: Storage | None = None,
+) -> list[Account]:
+    """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
+    the swarm plane. On a server of both planes such a node has no streams of its own.
+    """
+    if OPERATOR in nodes:
+        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
+    accounts: list[Account] = []
+    if plane in (Plane.NODE, Plane.BOTH):
+        users = (*ROLES, OPERATOR)
+        here = [node for node, given in nodes.items() if plane is Plane.NODE or given is None]
+        accounts += [
+            node_account(node, {name: public_key_of(folder / node / f"{name}.nk") for name in users}, storage) for node in here
+        ]
+    if plane in (Plane.SWARM, Plane.BOTH):
+        known = {node: given or public_key_of(folder / node / "swarm.nk") for node, given in nodes.items()}
+        observer = key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
+        if observer and OBSERVER in nodes:
+            raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk is there: move it away")
+        operator = public_key_of(folder / OPERATOR / "swarm.nk")
+        accounts.append(swarm_account({**known, OPERATOR: operator}, node_connections, observer))
+    return accounts
+
+
+def named_node(entry: str) -> tuple[str, str | None]:
+    """The name, and the public key of NAME=U... Raises CommandError if either is none."""
+    name, _, public_key = entry.partition("=")
+    if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
+        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
+    return checked_node(name), public_key or None
+
+
+def key_if_there(path: Path) -> str:
+    """The public key of a key file; empty where there is none."""
+    return public_key_of(path) if path.exists() else ""
+
+
+def public_key_of(path: Path) -> str:
+    """The public key of a key file. Raises CommandError where it is missing or is none."""
+    if not path.exists():
+        raise CommandError(f"key file {path} does not exist: make it with `swarm nats keys {path.parent.name}`")
+    try:
+        return keys.load_or_create(path).public_key
+    except keys.KeyFileError as error:
+        raise CommandError(str(error)) from None
