@@ -57,11 +57,11 @@ watch:  # the earlier name; it goes with the next release
 	@echo 'make watch is called make dashboard now; the earlier name goes with the next release'
 	@$(MAKE) --no-print-directory dashboard
 
-test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about half an hour on 2 cores)
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 22 minutes on 2 cores)
 	@$(MAKE) --no-print-directory lint
 	$(IN_PARALLEL) --durations=40 --durations-min=2
 
-test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (ten minutes more)
+test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (half an hour or more)
 	@$(MAKE) --no-print-directory lint
 	SWARM_TEST_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
 
