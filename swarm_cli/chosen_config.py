@@ -17,6 +17,13 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
+NodeUrlOption = Annotated[
+    str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
+]
+SwarmUrlOption = Annotated[
+    str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
+]
+"""Read by `swarm_cli.running.servers`."""
 
 
 def load_chosen(config: Path | None) -> NodeConfig:

@@ -14,7 +14,7 @@ import typer
 from monitoring.dashboards import DASHBOARDS
 from monitoring.render import rule_file
 from shared.runtime.tasks import sleep_unless_stopped
-from swarm_cli.chosen_config import load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.dashboard.prometheus import INSTALL, PREFIX, SCRAPE_S, Prometheus, installed_prometheus
 from swarm_cli.dashboard.scraping import Scraping
@@ -34,12 +34,8 @@ server that does not answer and a flood are told within two minutes."""
 def dashboard(
     port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
     folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
-    node_url: Annotated[
-        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
-    ] = "",
-    swarm_url: Annotated[
-        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
-    ] = "",
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
     nats_monitor: Annotated[
         str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
     ] = "",
@@ -50,7 +46,7 @@ def dashboard(
     patience: Annotated[
         float, typer.Option(min=0.01, max=10.0, help="Of the cluster's alerts with what stands still or is silent.")
     ] = PATIENCE,
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show a running swarm in a browser: who learns, who learns from whom, what is said, and where
     prometheus is installed all panels and alerts. Ctrl-C ends it.

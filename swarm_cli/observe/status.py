@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from shared.identity.statements import Standing
 from shared.roles import ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import ConsumerState
-from swarm_cli.chosen_config import load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
@@ -30,13 +29,9 @@ NAMES_A_LINE = 5
 def status(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    node_url: Annotated[
-        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
-    ] = "",
-    swarm_url: Annotated[
-        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
-    ] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
 ) -> None:
     """Show nodes, policy versions, stream fill and consumer lag."""
     node_config = load_chosen(config)

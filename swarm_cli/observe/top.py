@@ -10,7 +10,6 @@ import time
 import tty
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -20,7 +19,7 @@ from rich.live import Live
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
-from swarm_cli.chosen_config import load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
@@ -41,13 +40,9 @@ def top(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
-    node_url: Annotated[
-        str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
-    ] = "",
-    swarm_url: Annotated[
-        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
-    ] = "",
-    config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG or the demo's]")] = None,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
 ) -> None:
     """Show who learns, who shares and what waits for what, live; q ends it."""
     view = Top(load_chosen(config), nodes or [], node_url, swarm_url)

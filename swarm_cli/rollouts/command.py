@@ -14,7 +14,7 @@ from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible_json
-from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
@@ -57,9 +57,7 @@ def rollouts(
     characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; JSON has them whole.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each group.")] = False,
     run: RunOption = "",
-    node_url: Annotated[
-        str, typer.Option(help="Server of the node's streams.  [default: the running run's, or nats.node_url]")
-    ] = "",
+    node_url: NodeUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Read the groups in a node's batches: question, completions, rewards and why, who sent each

@@ -14,7 +14,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport, TransportError
-from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.snapshot import nodes_here
@@ -36,12 +36,8 @@ def trace(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     run: RunOption = "",
-    node_url: Annotated[
-        str, typer.Option(help="Server of the nodes' streams.  [default: the running run's, or nats.node_url]")
-    ] = "",
-    swarm_url: Annotated[
-        str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
-    ] = "",
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Follow one group: generated, scored, shared, taken in or refused by whom, in which batch, and
