@@ -1,4 +1,6 @@
-"""`swarm nats keys`, `config` and `init`: set up a secured server with its streams."""
+"""`swarm nats keys`, `config` and `init`: set up a secured server with its streams. The other
+commands of `swarm nats` are only registered here.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,21 @@ from swarm_cli.nats.certificates import certificates
 from swarm_cli.nats.config import Tls, render, render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
 from swarm_cli.nats.storage import HOSTED_GIB, Storage
+from swarm_cli.nats.streams.backup import backup
+from swarm_cli.nats.streams.report import report
+from swarm_cli.nats.streams.restore import restore
 from swarm_cli.replace_file import replace_file
 
-nats_app = typer.Typer(name="nats", help="Keys, configuration and streams of a secured NATS server.", no_args_is_help=True)
+nats_app = typer.Typer(
+    name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True
+)
 
 nats_app.command("certificates")(certificates)
 nats_app.command("watch")(watch_requests)
 nats_app.command("reload")(reload_when_changed)
+nats_app.command("report")(report)
+nats_app.command("backup")(backup)
+nats_app.command("restore")(restore)
 
 CONNECT_TIMEOUT_S = 10.0
 

@@ -42,6 +42,11 @@ class NatsTransport:
         self._kv = NatsKeyValue(connection)
 
     @property
+    def connection(self) -> Connection:
+        """The connection below, for what an operator does with whole streams."""
+        return self._connection
+
+    @property
     def connected(self) -> bool:
         """Whether the server can be reached now."""
         return self._connection.connected

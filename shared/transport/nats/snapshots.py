@@ -1,0 +1,175 @@
+"""A stream as one file and back: JetStream's snapshot API, which has its settings, messages and
+durable consumers, compressed and opaque to us.
+
+Taking one: `$JS.API.STREAM.SNAPSHOT.<stream>` is answered with settings and state, and the file
+comes in chunks to a subject of the asker's, each to be acknowledged where it says so. An empty
+message ends it, with a status other than 204 if it failed.
+
+Putting one back: `$JS.API.STREAM.RESTORE.<stream>` is answered with a subject that takes the
+chunks, one acknowledged before the next; an empty one makes the stream, and is answered with its
+state.
+
+Nothing here is asked twice: a second request for a snapshot would send a second file among the
+chunks of the first. Sources: `snapshots.go` in nats-io/jsm.go, `jetstream_api.go` in nats-server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+
+from shared.transport.base import NotConnected, TransportError
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.jetstream_api import ApiError
+
+CHUNK_BYTES = 128 * 1024
+WINDOW_BYTES = 4 * 1024 * 1024
+"""On their way at once: well below the unread data at which a server cuts a connection
+(`max_pending`).
+"""
+ANSWER_S = 15.0
+"""For the first answer: a snapshot is prepared, a stream's place is chosen by a majority."""
+SILENCE_S = 10.0
+"""The server gives a transfer up after 5 s without a sign of the other side."""
+_ENDED_WELL = ("", "204")
+
+
+class TransferLost(TransportError):
+    """The transfer broke off, as when a server was restarted: the same again may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the server says of the stream whose snapshot it took."""
+
+    config: dict[str, Any]
+    state: dict[str, Any]
+
+
+async def take_snapshot(connection: Connection, stream: str, write: Callable[[bytes], object]) -> Taken:
+    """Pass the snapshot of `stream` to `write`, chunk by chunk.
+
+    Raises:
+        ApiError: the server refuses.
+        NotConnected: nobody answers: no such stream, or it has no leader.
+        TransferLost: it broke off; what was written so far is to be thrown away.
+    """
+    client, epoch, what = connection.client, connection.epoch, f"snapshot of stream {stream}"
+    chunks: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def receive(message: Any) -> None:
+        chunks.put_nowait(message)
+
+    inbox = client.new_inbox()
+    # Both limits are off: what is on its way is bounded by the window.
+    subscription = await client.subscribe(inbox, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+    try:
+        request = {"deliver_subject": inbox, "chunk_size": CHUNK_BYTES, "window_size": WINDOW_BYTES}
+        answer = await _ask(connection, f"STREAM.SNAPSHOT.{stream}", request, what)
+        expected = 1
+        while True:
+            message = await _next(chunks, what)
+            if not message.data:
+                break
+            if message.reply:
+                if message.reply.rpartition(".")[2] != str(expected):
+                    raise TransferLost(f"{what}: a part of it was lost on the way")
+                expected += 1
+            write(message.data)
+            if message.reply:
+                await client.publish(message.reply, b"")
+        status = (message.headers or {}).get("Status", "")
+        if status not in _ENDED_WELL:
+            reason = (message.headers or {}).get("Description", "")
+            raise TransferLost(f"{what}: the server gave up: {status} {reason}")
+        if connection.epoch != epoch:  # the last chunk has no number
+            raise TransferLost(f"{what}: the connection was lost meanwhile")
+        return Taken(answer["config"], answer["state"])
+    finally:
+        with suppress(nats.errors.Error):
+            await subscription.unsubscribe()
+
+
+async def put_back(
+    connection: Connection,
+    config: dict[str, Any],
+    state: dict[str, Any],
+    chunks: Iterable[bytes],
+    *,
+    sure: Callable[[], None],
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Make the stream of a snapshot; its information as the server has it then.
+
+    Args:
+        connection: To a server, as a user who may make streams.
+        config: The stream's settings, which win over those in the snapshot.
+        state: What the server said when it took the snapshot.
+        chunks: The file, in pieces of `CHUNK_BYTES` at most.
+        sure: Called when all was sent and before the server is told so; if it raises, no stream is
+            made.
+        timeout_s: How long the server may take to write what it was sent.
+
+    Raises:
+        ApiError: the server refuses: it is there already, has no room, or cannot read the file.
+        TransferLost: it broke off.
+    """
+    stream = config["name"]
+    what = f"restore of stream {stream}"
+    answer = await _ask(connection, f"STREAM.RESTORE.{stream}", {"config": config, "state": state}, what)
+    target = answer["deliver_subject"]
+    for chunk in chunks:
+        await _send(connection, target, chunk, SILENCE_S, what)
+    sure()
+    made = await _send(connection, target, b"", timeout_s, what)
+    if "config" not in made:
+        raise TransferLost(f"{what}: the server did not say that the stream is there")
+    return made
+
+
+async def _ask(connection: Connection, subject: str, request: dict[str, Any], what: str) -> dict[str, Any]:
+    answer = await _once(connection, f"{connection.options.api_prefix}.{subject}", json.dumps(request).encode(), ANSWER_S)
+    if answer is None:
+        raise NotConnected(f"{what}: nobody answers: no leader, no such stream, or this key may not ask for it")
+    return _read(answer, what)
+
+
+async def _send(connection: Connection, subject: str, chunk: bytes, timeout_s: float, what: str) -> dict[str, Any]:
+    answer = await _once(connection, subject, chunk, timeout_s)
+    if answer is None:
+        raise TransferLost(f"{what}: the server stopped answering")
+    return _read(answer, what) if answer else {}
+
+
+async def _once(connection: Connection, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
+    """The answer to a request that is sent once; None where there is none."""
+    try:
+        return bytes((await connection.client.request(subject, payload, timeout=timeout_s)).data)
+    except (TimeoutError, nats.errors.Error):
+        return None
+
+
+def _read(answer: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise TransportError(f"{what}: the server's answer cannot be read")
+    if "error" in found:
+        raise ApiError(what, found["error"])
+    return found
+
+
+async def _next(chunks: asyncio.Queue[Any], what: str) -> Any:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await chunks.get()
+    except TimeoutError:
+        raise TransferLost(f"{what}: the server fell silent") from None

@@ -1,0 +1,186 @@
+"""`swarm nats backup`: streams with settings, messages and durable consumers, into a folder that is
+there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from shared.contracts.subjects import node_bucket
+from shared.new_folder import appearing_whole, refuse_filled
+from shared.text import visible
+from shared.transport.keys import bucket_stream
+from shared.unwinding import unwinding_on_signals
+from shared.version import VERSION
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
+from swarm_cli.console import count, note, say
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.account_list import Plane
+from swarm_cli.nats.streams.manifest import (
+    FORMAT,
+    ConsumerEntry,
+    Manifest,
+    StreamEntry,
+    backup_order,
+    file_of,
+    write_manifest,
+)
+from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+
+if TYPE_CHECKING:
+    from shared.transport.nats.connection import Connection
+
+ATTEMPTS = 3
+"""For each stream: a server that is restarted, or a leader that moves, breaks one off."""
+LISTING_S = 30.0
+
+StreamsOption = Annotated[
+    list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.  [default: all that the key sees]")
+]
+
+
+def backup(
+    out: Annotated[Path, typer.Option(help="Folder to make: it must be missing or empty.")],
+    stream: StreamsOption = None,
+    node: Annotated[str, typer.Option(help="Only this node's streams, where a server has several nodes'.")] = "",
+    plane: PlaneOption = Plane.NODE,
+    key: KeyOption = None,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Back streams up into a folder: settings, messages and durable consumers, with checksums.
+
+    The folder appears when all of it is on the disk; a command that is interrupted leaves none, and
+    is run again. It works on a running server; docs/operations.md says what a backup of a running
+    node means. `swarm nats restore` puts it back.
+    """
+    try:
+        refuse_filled(out, "the backup")
+        with unwinding_on_signals(), appearing_whole(out) as staging:
+            manifest = with_connection(
+                for_node(load_chosen(config), node),
+                plane,
+                key,
+                node_url,
+                swarm_url,
+                lambda connection: _back_up(connection, staging, stream or [], node),
+            )
+            sha256 = write_manifest(staging, manifest)
+        out.chmod(0o700)  # it holds what the streams hold
+    except FileExistsError as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"{out} cannot be written ({error.strerror or error}): no backup was made") from None
+    for entry in manifest.streams:
+        state = entry.state
+        say(f"{visible(entry.name)}: {count(state.messages, 'message')}, {entry.size_bytes:,} bytes")
+    say(f"{out}: {count(len(manifest.streams), 'stream')} backed up; SHA-256 of its manifest {sha256}")
+
+
+def belongs_to(stream: str, node: str) -> bool:
+    """Whether a stream's name is one of a node's."""
+    return stream.startswith(f"NODE_{node.upper()}_") or stream == bucket_stream(node_bucket(node))
+
+
+def chosen(found: Sequence[str], wanted: Collection[str], node: str) -> list[str]:
+    """The streams to back up, in their order.
+
+    Raises:
+        CommandError: one of `wanted` is not there, or nothing is left.
+    """
+    if missing := sorted(set(wanted) - set(found)):
+        known = ", ".join(map(visible, found[:20])) or "none"
+        raise CommandError(f"no stream {', '.join(missing)} on this server for this key; it sees: {known}")
+    names = [name for name in found if (not wanted or name in wanted) and (not node or belongs_to(name, node))]
+    if not names:
+        raise CommandError(f"this key sees no stream{f' of node {node}' if node else ''}: is it the right server, plane and key?")
+    return sorted(names, key=backup_order)
+
+
+async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], node: str) -> Manifest:
+    """Look at everything first, so that what cannot be backed up is told before the first byte."""
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats import listing
+
+    if connection.options.domain:
+        raise CommandError("streams behind a leaf server are backed up at the servers that hold them: give their url")
+    listed = await listing.streams(connection, Deadline(LISTING_S))
+    if listed.left_out:
+        raise CommandError(f"{listed.left_out} streams are more than one backup takes: name some with --stream")
+    found = {each["config"]["name"]: each for each in listed.entries}
+    names = chosen(sorted([*found, *listed.missing]), wanted, node)
+    if leaderless := [name for name in names if name in listed.missing]:
+        raise CommandError(
+            f"no leader, so nobody can say what they hold: {', '.join(map(visible, leaderless))} (`swarm nats report`)"
+        )
+    if in_memory := [name for name in names if found[name]["config"].get("storage") == "memory"]:
+        raise CommandError(f"kept in memory, of which JetStream makes no snapshot: {', '.join(map(visible, in_memory))}")
+    size_bytes = sum(int(found[name]["state"]["bytes"]) for name in names)
+    free_bytes = shutil.disk_usage(folder).free
+    if size_bytes > free_bytes:
+        raise CommandError(
+            f"the streams hold {size_bytes:,} bytes and {folder.parent} has {free_bytes:,} left: choose another --out"
+        )
+    entries = []
+    for name in names:
+        note(f"{name} ...")
+        entries.append(await _one(connection, folder, name))
+    version = str(connection.client.connected_server_version)
+    return Manifest(FORMAT, time.time(), version, VERSION, entries)
+
+
+class _Summed:
+    """Writes to a file and knows what it wrote."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256, self.size_bytes = file, hashlib.sha256(), 0
+
+    def write(self, part: bytes) -> None:
+        """One part more."""
+        self._file.write(part)
+        self.sha256.update(part)
+        self.size_bytes += len(part)
+
+
+async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
+    """One stream's file, from its beginning again where the transfer broke off."""
+    from shared.transport.base import NotConnected
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats import listing
+    from shared.transport.nats.snapshots import TransferLost, take_snapshot
+
+    for attempt in range(1, ATTEMPTS + 1):
+        await connection.until_connected(Deadline(LISTING_S))
+        try:
+            consumers = (await listing.consumers(connection, [name], Deadline(LISTING_S)))[name]
+            with file_of(folder, name).open("wb") as file:
+                written = _Summed(file)
+                taken = await take_snapshot(connection, name, written.write)
+                file.flush()
+                os.fsync(file.fileno())
+            return StreamEntry(
+                name, written.sha256.hexdigest(), written.size_bytes, taken.config, taken.state, _durable(consumers.entries)
+            )
+        except (TransferLost, NotConnected) as error:
+            if attempt == ATTEMPTS:
+                raise CommandError(f"{error}: no backup was made: run it again when `swarm nats report` finds nothing") from None
+            note(f"{error}: trying again")
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:
+    """Ephemeral ones are a program's own, which makes them again."""
+    return [
+        ConsumerEntry(each["name"], int(each["ack_floor"]["stream_seq"]))
+        for each in consumers
+        if each["config"].get("durable_name")
+    ]

@@ -1,0 +1,135 @@
+"""What is wrong with streams, consumers and servers, from what JetStream says of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+NEARLY_FULL = 0.9
+"""Of a stream that refuses what does not fit. A window, which drops its oldest, is full as a
+rule.
+"""
+STORAGE_NEARLY_FULL = 0.85
+"""As the alert NatsJetStreamStorageHigh has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer's figures. `quiet_s`: since it last delivered or was acknowledged, or was made."""
+
+    name: str
+    pending: int
+    ack_pending: int
+    ack_pending_most: int
+    redelivered: int
+    quiet_s: float
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream's figures. Limits are None where there is none; `leader` is empty where nobody
+    leads. `behind`: copies that lack something, with what.
+    """
+
+    name: str
+    messages: int = 0
+    bytes: int = 0
+    messages_most: int | None = None
+    bytes_most: int | None = None
+    refuses: bool = False
+    replicas: int = 1
+    leader: str = ""
+    others: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    consumers: tuple[Consumer, ...] = ()
+
+    @property
+    def fill(self) -> float:
+        """The larger share of its limits; 0 without any."""
+        shares = [now / most for now, most in ((self.messages, self.messages_most), (self.bytes, self.bytes_most)) if most]
+        return max(shares, default=0.0)
+
+
+def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], server: str, now: float) -> Stream:
+    """A stream of the server's list. `server`: name of the one that is asked, which leads what has
+    no cluster.
+
+    Raises:
+        KeyError, TypeError, ValueError: the answer is no stream's.
+    """
+    config, state, cluster = entry["config"], entry["state"], entry.get("cluster")
+    copies = (cluster or {}).get("replicas") or []
+    return Stream(
+        name=str(config["name"]),
+        messages=int(state["messages"]),
+        bytes=int(state["bytes"]),
+        messages_most=_limit(config.get("max_msgs")),
+        bytes_most=_limit(config.get("max_bytes")),
+        refuses=config.get("discard") == "new",
+        replicas=int(config.get("num_replicas", 1)),
+        leader=server if cluster is None else str(cluster.get("leader") or ""),
+        others=tuple(str(each.get("name")) for each in copies),
+        behind=tuple(filter(None, map(_behind, copies))),
+        consumers=tuple(_consumer(each, now) for each in consumers),
+    )
+
+
+def stream_findings(stream: Stream, stalled_s: float) -> Iterator[str]:
+    """A sentence for each thing that is wrong with it."""
+    if not stream.leader:
+        yield f"stream {stream.name} has no leader: it takes and gives nothing"
+        return
+    if 1 + len(stream.others) < stream.replicas:
+        yield f"stream {stream.name} has {1 + len(stream.others)} of {stream.replicas} copies"
+    for copy in stream.behind:
+        yield f"stream {stream.name}: copy {copy}"
+    if stream.refuses and stream.fill >= NEARLY_FULL:
+        yield f"stream {stream.name} is {stream.fill:.0%} full and refuses what does not fit"
+    for consumer in stream.consumers:
+        yield from (f"consumer {consumer.name} of stream {stream.name} {what}" for what in _consumer_findings(consumer, stalled_s))
+
+
+def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
+    """Whether a store is nearly full. `most` below 1: no limit."""
+    if most > 0 and used / most >= STORAGE_NEARLY_FULL:
+        yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"
+
+
+def _consumer_findings(consumer: Consumer, stalled_s: float) -> Iterator[str]:
+    if consumer.quiet_s < stalled_s:
+        return
+    quiet = f"for {consumer.quiet_s:,.0f} s"
+    if 0 < consumer.ack_pending_most <= consumer.ack_pending:
+        yield f"has stalled: all {consumer.ack_pending:,} that may be out are out, and none was acknowledged {quiet}"
+    elif consumer.pending or consumer.ack_pending:
+        yield f"has stalled: {consumer.pending + consumer.ack_pending:,} wait and nothing moved {quiet}"
+
+
+def _consumer(entry: dict[str, Any], now: float) -> Consumer:
+    config = entry["config"]
+    times = [entry.get("created"), *((entry.get(part) or {}).get("last_active") for part in ("delivered", "ack_floor"))]
+    active = max((datetime.fromisoformat(str(each)).timestamp() for each in times if each), default=now)
+    return Consumer(
+        name=str(entry["name"]),
+        pending=int(entry["num_pending"]),
+        ack_pending=int(entry["num_ack_pending"]),
+        ack_pending_most=int(config.get("max_ack_pending", 0)) if config.get("ack_policy") != "none" else 0,
+        redelivered=int(entry["num_redelivered"]),
+        quiet_s=max(0.0, now - active),
+        durable=bool(config.get("durable_name")),
+    )
+
+
+def _behind(copy: dict[str, Any]) -> str:
+    """What a copy lacks; empty: nothing."""
+    name, lag = copy.get("name"), int(copy.get("lag") or 0)
+    if copy.get("offline"):
+        return f"{name} is offline"
+    return "" if copy.get("current") else f"{name} is behind{f' by {lag:,} operations' if lag else ''}"
+
+
+def _limit(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

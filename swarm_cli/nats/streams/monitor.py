@@ -1,0 +1,90 @@
+"""What a server's monitoring port adds to a report: the server itself, and who leads the
+cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_cli.nats.streams.findings import storage_finding
+
+TIMEOUT_S = 3.0
+_ANSWER_BYTES = 16 * 2**20
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's own figures. `problem`: why it could not be asked; the rest is empty then."""
+
+    url: str
+    problem: str = ""
+    name: str = ""
+    version: str = ""
+    uptime: str = ""
+    health: str = ""
+    connections: int = 0
+    slow_consumers: int = 0
+    memory_bytes: int = 0
+    store_bytes: int = 0
+    store_most_bytes: int = 0
+    reserved_bytes: int = 0
+    leader: str | None = None
+    """Of the cluster; None for a server alone, empty where there is none."""
+    offline: tuple[str, ...] = ()
+
+    def findings(self) -> Iterator[str]:
+        """A sentence for each thing that is wrong with it."""
+        if self.problem:
+            yield f"monitoring port {self.url} does not answer: {self.problem}"
+            return
+        if self.health != "ok":
+            yield f"server {self.name} is not healthy: {self.health}"
+        if self.leader == "":
+            yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
+        for name in self.offline:
+            yield f"server {name} is offline, says {self.name}"
+        yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
+
+
+def ask(url: str) -> Server:
+    """A server's figures. Never raises: one that does not answer says so in `problem`."""
+    base = url.rstrip("/")
+    try:
+        about, stored, health = (_get(f"{base}/{page}") for page in ("varz", "jsz", "healthz"))
+        meta = stored.get("meta_cluster")
+        copies = (meta or {}).get("replicas") or []
+        return Server(
+            url=url,
+            name=str(about["server_name"]),
+            version=str(about["version"]),
+            uptime=str(about["uptime"]),
+            health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
+            connections=int(about["connections"]),
+            slow_consumers=int(about["slow_consumers"]),
+            memory_bytes=int(about["mem"]),
+            store_bytes=int(stored["storage"]),
+            store_most_bytes=int(stored["config"]["max_storage"]),
+            reserved_bytes=int(stored["reserved_storage"]),
+            leader=None if meta is None else str(meta.get("leader") or ""),
+            offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Server(url=url, problem=str(getattr(error, "reason", error)) or type(error).__name__)
+
+
+def _get(url: str) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("give http://HOST:8222")
+    try:
+        with _DIRECT.open(url, timeout=TIMEOUT_S) as answer:
+            text = answer.read(_ANSWER_BYTES)
+    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body when it is not well
+        text = error.read(_ANSWER_BYTES)
+    found: dict[str, Any] = json.loads(text)
+    return found

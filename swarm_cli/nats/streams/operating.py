@@ -1,0 +1,71 @@
+"""The connection of a person who operates the streams of a plane, and its options."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from shared.config import NodeConfig
+from shared.identity.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.account_list import Plane
+from swarm_cli.running import servers
+
+if TYPE_CHECKING:  # imported with the first connection: `swarm --help` does without a NATS client
+    from shared.transport.nats.connection import Connection
+
+CONNECT_TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+PlaneOption = Annotated[
+    Plane, typer.Option(help="Whose server and key: the node's streams, or the swarm's. Without keys both may be on one server.")
+]
+KeyOption = Annotated[
+    Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file or swarm_key_file, as operator]")
+]
+
+
+def with_connection(
+    config: NodeConfig, plane: Plane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
+) -> T:
+    """Do `work` with a connection to the plane's servers as its operator.
+
+    Raises:
+        CommandError: no such plane, or a server inside a process.
+        TransportError: nobody answers, or the key is refused.
+    """
+    if plane is Plane.BOTH:
+        raise CommandError("one plane at a time, because each has its own key: --plane node, then --plane swarm")
+    return asyncio.run(_with_connection(config, plane, key, servers(config, node_url, swarm_url), work))
+
+
+async def _with_connection(
+    config: NodeConfig,
+    plane: Plane,
+    key: Path | None,
+    urls: tuple[str, str | None],
+    work: Callable[[Connection], Awaitable[T]],
+) -> T:
+    from shared.transport.nats.transport import NatsTransport
+
+    node_url, swarm_url = urls
+    field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
+    if key is not None:
+        config = config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
+    if plane is Plane.SWARM and swarm_url is None:
+        raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
+    if plane is Plane.NODE:
+        transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_url)
+    else:
+        transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=swarm_url or "")
+    try:
+        if not isinstance(transport, NatsTransport):
+            raise CommandError("a server inside a process has no streams to operate: give a nats:// or tls:// url")
+        return await work(transport.connection)
+    finally:
+        await transport.close()

@@ -1,0 +1,199 @@
+"""`swarm nats report`: a plane's servers, streams and consumers on one screen, and what is wrong
+with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.text import visible, visible_json
+from shared.transport.base import TransportError
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
+from swarm_cli.console import count, say
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.account_list import Plane
+from swarm_cli.nats.streams.backup import belongs_to
+from swarm_cli.nats.streams.findings import Consumer, Stream, read_stream, storage_finding, stream_findings
+from swarm_cli.nats.streams.monitor import Server, ask
+from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+
+if TYPE_CHECKING:
+    from shared.transport.nats.connection import Connection
+
+COLUMNS = 100
+SHOWN = 60
+"""Lines of streams, of consumers and of findings each; --json has all."""
+LISTING_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it, as of one moment. `account` is JetStream's own answer on the account."""
+
+    at: float
+    server: str
+    version: str
+    account: dict[str, Any]
+    servers: tuple[Server, ...]
+    streams: tuple[Stream, ...]
+    left_out: int
+    stalled_s: float
+
+    def findings(self) -> list[str]:
+        """What is wrong, a sentence each: servers before streams."""
+        limits = self.account.get("limits") or {}
+        found = [sentence for server in self.servers for sentence in server.findings()]
+        found += storage_finding("the account", int(self.account.get("storage", 0)), int(limits.get("max_storage", -1)))
+        found += [sentence for stream in self.streams for sentence in stream_findings(stream, self.stalled_s)]
+        return list(map(visible, found))
+
+
+def report(
+    node: Annotated[str, typer.Option(help="Only this node's streams, where a server has several nodes'.")] = "",
+    plane: PlaneOption = Plane.NODE,
+    key: KeyOption = None,
+    monitor: Annotated[
+        list[str] | None, typer.Option(help="Also ask a server's monitoring port: http://HOST:8222; may be repeated.")
+    ] = None,
+    stalled_s: Annotated[
+        float, typer.Option(min=1, help="A consumer with work that neither delivers nor is acknowledged for so long has stalled.")
+    ] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything.")] = False,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Show servers, streams and consumers of a plane, and say what is wrong with them.
+
+    Exits with 1 and a sentence for each thing that is wrong: no leader, a copy offline or behind, a
+    queue or a store nearly full, a consumer that has stalled, a server that is not healthy. It
+    changes nothing.
+    """
+    node_config = for_node(load_chosen(config), node)
+    servers = tuple(map(ask, monitor or []))
+    found = with_connection(
+        node_config, plane, key, node_url, swarm_url, lambda connection: _look(connection, servers, node, stalled_s)
+    )
+    findings = found.findings()
+    if as_json:
+        typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
+    else:
+        for line in lines(found):
+            say(line)
+    if findings:
+        shown = findings[:SHOWN]
+        more = [f"and {len(findings) - SHOWN} more (--json has all)"] if findings[SHOWN:] else []
+        raise CommandError("\n".join([count(len(findings), "finding") + ":", *(f"  {each}" for each in (*shown, *more))]))
+
+
+async def _look(connection: Connection, servers: tuple[Server, ...], node: str, stalled_s: float) -> Report:
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats import listing
+
+    deadline, client = Deadline(LISTING_S), connection.client
+    account = await listing.account(connection, deadline)
+    listed = await listing.streams(connection, deadline)
+    try:
+        entries = [each for each in listed.entries if not node or belongs_to(each["config"]["name"], node)]
+        with_consumers = [each["config"]["name"] for each in entries if each["state"]["consumer_count"]]
+        consumers = await listing.consumers(connection, with_consumers, deadline)
+        now = time.time()
+        name = str(client._server_info.get("server_name", ""))
+        streams = [read_stream(each, _of(consumers, each), name, now) for each in entries]
+        leaderless = [Stream(each) for each in listed.missing if not node or belongs_to(each, node)]
+        left_out = listed.left_out + sum(each.left_out for each in consumers.values())
+    except (KeyError, TypeError, ValueError) as error:
+        raise TransportError(f"the server's list of streams cannot be read ({type(error).__name__})") from None
+    version = str(client.connected_server_version)
+    return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s)
+
+
+def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    found = consumers.get(entry["config"]["name"])
+    return found.entries if found else ()
+
+
+def lines(found: Report) -> Iterator[str]:
+    """The report as text, none of its lines longer than `COLUMNS`: what is wrong comes first."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.at))
+    used, limits = found.account, found.account.get("limits") or {}
+    most = int(limits.get("max_storage", -1))
+    yield _cut(f"{found.server} (nats-server {found.version}) at {at}")
+    yield _cut(
+        f"account: {_size(int(used.get('storage', 0)))} stored of {_size(most) if most >= 0 else 'what the servers have'}; "
+        f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
+    )
+    for server in found.servers:
+        yield from _server(server)
+    wrong_first = sorted(found.streams, key=lambda each: not any(stream_findings(each, found.stalled_s)))
+    if found.streams:
+        yield ""
+        yield f"{'stream':<34} {'messages':>11} {'size':>9} {'full':>5} {'copies':>6}  leader, and who is behind"
+        yield from (_stream(each) for each in wrong_first[:SHOWN])
+        yield from _more(len(found.streams), "streams")
+    consumers = [(stream, consumer) for stream in wrong_first for consumer in stream.consumers]
+    consumers.sort(key=lambda each: (not _works(each[1], found.stalled_s), not each[1].durable))
+    if consumers:
+        yield ""
+        yield f"{'consumer':<45} {'waiting':>10} {'out':>7} {'again':>7} {'quiet':>9}"
+        yield from (_consumer(stream, consumer) for stream, consumer in consumers[:SHOWN])
+        yield from _more(len(consumers), "consumers")
+    if found.left_out:
+        yield f"{found.left_out} more were not asked about"
+
+
+def _works(consumer: Consumer, stalled_s: float) -> bool:
+    return bool(consumer.pending or consumer.ack_pending) and consumer.quiet_s >= stalled_s
+
+
+def _server(server: Server) -> Iterator[str]:
+    if server.problem:
+        yield _cut(f"{server.url}: {server.problem}")
+        return
+    cluster = "" if server.leader is None else f"; cluster led by {server.leader or 'nobody'}"
+    yield _cut(
+        f"{server.name}: {server.health}, up {server.uptime}, {server.connections} connections, "
+        f"{server.slow_consumers} cut for slow reading{cluster}"
+    )
+    yield _cut(
+        f"  store {_size(server.store_bytes)} of {_size(server.store_most_bytes)}, {_size(server.reserved_bytes)} reserved; "
+        f"memory {_size(server.memory_bytes)}; nats-server {server.version}"
+    )
+
+
+def _stream(stream: Stream) -> str:
+    full = f"{stream.fill:.0%}" if stream.messages_most or stream.bytes_most else "-"
+    copies = f"{1 + len(stream.others) - len(stream.behind)}/{stream.replicas}" if stream.leader else "?"
+    told = "; ".join([stream.leader or "NO LEADER", *stream.behind])
+    name = visible(stream.name, 34)
+    return _cut(f"{name:<34} {stream.messages:>11,} {_size(stream.bytes):>9} {full:>5} {copies:>6}  {told}")
+
+
+def _consumer(stream: Stream, consumer: Consumer) -> str:
+    name = visible(f"{stream.name} {consumer.name}", 45)
+    figures = f"{consumer.pending:>10,} {consumer.ack_pending:>7,} {consumer.redelivered:>7,} {consumer.quiet_s:>7,.0f} s"
+    return _cut(f"{name:<45} {figures}")
+
+
+def _more(total: int, what: str) -> Iterator[str]:
+    if total > SHOWN:
+        yield f"and {total - SHOWN:,} more {what} (--json has all)"
+
+
+def _size(size_bytes: int) -> str:
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _cut(line: str) -> str:
+    return visible(line, COLUMNS).rstrip()

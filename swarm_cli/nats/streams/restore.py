@@ -1,0 +1,258 @@
+"""`swarm nats restore`: puts the streams of a backup back onto servers that do not have them."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from shared.text import visible
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
+from swarm_cli.console import count, note, say
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.account_list import Plane
+from swarm_cli.nats.streams.backup import LISTING_S, StreamsOption, chosen
+from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, StreamFile, read_manifest
+from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+
+if TYPE_CHECKING:
+    from shared.transport.nats.connection import Connection
+
+COPIES_S = 60.0
+"""For the other servers to have all of a stream; after that it is said and not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to restore, and how."""
+
+    folder: Path
+    entries: tuple[StreamEntry, ...]
+    replicas: int | None
+    lower: bool
+    replace_empty: bool
+    timeout_s: float
+    made_at: float
+
+    def copies(self, entry: StreamEntry) -> int:
+        """Of a stream, once it is restored."""
+        return self.replicas or entry.replicas
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(help="Folder that `swarm nats backup` wrote.")],
+    stream: StreamsOption = None,
+    node: Annotated[str, typer.Option(help="Only this node's streams.")] = "",
+    replicas: Annotated[int | None, typer.Option(min=1, max=5, help="Copies of each stream.  [default: as many as it had]")] = None,
+    lower: Annotated[bool, typer.Option("--lower", help="Allow --replicas to be fewer than a stream had.")] = False,
+    replace_empty: Annotated[
+        bool,
+        typer.Option(
+            "--replace-empty", help="Remove streams of these names that never held a message, as `swarm nats init` makes."
+        ),
+    ] = False,
+    sha256: Annotated[str, typer.Option(help="What `swarm nats backup` printed: restore that backup or nothing.")] = "",
+    timeout_s: Annotated[float, typer.Option(min=1, help="How long a server may take to write one stream, in seconds.")] = 1800.0,
+    check: Annotated[bool, typer.Option("--check", help="Look at everything, restore nothing.")] = False,
+    plane: PlaneOption = Plane.NODE,
+    key: KeyOption = None,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Put the streams of a backup back: settings, messages and durable consumers.
+
+    A stream that exists is never overwritten, and all is looked at before the first is made: files
+    and checksums, names, copies, the account's room. Afterwards the counts are compared with the
+    backup's. Stop the services first. A stream keeps its name, which its messages' subjects have
+    too.
+    """
+    manifest = read_manifest(folder, sha256)
+    names = chosen([each.name for each in manifest.streams], stream or [], node)
+    # What is referred to first, so that a restore that breaks off leaves nothing that refers to
+    # what is not there.
+    by_name = {each.name: each for each in manifest.streams}
+    entries = tuple(by_name[name] for name in reversed(names))
+    wanted = _Wanted(folder, entries, replicas, lower, replace_empty, timeout_s, manifest.made_at)
+    _refuse_fewer_copies(wanted)
+    for entry in entries:
+        file = StreamFile(folder, entry)
+        for _ in file.parts():
+            pass
+        file.confirm()
+    node_config = for_node(load_chosen(config), node)
+    with_connection(node_config, plane, key, node_url, swarm_url, lambda connection: _restore(connection, wanted, manifest, check))
+
+
+async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, check: bool) -> None:
+    if connection.options.domain:
+        raise CommandError("streams behind a leaf server are restored at the servers that hold them: give their url")
+    replaced = await _look(connection, wanted)
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.made_at))
+    if check:
+        say(f"{wanted.folder}, made {made}: {count(len(wanted.entries), 'stream')} can be restored; nothing was changed")
+        return
+    await _remove(connection, replaced)
+    done: list[str] = []
+    notes: list[str] = []
+    for entry in wanted.entries:
+        note(f"{entry.name} ...")
+        try:
+            notes += await _one(connection, wanted, entry)
+        except Exception as error:
+            if done:
+                note(f"restored so far: {', '.join(done)}")
+            raise CommandError(_how_to_go_on(wanted, entry.name, done, error)) from error
+        done.append(entry.name)
+        say(f"{entry.name}: {count(entry.state.messages, 'message')} up to {entry.state.last_seq:,} restored and compared")
+    for line in notes:
+        say(line)
+    say(f"{wanted.folder}, made {made}: {count(len(done), 'stream')} restored")
+
+
+def _refuse_fewer_copies(wanted: _Wanted) -> None:
+    fewer = [entry.name for entry in wanted.entries if wanted.copies(entry) < entry.replicas]
+    if fewer and not wanted.lower:
+        raise CommandError(
+            f"--replicas {wanted.replicas} is fewer copies than these had: {', '.join(fewer)}. To keep as many, leave it out; to "
+            "have fewer, as on a single server, add --lower"
+        )
+
+
+async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
+    """Raises CommandError for what would stop the restore half-way; returns the names of empty
+    streams that stand in its place.
+    """
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats import listing
+
+    deadline = Deadline(LISTING_S)
+    listed = await listing.streams(connection, deadline)
+    there = {each["config"]["name"]: each for each in listed.entries}
+    names = [entry.name for entry in wanted.entries]
+    empty = [name for name in names if name in there and there[name]["state"]["last_seq"] == 0]
+    filled = [name for name in names if name in listed.missing or (name in there and name not in empty)]
+    if filled:
+        raise CommandError(f"these streams exist and are not overwritten: {', '.join(filled)}: choose others with --stream")
+    if empty and not wanted.replace_empty:
+        raise CommandError(
+            f"these streams exist, and never held a message: {', '.join(empty)}: --replace-empty puts the backup's there"
+        )
+    _check_room(await listing.account(connection, deadline), wanted)
+    return empty
+
+
+def _check_room(account: dict[str, Any], wanted: _Wanted) -> None:
+    """Raises CommandError if the account may not have as much. A server's own room is checked by
+    the server, before it takes the first byte of a stream.
+    """
+    limits = account.get("limits") or {}
+    most, used = int(limits.get("max_storage", -1)), max(int(account.get("storage", 0)), int(account.get("reserved_storage", 0)))
+    needed = sum(entry.reserved_bytes * wanted.copies(entry) for entry in wanted.entries)
+    if 0 <= most < used + needed:
+        raise CommandError(
+            f"the account may store {most:,} bytes, uses {used:,} and the streams want {needed:,} with all copies: raise it "
+            "(`swarm nats config --node-storage-gib`) or restore fewer with --stream"
+        )
+    streams = int(limits.get("max_streams", -1))
+    if 0 <= streams < int(account.get("streams", 0)) + len(wanted.entries):
+        raise CommandError(f"the account may have {streams} streams: restore fewer with --stream")
+
+
+async def _remove(connection: Connection, names: Collection[str]) -> None:
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats.jetstream_api import call
+
+    for name in names:
+        await call(connection, f"STREAM.DELETE.{name}", None, Deadline(LISTING_S), f"removal of stream {name}")
+
+
+async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> list[str]:
+    """Restore one stream and compare it; what is worth saying of it."""
+    from shared.transport.nats.snapshots import put_back
+
+    config = {**entry.config, "num_replicas": wanted.copies(entry)}
+    config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
+    file = StreamFile(wanted.folder, entry)
+    made = await put_back(connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s)
+    notes = _compare(entry, msgspec.convert(made["state"], State))
+    await _consumers_are_there(connection, entry)
+    if await _copies_behind(connection, entry.name):
+        notes.append(f"{entry.name}: other servers are still being sent their copies; `swarm nats report` says when they have them")
+    return notes
+
+
+def _compare(entry: StreamEntry, found: State) -> list[str]:
+    """Raises CommandError unless the stream holds what was backed up, or less of it because of its
+    age.
+    """
+    was = entry.state
+    if found == was:
+        return []
+    aged = entry.config.get("max_age", 0) and found.last_seq == was.last_seq and found.messages < was.messages
+    if aged and found.first_seq >= was.first_seq:
+        return [f"{entry.name}: {was.messages - found.messages:,} of {was.messages:,} messages are past the stream's age and gone"]
+    raise CommandError(f"the stream holds {found} and was backed up with {was}")
+
+
+async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> None:
+    """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, or
+    is none of the backup's: it could send the stream's messages elsewhere.
+    """
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats import listing
+
+    deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
+    while True:
+        found = {
+            each["name"]: int(each["ack_floor"]["stream_seq"])
+            for each in (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
+            if each["config"].get("durable_name") or each["config"].get("deliver_subject")
+        }
+        if more := sorted(set(found) - set(wanted)):
+            await _remove(connection, [entry.name])
+            raise CommandError(
+                f"the file holds consumers that the manifest does not name ({', '.join(map(visible, more))}), so somebody changed "
+                "it; the stream was removed again"
+            )
+        short = [name for name, seq in wanted.items() if found.get(name, -1) < seq]
+        if not short:
+            return
+        if deadline.left_s < 1:
+            raise CommandError(f"consumers are missing or behind: {', '.join(short)}")
+        await asyncio.sleep(0.2)
+
+
+async def _copies_behind(connection: Connection, stream: str) -> bool:
+    """Whether other servers still lack a part of the stream after `COPIES_S`."""
+    from shared.transport.deadline import Deadline
+    from shared.transport.nats.jetstream_api import call
+
+    deadline = Deadline(COPIES_S)
+    while True:
+        info = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(LISTING_S), f"stream {stream}")
+        copies: Sequence[dict[str, Any]] = (info.get("cluster") or {}).get("replicas") or []
+        if all(each.get("current") and not each.get("offline") for each in copies):
+            return False
+        if deadline.passed:
+            return True
+        await asyncio.sleep(0.2)
+
+
+def _how_to_go_on(wanted: _Wanted, failed: str, done: Collection[str], error: Exception) -> str:
+    """What happened and the words that restore the rest. A transfer that broke off is undone by the
+    server itself.
+    """
+    left = " ".join(f"--stream {shlex.quote(entry.name)}" for entry in wanted.entries if entry.name not in done)
+    return (
+        f"{failed}: {error}. To go on once the cause is gone: swarm nats restore {shlex.quote(str(wanted.folder))} {left} with the "
+        f"same options. The server gives up by itself, within 10 s, what was cut off; if {failed} exists then with less in it, "
+        "it has to be removed first"
+    )
