@@ -92,6 +92,7 @@ def everything_anybody_may_publish() -> list[str]:
     patterns += [pattern for node, role in itertools.product(("alpha", "beta"), ROLES) for pattern in node_role(node, role).publish]
     streams = [subjects.SWARM_ROLLOUTS, "KV_swarm_nodes", "KV_node_alpha", subjects.node_scored_stream("alpha")]
     verbs = ["STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.GET", "STREAM.MSG.DELETE"]
+    verbs += ["STREAM.SNAPSHOT", "STREAM.RESTORE"]
     patterns += [f"$JS.API.{verb}.{stream}" for verb, stream in itertools.product(verbs, streams)]
     patterns += [f"$JS.API.CONSUMER.CREATE.{stream}.spy" for stream in streams]
     patterns += ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$SYS.REQ.SERVER.PING", "anything", "_INBOX.x"]

@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 
+from shared.cancelling import cancel_and_wait
 from shared.transport.base import NotConnected, TransportError
+from shared.transport.deadline import Deadline
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import ApiError
 
+T = TypeVar("T")
 CHUNK_BYTES = 128 * 1024
 WINDOW_BYTES = 4 * 1024 * 1024
 """On their way at once: well below the unread data at which a server cuts a connection
@@ -37,6 +40,7 @@ ANSWER_S = 15.0
 """For the first answer: a snapshot is prepared, a stream's place is chosen by a majority."""
 SILENCE_S = 10.0
 """The server gives a transfer up after 5 s without a sign of the other side."""
+_LOOK_S = 0.25
 _ENDED_WELL = ("", "204")
 
 
@@ -74,7 +78,10 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
         answer = await _ask(connection, f"STREAM.SNAPSHOT.{stream}", request, what)
         expected = 1
         while True:
-            message = await _next(chunks, what)
+            try:
+                message = await _while_connected(connection, chunks.get(), SILENCE_S)
+            except TimeoutError:
+                raise TransferLost(f"{what}: the server fell silent or was restarted") from None
             if not message.data:
                 break
             if message.reply:
@@ -143,16 +150,33 @@ async def _ask(connection: Connection, subject: str, request: dict[str, Any], wh
 async def _send(connection: Connection, subject: str, chunk: bytes, timeout_s: float, what: str) -> dict[str, Any]:
     answer = await _once(connection, subject, chunk, timeout_s)
     if answer is None:
-        raise TransferLost(f"{what}: the server stopped answering")
+        raise TransferLost(f"{what}: the server stopped answering or was restarted")
     return _read(answer, what) if answer else {}
 
 
 async def _once(connection: Connection, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
     """The answer to a request that is sent once; None where there is none."""
     try:
-        return bytes((await connection.client.request(subject, payload, timeout=timeout_s)).data)
+        asking = connection.client.request(subject, payload, timeout=timeout_s)
+        return bytes((await _while_connected(connection, asking, timeout_s)).data)
     except (TimeoutError, nats.errors.Error):
         return None
+
+
+async def _while_connected(connection: Connection, waiting: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """The result of `waiting`. Raises TimeoutError as soon as the connection is another one: what
+    the server had begun on the one before is not continued, and a restore may be given an hour.
+    """
+    deadline, epoch = Deadline(timeout_s), connection.epoch
+    task = asyncio.create_task(waiting)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=min(_LOOK_S, deadline.left_s))
+            if not task.done() and (deadline.passed or not connection.connected or connection.epoch != epoch):
+                raise TimeoutError
+        return task.result()
+    finally:
+        await cancel_and_wait(task)
 
 
 def _read(answer: bytes, what: str) -> dict[str, Any]:
@@ -165,11 +189,3 @@ def _read(answer: bytes, what: str) -> dict[str, Any]:
     if "error" in found:
         raise ApiError(what, found["error"])
     return found
-
-
-async def _next(chunks: asyncio.Queue[Any], what: str) -> Any:
-    try:
-        async with asyncio.timeout(SILENCE_S):
-            return await chunks.get()
-    except TimeoutError:
-        raise TransferLost(f"{what}: the server fell silent") from None

@@ -194,7 +194,9 @@ def _compare(entry: StreamEntry, found: State) -> list[str]:
     age.
     """
     was = entry.state
-    if found == was:
+    counts = found.messages, found.bytes, found.last_seq
+    # A stream without messages begins nowhere: the server says 0, 1 or what comes next.
+    if counts == (was.messages, was.bytes, was.last_seq) and (found.first_seq == was.first_seq or not was.messages):
         return []
     aged = entry.config.get("max_age", 0) and found.last_seq == was.last_seq and found.messages < was.messages
     if aged and found.first_seq >= was.first_seq:

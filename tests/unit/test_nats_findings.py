@@ -1,0 +1,148 @@
+"""What `swarm nats report` finds wrong in what JetStream says, and how it shows it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from swarm_cli.errors import CommandError
+from swarm_cli.nats.streams.backup import chosen
+from swarm_cli.nats.streams.findings import Stream, read_stream, stream_findings
+from swarm_cli.nats.streams.manifest import StreamEntry, backup_order
+from swarm_cli.nats.streams.monitor import Server, ask
+from swarm_cli.nats.streams.report import COLUMNS, Report, lines
+from swarm_cli.nats.streams.restore import _check_room, _Wanted
+
+NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
+
+
+def ago(seconds: float) -> str:
+    """As the server writes times, to the nanosecond."""
+    return (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    """A stream of a list, all well, as nats-server 2.15.1 has it."""
+    config = {"name": "NODE_ALPHA_ROLLOUTS", "max_msgs": 512, "max_bytes": 1000, "discard": "new", "num_replicas": 3}
+    state = {"messages": 10, "bytes": 100, "first_seq": 1, "last_seq": 10, "consumer_count": 1}
+    copies = [{"name": name, "current": True, "active": 1} for name in ("nats-1", "nats-2")]
+    cluster = {"name": "swarm", "leader": "nats-0", "replicas": copies}
+    return {"config": config | changed.pop("config", {}), "state": state | changed.pop("state", {}), "cluster": cluster | changed}
+
+
+def consumer(quiet_s: float = 3600.0, **changed: Any) -> dict[str, Any]:
+    """A consumer of a list, idle for an hour."""
+    return {
+        "name": "verifier",
+        "created": ago(86_400),
+        "config": {"durable_name": "verifier", "max_ack_pending": 256, "ack_policy": "explicit"},
+        "delivered": {"consumer_seq": 9, "stream_seq": 9, "last_active": ago(quiet_s)},
+        "ack_floor": {"consumer_seq": 9, "stream_seq": 9},
+        "num_ack_pending": 0,
+        "num_redelivered": 0,
+        "num_waiting": 1,
+        "num_pending": 0,
+        **changed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stream", "of_consumer", "told"),
+    [
+        (entry(), consumer(), []),
+        (entry(leader=""), consumer(num_pending=5), ["has no leader"]),
+        (entry(replicas=[{"name": "nats-1", "current": True}]), consumer(), ["2 of 3 copies"]),
+        (
+            entry(
+                replicas=[{"name": "nats-1", "current": False, "offline": True}, {"name": "nats-2", "current": False, "lag": 1200}]
+            ),
+            consumer(),
+            ["nats-1 is offline", "nats-2 is behind by 1,200 operations"],
+        ),
+        (entry(state={"bytes": 910}), consumer(), ["91% full and refuses"]),
+        (entry(state={"messages": 470}), consumer(), ["92% full and refuses"]),
+        (entry(state={"bytes": 1000}, config={"discard": "old"}), consumer(), []),  # a window
+        (entry(config={"max_bytes": -1, "max_msgs": -1}, state={"messages": 10**9}), consumer(), []),
+        (
+            entry(),
+            consumer(num_pending=5),
+            ["verifier of stream NODE_ALPHA_ROLLOUTS has stalled: 5 wait and nothing moved for 3,600 s"],
+        ),
+        (entry(), consumer(num_pending=5, quiet_s=10), []),
+        (entry(), consumer(num_ack_pending=256, num_pending=9), ["all 256 that may be out are out"]),
+        (entry(), consumer(num_pending=1, delivered={}, ack_floor={}, created=ago(10)), []),  # only just made
+    ],
+)
+def test_each_thing_that_is_wrong_is_a_sentence_and_a_full_window_is_none(
+    stream: dict[str, Any], of_consumer: dict[str, Any], told: list[str]
+) -> None:
+    read = read_stream(stream, [of_consumer], "nats-0", NOW.timestamp())
+    found = list(stream_findings(read, stalled_s=300))
+    assert len(found) == len(told) and all(part in sentence for part, sentence in zip(told, found, strict=True)), found
+
+
+def test_a_server_alone_leads_what_it_has() -> None:
+    alone = {**entry(config={"num_replicas": 1}), "cluster": None}
+    assert read_stream(alone, [], "hub", NOW.timestamp()).leader == "hub"
+
+
+def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_with_what_is_wrong_first() -> None:
+    streams = [Stream(f"{'X' * 200}\x1b[2J{number}", leader="nats-0" * 40) for number in range(500)]
+    wrong = Stream("LOST")
+    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (), (*streams, wrong), 7, 300.0)
+    shown = list(lines(report))
+    assert max(map(len, shown)) <= COLUMNS and len(shown) < 80 and all(line.isprintable() for line in shown)
+    assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were not asked about"
+    assert report.findings() == ["stream LOST has no leader: it takes and gives nothing"]
+
+
+def test_servers_that_are_not_well_are_told_and_one_that_does_not_answer_does_not_stop_the_report() -> None:
+    well = {"name": "nats-0", "health": "ok", "leader": "nats-1", "store_bytes": 84, "store_most_bytes": 100}
+    assert list(Server("http://x", **well).findings()) == []  # type: ignore[arg-type]
+    ill = {**well, "health": "JetStream stream 'x' is not current", "leader": "", "offline": ("nats-2",), "store_bytes": 85}
+    found = list(Server("http://x", **ill).findings())  # type: ignore[arg-type]
+    assert [any(part in each for each in found) for part in ("not healthy", "no leader", "nats-2 is offline", "85%")] == [True] * 4
+    assert "http://HOST:8222" in next(ask("nats-0:8222").findings())
+    assert "does not answer" in next(ask("http://127.0.0.1:1").findings())
+
+
+def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_their_chunks() -> None:
+    kinds = ("POLICIES", "SCORED_BLOBS", "SCORED", "ROLLOUTS", "BATCHES", "DEAD", "BATCHES_BLOBS")
+    names = [*(f"NODE_ALPHA_{kind}" for kind in kinds), "KV_node_alpha"]
+    ordered = sorted(names, key=backup_order)
+    assert [each.removeprefix("NODE_ALPHA_") for each in ordered] == [
+        "KV_node_alpha",
+        "BATCHES",
+        "ROLLOUTS",
+        "SCORED",
+        "DEAD",
+        "POLICIES",
+        "BATCHES_BLOBS",
+        "SCORED_BLOBS",
+    ]
+    assert chosen(names, [], "alpha") == ordered
+    with pytest.raises(CommandError, match="no stream of node alph:"):
+        chosen(names, [], "alph")
+
+
+@pytest.mark.parametrize(
+    ("account", "refused"),
+    [
+        ({"storage": 0, "limits": {"max_storage": -1, "max_streams": -1}}, ""),
+        ({"storage": 100, "limits": {"max_storage": 400, "max_streams": -1}}, ""),
+        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "want 300"),
+        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "want 300"),
+        ({"streams": 3, "limits": {"max_storage": -1, "max_streams": 3}}, "may have 3 streams"),
+    ],
+)
+def test_room_is_looked_at_with_all_copies_and_what_a_stream_reserves(account: dict[str, Any], refused: str, tmp_path: Any) -> None:
+    state = {"messages": 1, "bytes": 50, "first_seq": 1, "last_seq": 1}
+    stream = StreamEntry("X", "", 1, {"name": "X", "max_bytes": 100, "num_replicas": 3}, state)
+    wanted = _Wanted(tmp_path, (stream,), None, False, False, 1.0, 0.0)
+    if not refused:
+        _check_room(account, wanted)
+        return
+    with pytest.raises(CommandError, match=refused):
+        _check_room(account, wanted)
