@@ -44,6 +44,11 @@ class Client(nats.NATS):  # type: ignore[misc]
         ends = (session.getpeercert() or {}).get("notAfter") if session is not None else None
         return float(ssl.cert_time_to_seconds(ends)) if ends else None
 
+    @property
+    def server(self) -> tuple[str, str]:
+        """Name and version of the server that this connection is to, as it says itself."""
+        return str(self._server_info.get("server_name", "")), str(self._server_info.get("version", ""))
+
     async def _connect_to_server(self, s: Any) -> None:
         s.last_attempt = time.monotonic()
         self._abort()

@@ -134,7 +134,7 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
     for name in names:
         note(f"{name} ...")
         entries.append(await _one(connection, folder, name))
-    version = str(connection.client.connected_server_version)
+    _, version = connection.client.server
     return Manifest(FORMAT, time.time(), version, VERSION, entries)
 
 

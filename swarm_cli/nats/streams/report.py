@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 COLUMNS = 100
 SHOWN = 60
 """Lines of streams, of consumers and of findings each; --json has all."""
+SERVER_CHARACTERS = 24
+"""Of a server's name: one without a name in its configuration is called by its key of 56."""
 LISTING_S = 30.0
 
 
@@ -96,7 +98,7 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
     from shared.transport.deadline import Deadline
     from shared.transport.nats import listing
 
-    deadline, client = Deadline(LISTING_S), connection.client
+    deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)
     listed = await listing.streams(connection, deadline)
     try:
@@ -104,13 +106,12 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
         with_consumers = [each["config"]["name"] for each in entries if each["state"]["consumer_count"]]
         consumers = await listing.consumers(connection, with_consumers, deadline)
         now = time.time()
-        name = str(client._server_info.get("server_name", ""))
+        name, version = connection.client.server
         streams = [read_stream(each, _of(consumers, each), name, now) for each in entries]
         leaderless = [Stream(each) for each in listed.missing if not node or belongs_to(each, node)]
         left_out = listed.left_out + sum(each.left_out for each in consumers.values())
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(f"the server's list of streams cannot be read ({type(error).__name__})") from None
-    version = str(client.connected_server_version)
     return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s)
 
 
@@ -124,7 +125,7 @@ def lines(found: Report) -> Iterator[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.at))
     used, limits = found.account, found.account.get("limits") or {}
     most = int(limits.get("max_storage", -1))
-    yield _cut(f"{found.server} (nats-server {found.version}) at {at}")
+    yield _cut(f"{at}, asked {visible(found.server, SERVER_CHARACTERS)} (nats-server {visible(found.version, 20)})")
     yield _cut(
         f"account: {_size(int(used.get('storage', 0)))} stored of {_size(most) if most >= 0 else 'what the servers have'}; "
         f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
@@ -158,7 +159,7 @@ def _server(server: Server) -> Iterator[str]:
         return
     cluster = "" if server.leader is None else f"; cluster led by {server.leader or 'nobody'}"
     yield _cut(
-        f"{server.name}: {server.health}, up {server.uptime}, {server.connections} connections, "
+        f"{visible(server.name, SERVER_CHARACTERS)}: {server.health}, up {server.uptime}, {server.connections} connections, "
         f"{server.slow_consumers} cut for slow reading{cluster}"
     )
     yield _cut(
