@@ -27,6 +27,8 @@ OURS = {"swarm", "python", "torchrun", "hf"}
 """Programs that the images' environment brings (pyproject.toml)."""
 ELSEWHERE = ("up", "down", "top", "dashboard", "plot", "rollouts", "eval", "model", "task", "keys", "config", "roster")
 """Not of a server: of a machine's own run, of files, or until Ctrl-C."""
+REPORT = "swarm nats report"
+"""Of `swarm nats`, what looks at a server; `test_operating_steps` backs up and restores."""
 PLACEHOLDERS = {"NODE": "alpha", "NAME": "mallory", "SEQ": "1"}
 
 
@@ -42,7 +44,7 @@ def executed() -> list[tuple[str, str, str, str]]:
     found = []
     for page in PAGES:
         for line in inline(page):
-            for pod, container, program in re.findall(r"exec (?:-it )?(\S+) (?:-c (\S+) )?-- (\S+)", line):
+            for pod, container, program in re.findall(r"exec (?:-it? )?(\S+) (?:-c (\S+) )?-- (\S+)", line):
                 found.append((page.name, pod, container, program))
     return found
 
@@ -101,7 +103,8 @@ def for_the_operator() -> list[str]:
     """What the pages tell to type that asks or changes a server, each once."""
     said = {line for page in PAGES for line in inline(page) if re.match(r"swarm [a-z]", line)}
     commands = {re.split(r" (?:&&|[<>]+|#) ", line)[0].strip() for line in said if "..." not in line.replace('"..."', "")}
-    named = [each for each in commands if each.split()[1] not in ELSEWHERE and not each.startswith(("swarm plane", "swarm nats "))]
+    commands = {each for each in commands if not each.startswith(("swarm plane", "swarm nats ")) or each.startswith(REPORT)}
+    named = [each for each in commands if each.split()[1] not in ELSEWHERE and "--monitor" not in each]
     return sorted([*named, "swarm nats init --plane node", "swarm nats init --plane swarm"])
 
 
@@ -124,7 +127,7 @@ def test_the_operators_pod_makes_the_streams_and_runs_what_the_pages_tell_it_to(
         while first[container["name"]] not in (said := run(words, mine))[1]:
             assert time.monotonic() < deadline, said
     commands = for_the_operator()
-    assert len(commands) >= 8 and {"swarm status", "swarm ban"} <= set(commands)
+    assert len(commands) >= 10 and {"swarm status", "swarm ban", REPORT, f"{REPORT} --json"} <= set(commands)
     for command in commands:
         words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)[1:]]
         code, said = run(words, told)
