@@ -17,6 +17,7 @@ from subprocess import DEVNULL
 
 import pytest
 
+from shared.contracts.streams import update_swarm_streams
 from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream
 from shared.transport.base import Delivery, Transport, TransportError
 from swarm_cli.replace_file import replace_file
@@ -202,6 +203,9 @@ async def test_an_upgrade_loses_nothing_and_lost_volumes_are_filled_again_from_t
     for step in saving[3:5]:
         await asyncio.to_thread(pods.do, step)
     assert not list((tmp_path / "alpha/volume").iterdir())
+    swarms = await as_user(cluster, keys, "swarm", "operator", "operator/swarm.nk", timeout_s=DEADLINE_S)
+    await update_swarm_streams(swarms, replicas=3)
+    await swarms.close()
     assert "KV_swarm_nodes" in await asyncio.to_thread(pods.do, saving[5], pod="swarm")
 
     # One server's volume is lost.

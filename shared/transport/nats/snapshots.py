@@ -41,6 +41,9 @@ ANSWER_S = 15.0
 SILENCE_S = 10.0
 """The server gives a transfer up after 5 s without a sign of the other side."""
 _LOOK_S = 0.25
+_INTEREST_S = 3.0
+"""Less than the server's own patience with a transfer."""
+_INTEREST_WAIT_S = 0.02
 _ENDED_WELL = ("", "204")
 
 
@@ -141,24 +144,41 @@ async def put_back(
 
 
 async def _ask(connection: Connection, subject: str, request: dict[str, Any], what: str) -> dict[str, Any]:
-    answer = await _once(connection, f"{connection.options.api_prefix}.{subject}", json.dumps(request).encode(), ANSWER_S)
+    answer = None
+    with suppress(nats.errors.NoRespondersError):
+        answer = await _once(connection, f"{connection.options.api_prefix}.{subject}", json.dumps(request).encode(), ANSWER_S)
     if answer is None:
         raise NotConnected(f"{what}: nobody answers: no leader, no such stream, or this key may not ask for it")
     return _read(answer, what)
 
 
 async def _send(connection: Connection, subject: str, chunk: bytes, timeout_s: float, what: str) -> dict[str, Any]:
-    answer = await _once(connection, subject, chunk, timeout_s)
+    """Raises TransferLost without an answer. Sent again only where nobody was there to receive it:
+    in a cluster the subject may be known before every server knows who listens on it.
+    """
+    answer, heard_by = None, Deadline(_INTEREST_S)
+    while True:
+        try:
+            answer = await _once(connection, subject, chunk, timeout_s)
+            break
+        except nats.errors.NoRespondersError:
+            if heard_by.passed:
+                break
+            await asyncio.sleep(_INTEREST_WAIT_S)
     if answer is None:
         raise TransferLost(f"{what}: the server stopped answering or was restarted")
     return _read(answer, what) if answer else {}
 
 
 async def _once(connection: Connection, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
-    """The answer to a request that is sent once; None where there is none."""
+    """The answer to a request that is sent once; None where there is none. Raises NoRespondersError
+    where the request reached nobody.
+    """
     try:
         asking = connection.client.request(subject, payload, timeout=timeout_s)
         return bytes((await _while_connected(connection, asking, timeout_s)).data)
+    except nats.errors.NoRespondersError:
+        raise
     except (TimeoutError, nats.errors.Error):
         return None
 

@@ -4,6 +4,7 @@ there as a whole or not at all.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 """For each stream: a server that is restarted, or a leader that moves, breaks one off."""
+AGAIN_S = 1.0
 LISTING_S = 30.0
 
 StreamsOption = Annotated[
@@ -174,6 +176,7 @@ async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
             if attempt == ATTEMPTS:
                 raise CommandError(f"{error}: no backup was made: run it again when `swarm nats report` finds nothing") from None
             note(f"{error}: trying again")
+            await asyncio.sleep(AGAIN_S)  # a leader is elected meanwhile
     raise AssertionError("the last attempt returns or raises")
 
 
