@@ -122,7 +122,7 @@ async def states(url: str) -> dict[str, tuple[int, int, int, int]]:
     transport = await opened(url)
     names = [
         each["config"]["name"]
-        for each in json.loads((await transport.connection.client.request("$JS.API.STREAM.LIST")).data)["streams"]
+        for each in json.loads((await transport._connection.client.request("$JS.API.STREAM.LIST")).data)["streams"]
     ]
     found = {name: await transport.stream_state(name) for name in names}
     await transport.close()
@@ -279,7 +279,7 @@ def test_a_consumer_that_the_manifest_does_not_name_takes_its_stream_with_it(cop
 
 async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: NatsServer, target: NatsServer) -> None:
     transport, parts = await opened(source.url), list[bytes]()
-    taken = await take_snapshot(transport.connection, SCORED, parts.append)
+    taken = await take_snapshot(transport._connection, SCORED, parts.append)
     await transport.close()
     other = await opened(target.url)
 
@@ -287,12 +287,12 @@ async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: Nats
         raise ValueError("changed")
 
     with pytest.raises(ValueError, match="changed"):
-        await put_back(other.connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
+        await put_back(other._connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
     # The server gives up by itself; then the same is restored.
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            made = await put_back(other.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+            made = await put_back(other._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
             break
         except TransportError:
             assert time.monotonic() < deadline
@@ -314,12 +314,12 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         parts.append(part)
 
     with pytest.raises(TransferLost):
-        await take_snapshot(transport.connection, SCORED, restart_first)
+        await take_snapshot(transport._connection, SCORED, restart_first)
     # Again, now that it is back: whole.
     parts.clear()
     await transport.stream_state(SCORED)
-    taken = await take_snapshot(transport.connection, SCORED, parts.append)
-    await transport.connection.client.request(f"$JS.API.STREAM.DELETE.{SCORED}", b"")
+    taken = await take_snapshot(transport._connection, SCORED, parts.append)
+    await transport._connection.client.request(f"$JS.API.STREAM.DELETE.{SCORED}", b"")
 
     def restart_later() -> Iterator[bytes]:
         yield parts[0]
@@ -327,10 +327,10 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         yield from parts[1:]
 
     with pytest.raises(TransferLost):
-        await put_back(transport.connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
+        await put_back(transport._connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
     with pytest.raises(TransportError):
         await transport.stream_state(SCORED)  # nothing half
-    await put_back(transport.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+    await put_back(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
     assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
     await transport.close()
     server.kill()
@@ -381,7 +381,7 @@ async def test_an_operator_backs_up_its_own_streams_and_cannot_reach_another_nod
             ca_file=str(server.ca_file),
             inbox_prefix="_INBOX_beta.operator",
         )
-        client = other.connection.client
+        client = other._connection.client
         for stream in (QUEUE, BUCKET, "SWARM_ROLLOUTS"):
             asked = json.dumps({"deliver_subject": client.new_inbox()}).encode()
             for verb, body in (("SNAPSHOT", asked), ("DELETE", b"")):

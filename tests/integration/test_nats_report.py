@@ -41,7 +41,7 @@ async def prepared(url: str) -> NatsTransport:
 
 
 async def ask(transport: NatsTransport, subject: str, **body: Any) -> None:
-    answer = await transport.connection.client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=10)
+    answer = await transport._connection.client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=10)
     assert "error" not in json.loads(answer.data), answer.data
 
 

@@ -19,6 +19,7 @@ from shared.transport.base import (
     StreamSpec,
     StreamState,
     TooLarge,
+    Transport,
     TransportError,
 )
 from shared.transport.counters import Counters
@@ -40,11 +41,6 @@ class NatsTransport:
         self._bounds = StreamBounds(connection)
         self._chunks = NatsChunks(connection, self._bounds)
         self._kv = NatsKeyValue(connection)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection below, for what an operator does with whole streams."""
-        return self._connection
 
     @property
     def connected(self) -> bool:
@@ -180,3 +176,14 @@ class NatsTransport:
         stored = await self.get(stream, seq)
         if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
             self._chunks.drop_later(stream, reference.chunks)
+
+
+def connection_of(transport: Transport) -> Connection:
+    """The connection below, for what an operator does with whole streams.
+
+    Raises:
+        TransportError: it is a server inside this process.
+    """
+    if not isinstance(transport, NatsTransport):
+        raise TransportError("a server inside a process has no streams to operate: give a nats:// or tls:// url")
+    return transport._connection

@@ -36,8 +36,8 @@ def with_connection(
     """Do `work` with a connection to the plane's servers as its operator.
 
     Raises:
-        CommandError: no such plane, or a server inside a process.
-        TransportError: nobody answers, or the key is refused.
+        CommandError: no such plane.
+        TransportError: nobody answers, the key is refused, or it is a server inside this process.
     """
     if plane is Plane.BOTH:
         raise CommandError("one plane at a time, because each has its own key: --plane node, then --plane swarm")
@@ -51,7 +51,9 @@ async def _with_connection(
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
 ) -> T:
-    from shared.transport.nats.transport import NatsTransport
+    # Imported with the first connection, as in the rest of this folder: `swarm nats --help` starts
+    # without a NATS client.
+    from shared.transport.nats.transport import connection_of
 
     node_url, swarm_url = urls
     field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
@@ -64,8 +66,6 @@ async def _with_connection(
     else:
         transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=swarm_url or "")
     try:
-        if not isinstance(transport, NatsTransport):
-            raise CommandError("a server inside a process has no streams to operate: give a nats:// or tls:// url")
-        return await work(transport.connection)
+        return await work(connection_of(transport))
     finally:
         await transport.close()

@@ -98,6 +98,7 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
     from shared.transport.deadline import Deadline
     from shared.transport.nats import listing
 
+    # Consumers are asked for only where a stream has some: most have none.
     deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)
     listed = await listing.streams(connection, deadline)

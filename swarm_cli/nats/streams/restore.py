@@ -92,6 +92,9 @@ def restore(
 
 
 async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, check: bool) -> None:
+    """All is looked at before the first stream is made; a stream that fails ends it, with the words
+    that go on.
+    """
     if connection.options.domain:
         raise CommandError("streams behind a leaf server are restored at the servers that hold them: give their url")
     replaced = await _look(connection, wanted)
