@@ -301,8 +301,10 @@ async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: Nats
     await other.close()
 
 
-async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path / "restarted").start()
+async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_refusal(
+    nats_server: Callable[..., NatsServer],
+) -> None:
+    server = nats_server()
     await fill(server.url)
     transport, parts = await opened(server.url), list[bytes]()
     for number in range(16):  # more than is on its way at once
@@ -333,11 +335,12 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
     await put_back(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
     assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
     await transport.close()
-    server.kill()
 
 
-def test_a_backup_over_a_servers_restart_is_whole(tmp_path: Path, target: NatsServer) -> None:
-    server = NatsServer(tmp_path / "restarted").start()
+def test_a_backup_over_a_servers_restart_is_whole(
+    nats_server: Callable[..., NatsServer], tmp_path: Path, target: NatsServer
+) -> None:
+    server = nats_server()
     asyncio.run(fill(server.url))
     began = threading.Event()
 
@@ -355,7 +358,6 @@ def test_a_backup_over_a_servers_restart_is_whole(tmp_path: Path, target: NatsSe
     assert began.is_set() and code == 0, said
     code, said = swarm("restore", str(tmp_path / "saved"), url=target.url)
     assert code == 0 and asyncio.run(states(target.url)) == asyncio.run(states(server.url)), said
-    server.kill()
 
 
 async def test_an_operator_backs_up_its_own_streams_and_cannot_reach_another_nodes_or_the_swarms(tmp_path: Path) -> None:

@@ -11,14 +11,19 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from shared.contracts.subjects import node_bucket
 from shared.new_folder import appearing_whole, refuse_filled
 from shared.text import visible
+from shared.transport.base import NotConnected
+from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
+from shared.transport.nats import listing
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.snapshots import TransferLost, take_snapshot
 from shared.unwinding import unwinding_on_signals
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
@@ -35,9 +40,6 @@ from swarm_cli.nats.streams.manifest import (
     write_manifest,
 )
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
-
-if TYPE_CHECKING:
-    from shared.transport.nats.connection import Connection
 
 ATTEMPTS = 3
 """For each stream: a server that is restarted, or a leader that moves, breaks one off."""
@@ -110,9 +112,6 @@ def chosen(found: Sequence[str], wanted: Collection[str], node: str) -> list[str
 
 async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], node: str) -> Manifest:
     """Look at everything first, so that what cannot be backed up is told before the first byte."""
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats import listing
-
     if connection.options.domain:
         raise CommandError("streams behind a leaf server are backed up at the servers that hold them: give their url")
     listed = await listing.streams(connection, Deadline(LISTING_S))
@@ -155,11 +154,6 @@ class _Summed:
 
 async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
     """One stream's file, from its beginning again where the transfer broke off."""
-    from shared.transport.base import NotConnected
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats import listing
-    from shared.transport.nats.snapshots import TransferLost, take_snapshot
-
     for attempt in range(1, ATTEMPTS + 1):
         await connection.until_connected(Deadline(LISTING_S))
         try:

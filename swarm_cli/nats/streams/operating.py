@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.transport import connection_of
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.running import servers
-
-if TYPE_CHECKING:  # imported with the first connection: `swarm --help` does without a NATS client
-    from shared.transport.nats.connection import Connection
 
 CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")
@@ -51,10 +50,6 @@ async def _with_connection(
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
 ) -> T:
-    # Imported with the first connection, as in the rest of this folder: `swarm nats --help` starts
-    # without a NATS client.
-    from shared.transport.nats.transport import connection_of
-
     node_url, swarm_url = urls
     field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
     if key is not None:

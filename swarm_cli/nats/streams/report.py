@@ -8,12 +8,15 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from shared.text import visible, visible_json
 from shared.transport.base import TransportError
+from shared.transport.deadline import Deadline
+from shared.transport.nats import listing
+from shared.transport.nats.connection import Connection
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
@@ -22,9 +25,6 @@ from swarm_cli.nats.streams.backup import belongs_to
 from swarm_cli.nats.streams.findings import Consumer, Stream, read_stream, storage_finding, stream_findings
 from swarm_cli.nats.streams.monitor import Server, ask
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
-
-if TYPE_CHECKING:
-    from shared.transport.nats.connection import Connection
 
 COLUMNS = 100
 SHOWN = 60
@@ -95,9 +95,6 @@ def report(
 
 
 async def _look(connection: Connection, servers: tuple[Server, ...], node: str, stalled_s: float) -> Report:
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats import listing
-
     # Consumers are asked for only where a stream has some: most have none.
     deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)

@@ -8,12 +8,17 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from shared.text import visible
+from shared.transport.deadline import Deadline
+from shared.transport.nats import listing
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.jetstream_api import call
+from shared.transport.nats.snapshots import put_back
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
@@ -21,9 +26,6 @@ from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.streams.backup import LISTING_S, StreamsOption, chosen
 from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, StreamFile, read_manifest
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
-
-if TYPE_CHECKING:
-    from shared.transport.nats.connection import Connection
 
 COPIES_S = 60.0
 """For the other servers to have all of a stream; after that it is said and not waited for."""
@@ -133,9 +135,6 @@ async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
     """Raises CommandError for what would stop the restore half-way; returns the names of empty
     streams that stand in its place.
     """
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats import listing
-
     deadline = Deadline(LISTING_S)
     listed = await listing.streams(connection, deadline)
     there = {each["config"]["name"]: each for each in listed.entries}
@@ -170,17 +169,12 @@ def _check_room(account: dict[str, Any], wanted: _Wanted) -> None:
 
 
 async def _remove(connection: Connection, names: Collection[str]) -> None:
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats.jetstream_api import call
-
     for name in names:
         await call(connection, f"STREAM.DELETE.{name}", None, Deadline(LISTING_S), f"removal of stream {name}")
 
 
 async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> list[str]:
     """Restore one stream and compare it; what is worth saying of it."""
-    from shared.transport.nats.snapshots import put_back
-
     config = {**entry.config, "num_replicas": wanted.copies(entry)}
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
     file = StreamFile(wanted.folder, entry)
@@ -211,9 +205,6 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
     """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, or
     is none of the backup's: it could send the stream's messages elsewhere.
     """
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats import listing
-
     deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
     while True:
         found = {
@@ -237,9 +228,6 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
 
 async def _copies_behind(connection: Connection, stream: str) -> bool:
     """Whether other servers still lack a part of the stream after `COPIES_S`."""
-    from shared.transport.deadline import Deadline
-    from shared.transport.nats.jetstream_api import call
-
     deadline = Deadline(COPIES_S)
     while True:
         info = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(LISTING_S), f"stream {stream}")
