@@ -50,6 +50,8 @@ async def _with_connection(
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
 ) -> T:
+    # A key given on the command line stands for the configured one of the plane that is meant; the
+    # other plane's is of no use there.
     node_url, swarm_url = urls
     field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
     if key is not None:
