@@ -44,6 +44,11 @@ class Client(nats.NATS):  # type: ignore[misc]
         ends = (session.getpeercert() or {}).get("notAfter") if session is not None else None
         return float(ssl.cert_time_to_seconds(ends)) if ends else None
 
+    @property
+    def tried(self) -> str:
+        """The address that was tried last, as it was given; empty before the first."""
+        return str(self._current_server.uri.geturl()) if self._current_server is not None else ""
+
     async def _connect_to_server(self, s: Any) -> None:
         s.last_attempt = time.monotonic()
         self._abort()
