@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +25,8 @@ from shared.version import VERSION
 QUEUE = 4096
 SEND_EVERY_S = 2.0
 TIMEOUT_S = 5.0
+STUCK_S = 4 * TIMEOUT_S
+"""`TIMEOUT_S` is between two bytes of an answer: one that comes a byte at a time takes for ever."""
 CLOSE_S = 1.5
 ANSWER_BYTES = 4096
 """Of an answer, which nobody needs: one that is longer, or does not say how long it is, is not
@@ -86,10 +89,12 @@ class OtlpSpans:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         base = config.tracing.otlp_endpoint.rstrip("/")
         asked = f"{base}/v1/traces" if base else None  # None: the exporter reads OpenTelemetry's variables
-        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S, session=None if os.environ.get(_OWN_SESSION) else _session())
-        exporter = _Telling(inner, asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), warn)
+        session = None if os.environ.get(_OWN_SESSION) else _session()
+        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S, session=session)
+        address = asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name))
+        self._exporter = _Telling(inner, address, warn)
         self._processor = BatchSpanProcessor(
-            exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
+            self._exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
         )
         self._node, self._lock, self._ids = config.node.id, threading.Lock(), _GivenIds()
         resource = Resource.create(
@@ -109,6 +114,7 @@ class OtlpSpans:
         """Queue one; never waits for the endpoint."""
         from opentelemetry import trace
 
+        self._exporter.tell_if_stuck()
         sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
         def place(group_id: str) -> trace.SpanContext:
@@ -180,18 +186,34 @@ class _Telling:
 
         self._inner, self._address, self._warn, self._results = inner, without_secrets(address), warn, SpanExportResult
         self._told = False
+        self._since_s: float | None = None
+
+    def tell_if_stuck(self) -> None:
+        """Say it where the endpoint has not done with one batch for long. Asked by whoever has a
+        span: the thread that sends waits.
+        """
+        since_s = self._since_s
+        if since_s is not None and time.monotonic() - since_s > STUCK_S:
+            self._tell(f"{self._address} has been answering for more than {STUCK_S:g} s")
+
+    def _tell(self, reason: str) -> None:
+        if not self._told:
+            self._told = True
+            self._warn(reason)
 
     def export(self, spans: Sequence[Any]) -> Any:
         """As OpenTelemetry's `SpanExporter`."""
         reason = f"{self._address} did not take {len(spans)} spans"
+        self._since_s = time.monotonic()
         try:
             result = self._inner.export(spans)
         except Exception as error:  # noqa: BLE001  # whatever a client of HTTP raises
             said = without_secrets(str(error))[:200]
             result, reason = self._results.FAILURE, f"{reason} ({type(error).__name__}: {said})"
-        if result is not self._results.SUCCESS and not self._told:
-            self._told = True
-            self._warn(reason)
+        finally:
+            self._since_s = None
+        if result is not self._results.SUCCESS:
+            self._tell(reason)
         return result
 
     def shutdown(self) -> None:

@@ -184,6 +184,28 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert sent[0] < 2**26, f"{sent[0]} bytes were taken"
 
 
+def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setattr(otel, "STUCK_S", 0.3)
+    over, told = threading.Event(), list[str]()
+
+    def dribble(request: Hostile) -> None:
+        request.wfile.write(b"HTTP/1.1 200 ")
+        while not over.wait(0.1):
+            request.wfile.write(b"O")
+
+    with endpoint(dribble) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        sink = OtlpSpans(configured(url), "sampler", told.append)
+        deadline = time.monotonic() + 30
+        while not told and time.monotonic() < deadline:
+            sink.take(spans.GroupSpan(group_id=GROUP, name=spans.BATCH, start_s=1.0, end_s=2.0))
+            time.sleep(0.05)
+        over.set()
+        sink.close()
+    assert told == [f"{url}/v1/traces has been answering for more than 0.3 s"]
+
+
 def test_what_is_secret_in_an_address_is_in_no_log_and_not_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
     with pytest.raises(ConfigError, match="put keys into OTEL_EXPORTER_OTLP_HEADERS") as said:
