@@ -139,6 +139,7 @@ def standings(
 def _standing(
     name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool, known: bool
 ) -> Standing:
+    # What a name has not said of itself is left open, never made up.
     return Standing(
         name,
         record.model.name if record else "",
