@@ -79,6 +79,7 @@ def _modules(folder: Path) -> Iterator[Path]:
 def _editable() -> Iterator[Path]:
     # Packages installed in place (setuptools): their finders hold where they lie.
     for name, module in list(sys.modules.items()):
-        mapping = getattr(module, "MAPPING", None)
-        if name.startswith("__editable__") and isinstance(mapping, dict):
+        # Others are not asked: a module that imports on demand would fetch what is not installed.
+        mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
+        if isinstance(mapping, dict):
             yield from (Path(path) for path in mapping.values())
